@@ -9,8 +9,9 @@ from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
-from rlrun.runner.engines.native.model import native_ops
+from rlrun.runner.engines.native.model import cache, flash_ops, native_ops
 from tests.runner.engines.engine_cases import MakeScheduler
+from tests.runner.engines.varlen_reference import varlen_attention
 from tests.tiny_models import make_tiny_model
 
 
@@ -20,11 +21,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny-qwen3"), max_position_embeddings=8192)
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=["kernels", "torch", "flash"])
 def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test twice: with the C++ kernels and with plain torch."""
+    """Runs a test three times: with the C++ kernels, with plain torch, and as on a GPU.
+
+    For the last, pages are small, so that samples have several, and the kernel is one in plain torch.
+    """
     if request.param == "torch":
         monkeypatch.setattr(native_ops, "load", lambda: False)
+    elif request.param == "flash":
+        monkeypatch.setattr(cache, "PAGE", 8)
+        monkeypatch.setattr(flash_ops, "takes", lambda head_dim, dtype, device: True)
+        monkeypatch.setattr(flash_ops, "varlen_attn", varlen_attention)
     elif not native_ops.load():
         pytest.skip("no C++ compiler here")
     name: str = request.param

@@ -35,7 +35,7 @@ def draw(
         torch.full((count,), temperature),
         torch.arange(count),
         torch.full((count,), 17),
-        limits and Limits(*(limit.expand(count, *limit.shape[1:]).contiguous() for limit in limits)),
+        limits and Limits(*(limit.expand(count, *limit.shape[1:]).contiguous() for limit in limits[:3])),
     )
     result: torch.Tensor = tokens
     return result

@@ -299,7 +299,7 @@ def test_batches_of_a_small_model_are_padded_to_few_sizes(
 def test_masks_are_recorded_of_masked_samples_alone_and_over_a_retraction(
     make_scheduler: MakeScheduler, operations: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_module, "LOGITS_BYTES", 3 * 320 * 4)  # three rows of logits at a time
+    monkeypatch.setattr(sampler_module, "CPU_LOGITS_BYTES", 3 * 320 * 4)  # three rows of logits at a time
     scheduler = make_scheduler()
     limits = {"top_p": 0.9, "top_k": 40, "ignore_eos": True}
     samples = [new_sample(prompt, k, f"{k}", **limits) for k, prompt in enumerate(PROMPTS[:4])]

@@ -134,8 +134,8 @@ class Engine:
                 self._drop_old_weights()
             if "kv_cache" in parts:
                 nothing = model.cache.keys.new_empty(0)
-                model.cache = KVCache(nothing, nothing)
-            if model.cache.keys.device.type == "cuda":
+                model.cache = KVCache(nothing, nothing, model.flash)
+            if model.device.type == "cuda":
                 torch.cuda.empty_cache()  # the memory is for another process
             self.released_parts |= set(parts)
 
@@ -149,7 +149,7 @@ class Engine:
             if "kv_cache" in parts and "kv_cache" in self.released_parts:
                 blocks = self._scheduler.blocks
                 model.cache = make_cache(
-                    model.architecture, blocks, self.loaded.dtype, model.cache.keys.device
+                    model.architecture, blocks, self.loaded.dtype, model.device, paged=model.flash
                 )
             self.released_parts -= set(parts) - {"weights"}
 

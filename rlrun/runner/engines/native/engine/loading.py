@@ -11,7 +11,14 @@ from rlrun.runner.engines.native.engine.rows import Rows
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.engine.stops import Stops
-from rlrun.runner.engines.native.model.cache import BLOCK, BlockPool, blocks_for, make_cache, token_bytes
+from rlrun.runner.engines.native.model import flash_ops
+from rlrun.runner.engines.native.model.cache import (
+    BlockPool,
+    block_size,
+    blocks_for,
+    make_cache,
+    token_bytes,
+)
 from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import allocate, fuse, read_folder
@@ -41,14 +48,16 @@ def load(setup: EngineSetup) -> LoadedEngine:
     length = _max_length(setup, architecture)
     named = allocate(architecture, dtype, device)
     read_folder(setup.model_folder, architecture, into=named)
-    cache_tokens = _cache_tokens(setup, architecture, dtype, device, length)
+    paged = flash_ops.takes(architecture.head_dim, dtype, device)
+    block = block_size(paged=paged)
+    cache_tokens = _cache_tokens(setup, token_bytes(architecture, dtype), block, device, length)
     # One block more than the tokens need: a sample's prompt and its response each begin a block.
-    pool = BlockPool(blocks_for(cache_tokens) + 1)
-    cache = make_cache(architecture, pool.total, dtype, device)
+    pool = BlockPool(blocks_for(cache_tokens, block) + 1, block)
+    cache = make_cache(architecture, pool.total, dtype, device, paged=paged)
     model = Model(
         architecture, fuse(named, architecture), cache, length, wide_head=setup.head_dtype == "float32"
     )
-    rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
+    rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length, block) + 1, block)
     stops = Stops(architecture.vocab, end_token_ids(Path(setup.model_folder)), setup.model_folder)
     return LoadedEngine(architecture, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
 
@@ -71,12 +80,12 @@ def _max_length(setup: EngineSetup, architecture: Architecture) -> int:
 
 
 def _cache_tokens(
-    setup: EngineSetup, architecture: Architecture, dtype: torch.dtype, device: torch.device, length: int
+    setup: EngineSetup, bytes_per_token: int, block: int, device: torch.device, length: int
 ) -> int:
-    bytes_per_token = token_bytes(architecture, dtype)
+    """Returns how many tokens the cache holds: as requested, or as many as fit into a share of the memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    fitting = int(free * MEMORY_SHARE) // bytes_per_token // BLOCK * BLOCK
-    requested = setup.max_cache_tokens or setup.max_running * (length + 2 * BLOCK)
+    fitting = int(free * MEMORY_SHARE) // bytes_per_token // block * block
+    requested = setup.max_cache_tokens or setup.max_running * (length + 2 * block)
     if setup.max_cache_tokens and requested > fitting:
         raise ValueError(
             f"max_cache_tokens {requested} needs {requested * bytes_per_token / 1e9:.1f} GB; at most "

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.engines.native.model.batches import packed_prompts
+from rlrun.runner.engines.native.model.device_copies import to_device
 from rlrun.runner.engines.native.model.forward import Model
 
 CHUNK_BYTES = 64 << 20
@@ -22,10 +23,9 @@ Tokens = NDArray[np.int32]
 def token_log_probs(model: Model, prompts: Sequence[Tokens]) -> list[NDArray[np.float32]]:
     """Returns, for each prompt `[P]`, the log-probs `[P - 1]` of its tokens from the second one on."""
     lengths = [len(prompt) for prompt in prompts]
-    device = model.weights.norm.device
     packed = packed_prompts(prompts, model.padded(sum(lengths)))
-    states = model.states(torch.from_numpy(packed).to(device), lengths)
-    following = torch.from_numpy(np.roll(packed[0], -1)).to(device)
+    states = model.states(packed, lengths)
+    [following] = to_device([np.roll(packed[0], -1)], model.device)
     log_probs = torch.cat(list(_chunked_log_probs(model, states[: sum(lengths)], following))).cpu().numpy()
     return [of_prompt[:-1] for of_prompt in np.split(log_probs, np.cumsum(lengths)[:-1])]
 

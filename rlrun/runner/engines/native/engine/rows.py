@@ -71,8 +71,11 @@ class RowEntry:
 class Rows:
     """Up to `capacity` rows, followed by padding: rows with a token at position 0 of block 0."""
 
-    def __init__(self, capacity: int, padded: int, table_width: int) -> None:
-        """`padded`: number of rows with padding; `table_width`: most blocks of a sample."""
+    def __init__(self, capacity: int, padded: int, table_width: int, block: int = BLOCK) -> None:
+        """`padded`: number of rows with padding; `table_width`: most blocks of a sample; `block`: tokens of a
+        block.
+        """
+        self._block = block
         self.capacity = capacity
         self.count = 0
         self.ints = np.zeros((len(Field), padded), np.int64)
@@ -131,13 +134,13 @@ class Rows:
 
     def starting_blocks(self) -> NDArray[np.int64]:
         """Returns the rows whose newest token is the first of a block."""
-        return np.flatnonzero(self.ints[Field.SLOT, : self.count] % BLOCK == 0)
+        return np.flatnonzero(self.ints[Field.SLOT, : self.count] % self._block == 0)
 
     def add_blocks(self, rows: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Assigns each of `rows` the block that its newest token begins."""
         columns = self.ints[:, rows]
-        self.suffix_tables[columns[Field.SEAT], (columns[Field.GENERATED] - 1) // BLOCK] = blocks
-        self.ints[Field.SLOT, rows] = blocks.astype(np.int64) * BLOCK
+        self.suffix_tables[columns[Field.SEAT], (columns[Field.GENERATED] - 1) // self._block] = blocks
+        self.ints[Field.SLOT, rows] = blocks.astype(np.int64) * self._block
 
     def record(self, first: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
         """Appends one token to every row from `first` on."""
@@ -172,7 +175,7 @@ class Rows:
     def blocks_of(self, row: int) -> NDArray[np.int32]:
         """Returns the blocks of a row's own tokens; the newest token is not in the cache yet."""
         processed = max(int(self.ints[Field.GENERATED, row]) - 1, 0)
-        return self.suffix_tables[self.ints[Field.SEAT, row], : blocks_for(processed)]
+        return self.suffix_tables[self.ints[Field.SEAT, row], : blocks_for(processed, self._block)]
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Removes `rows`; the rows behind them move up."""

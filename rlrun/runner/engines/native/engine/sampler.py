@@ -1,7 +1,7 @@
 """Draws the next token of each row from its hidden state."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 from rlrun.runner.engines.native.engine.rows import Field, RowMasks, Rows
 from rlrun.runner.engines.native.engine.stops import StopTokens
 from rlrun.runner.engines.native.model import native_ops
+from rlrun.runner.engines.native.model.device_copies import to_device
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.sampling import Limits, sample, sample_with_masks
 
-LOGITS_BYTES = 24 << 20
-"""Most bytes of logits that exist at a time. glibc reuses allocations below 32 MB; it maps larger ones anew
-each time, and touching fresh pages costs more than the arithmetic."""
+CPU_LOGITS_BYTES = 24 << 20
+"""Most bytes of logits that exist at a time on a CPU. glibc reuses allocations below 32 MB; it maps larger
+ones again each time, and touching fresh pages costs more than the arithmetic."""
+GPU_LOGITS_BYTES = 512 << 20
+"""Most bytes of logits that exist at a time on a GPU, whose allocator reuses memory of any size: in bfloat16,
+1,766 rows of a vocabulary of 152k. Drawing from them takes several float32 copies besides."""
 
 
 class DrawnTokens(NamedTuple):
@@ -28,6 +32,14 @@ class DrawnTokens(NamedTuple):
     """The tokens that they were drawn from; None if no row records them."""
 
 
+class _DeviceDraw(NamedTuple):
+    """As `DrawnTokens`, still on the device."""
+
+    tokens: torch.Tensor
+    log_probs: torch.Tensor
+    masks: RowMasks | None
+
+
 class Sampler:
     """Draws one token for each of a range of rows, computing one chunk of logits at a time."""
 
@@ -35,12 +47,13 @@ class Sampler:
         self._model = model
         self._rows = rows
         self._stop_tokens = stop_tokens
-        embedding = model.weights.embedding
-        self._chunk = max(1, LOGITS_BYTES // (len(embedding) * model.logit_bytes))
-        self._device = embedding.device
-        self._on_cpu = self._device.type == "cpu"
+        self._device = model.device
+        most_bytes = CPU_LOGITS_BYTES if self._device.type == "cpu" else GPU_LOGITS_BYTES
+        self._chunk = max(1, most_bytes // (len(model.weights.embedding) * model.logit_bytes))
         self._sample = native_ops.sample if model.native else sample
         self._sample_with_masks = native_ops.sample_with_masks if model.native else sample_with_masks
+        self._stop_table = stop_tokens.table
+        self._device_stop_table = torch.from_numpy(self._stop_table).to(self._device)
 
     def next_tokens(self, hidden: torch.Tensor) -> DrawnTokens:
         """Draws the next tokens of rows 0 to B from their hidden states `[B, H]`."""
@@ -48,7 +61,7 @@ class Sampler:
             self._draw(start, self._model.logits(hidden[start : start + self._chunk]))
             for start in range(0, len(hidden), self._chunk)
         ]
-        return _join_chunks(chunks)
+        return _to_host(chunks)
 
     def first_tokens(self, first: int, logits: Sequence[torch.Tensor]) -> DrawnTokens:
         """Draws the first tokens of the rows from `first` on, each from its prompt's logits `[1, V]`."""
@@ -56,43 +69,49 @@ class Sampler:
             self._draw(first + start, torch.cat(tuple(logits[start : start + self._chunk])))
             for start in range(0, len(logits), self._chunk)
         ]
-        return _join_chunks(chunks)
+        return _to_host(chunks)
 
-    def _draw(self, start: int, logits: torch.Tensor) -> DrawnTokens:
+    def _draw(self, start: int, logits: torch.Tensor) -> _DeviceDraw:
         rows = slice(start, start + len(logits))
         ints, floats = self._rows.ints[:, rows], self._rows.floats[:, rows]
-        temperatures, seeds = self._to_device(floats[0]), self._to_device(ints[Field.SEED])
-        limits = self._limits(ints, floats) if ints[Field.CONSTRAINED].any() else None
         # The random number depends on the position of the token before, see `model.sampling`.
-        inputs = logits, temperatures, seeds, self._to_device(ints[Field.POSITION])
+        arrays = [floats[0], ints[Field.SEED], ints[Field.POSITION]]
+        constrained = bool(ints[Field.CONSTRAINED].any())
+        if constrained:
+            below_minimum = ints[Field.GENERATED] < ints[Field.MIN_NEW]
+            arrays += [floats[1], ints[Field.TOP_K], np.where(below_minimum, ints[Field.STOP_SET], 0)]
+        temperatures, seeds, positions, *bounds = to_device(arrays, self._device)
+        limits = None
+        if constrained:
+            top_ps, top_ks, stop_sets = bounds
+            ranked = bool(((floats[1] < 1) | (ints[Field.TOP_K] > 0)).any())
+            limits = Limits(top_ps, top_ks, self._stop_tokens_of(stop_sets), ranked)
+        inputs = logits, temperatures, seeds, positions
         if not ints[Field.MASKED].any():
-            tokens, log_probs = self._sample(*inputs, limits)
-            return DrawnTokens(tokens.cpu().numpy(), log_probs.cpu().numpy(), None)
+            return _DeviceDraw(*self._sample(*inputs, limits), None)
         assert limits is not None, "a masked row is limited by top-k or top-p"
         tokens, log_probs, masks = self._sample_with_masks(*inputs, limits)
-        row_masks = RowMasks(*(values.cpu().numpy() for values in masks))
-        return DrawnTokens(tokens.cpu().numpy(), log_probs.cpu().numpy(), row_masks)
+        return _DeviceDraw(tokens, log_probs, RowMasks(*(values.cpu().numpy() for values in masks)))
 
-    def _limits(self, ints: NDArray[np.int64], floats: NDArray[np.float32]) -> Limits:
-        below_minimum = ints[Field.GENERATED] < ints[Field.MIN_NEW]
-        forbidden = self._stop_tokens.table[np.where(below_minimum, ints[Field.STOP_SET], 0)]
-        return Limits(
-            self._to_device(floats[1]), self._to_device(ints[Field.TOP_K]), self._to_device(forbidden)
-        )
-
-    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._on_cpu else tensor.to(self._device)
+    def _stop_tokens_of(self, stop_sets: torch.Tensor) -> torch.Tensor:
+        """Returns the rows `[B, V]` of the table of stop tokens, which is on the device."""
+        if self._stop_tokens.table is not self._stop_table:  # replaced whenever a set is added or forgotten
+            self._stop_table = self._stop_tokens.table
+            self._device_stop_table = torch.from_numpy(self._stop_table).to(self._device)
+        return self._device_stop_table[stop_sets]
 
 
-def _join_chunks(chunks: list[DrawnTokens]) -> DrawnTokens:
-    if len(chunks) == 1:
-        return chunks[0]
-    tokens, log_probs, _ = zip(*chunks, strict=True)
-    return DrawnTokens(np.concatenate(tokens), np.concatenate(log_probs), _join_masks(chunks))
+def _to_host(chunks: list[_DeviceDraw]) -> DrawnTokens:
+    """Returns the tokens of all chunks, which a GPU sends in one copy."""
+    tokens = torch.cat([chunk.tokens for chunk in chunks]) if len(chunks) > 1 else chunks[0].tokens
+    log_probs = torch.cat([chunk.log_probs for chunk in chunks]) if len(chunks) > 1 else chunks[0].log_probs
+    if tokens.device.type == "cpu":
+        return DrawnTokens(tokens.numpy(), log_probs.numpy(), _join_masks(chunks))
+    both = torch.stack((tokens.int(), log_probs.view(torch.int32))).cpu().numpy()
+    return DrawnTokens(both[0].astype(np.int64), both[1].view(np.float32), _join_masks(chunks))
 
 
-def _join_masks(chunks: list[DrawnTokens]) -> RowMasks | None:
+def _join_masks(chunks: list[_DeviceDraw]) -> RowMasks | None:
     """Joins the masks of chunks; rows of a chunk without masks count as drawn from the whole vocabulary."""
     if all(chunk.masks is None for chunk in chunks):
         return None
@@ -101,5 +120,7 @@ def _join_masks(chunks: list[DrawnTokens]) -> RowMasks | None:
     return RowMasks(*map(np.concatenate, columns))
 
 
-def _empty_masks(drawn: DrawnTokens) -> RowMasks:
-    return RowMasks(drawn.log_probs, np.zeros(len(drawn.tokens), np.int64), np.zeros(0, np.int32))
+def _empty_masks(drawn: _DeviceDraw) -> RowMasks:
+    return RowMasks(
+        drawn.log_probs.cpu().numpy(), np.zeros(len(drawn.tokens), np.int64), np.zeros(0, np.int32)
+    )

@@ -43,7 +43,6 @@ class Scheduler:
         self._rows = rows
         self._stops = stops
         self._queue = Queue(pool, rows)
-        self._device = model.weights.norm.device
         self._sampler = Sampler(model, rows, stops.tokens)
 
     @property
@@ -170,8 +169,9 @@ class Scheduler:
         """Returns the hidden state `[G, H]` of each prompt's last token, with all keys and values cached."""
         prompts = [group.prompt for group in groups]
         lengths = [len(prompt) for prompt in prompts]
-        packed = packed_prompts(prompts, self.model.padded(sum(lengths)), [group.blocks for group in groups])
-        return self.model.prefill(torch.from_numpy(packed).to(self._device), lengths)
+        blocks = [group.blocks for group in groups]
+        packed = packed_prompts(prompts, self.model.padded(sum(lengths)), blocks, self._pool.block)
+        return self.model.prefill(packed, lengths)
 
     # -- decoding
 
@@ -189,7 +189,8 @@ class Scheduler:
                     self._retract(range(self._rows.count - 1, self._rows.count))
         rows = self._rows
         columns = rows.ints[:DECODE_COLUMNS, : self.model.padded(rows.count)]
-        hidden = self.model.decode(DecodeBatch(columns, rows.prefix_tables, rows.suffix_tables))
+        batch = DecodeBatch(columns, rows.prefix_tables, rows.suffix_tables, self._pool.block)
+        hidden = self.model.decode(batch)
         self._append_tokens(0, self._sampler.next_tokens(hidden[: rows.count]))
 
     def _allocate_blocks(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from rlrun.runner.engines.native.engine.requests import Group, SampleInProgress
 from rlrun.runner.engines.native.engine.rows import Rows
-from rlrun.runner.engines.native.model.cache import BlockPool, blocks_for
+from rlrun.runner.engines.native.model.cache import BlockPool
 
 
 class Queue:
@@ -65,7 +65,7 @@ class Queue:
         needs_prefill = group.seat is None
         if needs_prefill and not self._rows.free_prefix_seats:
             return 0
-        need = blocks_for(len(group.prompt)) if needs_prefill else 0
+        need = self._pool.blocks_for(len(group.prompt)) if needs_prefill else 0
         spare = self._pool.free - need - self._rows.count
         if self._rows.count == 0 and self._pool.free > need:
             spare = max(spare, 1)
@@ -73,7 +73,7 @@ class Queue:
 
     def seat(self, group: Group) -> None:
         """Allocates a group's prompt in the cache."""
-        group.blocks = self._pool.take(blocks_for(len(group.prompt)))
+        group.blocks = self._pool.take(self._pool.blocks_for(len(group.prompt)))
         group.seat = self._rows.take_prefix_seat(group.blocks)
 
     def release(self, group: Group) -> None:

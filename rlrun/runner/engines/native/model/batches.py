@@ -25,6 +25,8 @@ class DecodeBatch:
     """`[S, W]` cache blocks of each prompt."""
     suffix_tables: NDArray[np.int32]
     """`[S, W]` cache blocks of each sample's own tokens."""
+    block: int = BLOCK
+    """Tokens of a block."""
 
     def gathered_blocks(self) -> tuple[Int64, NDArray[np.bool_]]:
         """Returns the blocks `[M, W]` of every row, the prompt's and then its own, and a mask of existing
@@ -36,18 +38,22 @@ class DecodeBatch:
             (self.prefix_tables, prefix_seats, prefix_lengths),
             (self.suffix_tables, seats, suffix_lengths),
         ):
-            width = blocks_for(int(lengths.max()))
+            width = blocks_for(int(lengths.max()), self.block)
             blocks.append(tables[rows, :width])
-            masks.append(np.arange(width * BLOCK) < lengths[:, None])
+            masks.append(np.arange(width * self.block) < lengths[:, None])
         return np.concatenate(blocks, 1, dtype=np.int64), np.concatenate(masks, 1)
 
 
 def packed_prompts(
-    prompts: Sequence[NDArray[np.int32]], size: int, blocks: Sequence[NDArray[np.int32]] | None = None
+    prompts: Sequence[NDArray[np.int32]],
+    size: int,
+    blocks: Sequence[NDArray[np.int32]] | None = None,
+    block: int = BLOCK,
 ) -> Int64:
     """Returns `[3, size]`: tokens, positions and cache slots; zeros beyond the last prompt.
 
-    `blocks`: the cache blocks of each prompt. None: all keys and values go to slot 0, which is never read.
+    `blocks`: the cache blocks of each prompt, of `block` tokens each. None: all keys and values go to slot 0,
+    which is never read.
     """
     positions = np.concatenate([np.arange(len(prompt)) for prompt in prompts])
     packed = np.zeros((3, size), np.int64)
@@ -55,8 +61,8 @@ def packed_prompts(
     packed[1, : len(positions)] = positions
     if blocks is not None:
         block_of_token = [
-            np.repeat(own, BLOCK)[: len(prompt)] for own, prompt in zip(blocks, prompts, strict=True)
+            np.repeat(own, block)[: len(prompt)] for own, prompt in zip(blocks, prompts, strict=True)
         ]
-        starts = np.concatenate(block_of_token, dtype=np.int64) * BLOCK
-        packed[2, : len(positions)] = starts + positions % BLOCK
+        starts = np.concatenate(block_of_token, dtype=np.int64) * block
+        packed[2, : len(positions)] = starts + positions % block
     return packed

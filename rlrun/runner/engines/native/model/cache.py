@@ -1,8 +1,8 @@
-"""The paged KV cache: blocks of 16 tokens, allocated by number.
+"""The paged KV cache: blocks of tokens, allocated by number.
 
-The keys of a block are stored transposed (`[head_dim, 16]`), so that a kernel computes the scores of 16
-tokens as one vector; values are not (`[16, head_dim]`). Block 0 is spare: padding rows write to it, and it is
-never read.
+Blocks have 16 tokens, whose keys are stored transposed (`[head_dim, 16]`), so that a kernel computes the
+scores of 16 tokens as one vector; values are not (`[16, head_dim]`). For flash attention on GPUs, blocks are
+pages of 256 tokens. Block 0 is spare: padding rows write to it, and it is never read.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 from rlrun.models.architecture import Architecture
 
 BLOCK = 16
-"""Number of tokens in a block."""
+"""Number of tokens in a block; the C++ kernels count on it."""
+PAGE = 256
+"""Number of tokens in a page: torch's FlashAttention 2 takes multiples of 256 only."""
 
 
 class OutOfBlocks(Exception):
     """Too few blocks are free; the scheduler frees some and tries again."""
 
 
-def blocks_for(tokens: int) -> int:
-    """Returns how many blocks hold `tokens` tokens."""
-    return -(-tokens // BLOCK)
+def blocks_for(tokens: int, block: int = BLOCK) -> int:
+    """Returns how many blocks of `block` tokens hold `tokens` tokens."""
+    return -(-tokens // block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +34,31 @@ class KVCache:
     """Keys and values of every layer, in N blocks."""
 
     keys: torch.Tensor
-    """`[layers, N, kv heads, head_dim, 16]`"""
+    """`[layers, N, kv heads, head_dim, 16]`, or pages `[layers, N, 256, kv heads, head_dim]`"""
     values: torch.Tensor
-    """`[layers, N, kv heads, 16, head_dim]`"""
+    """`[layers, N, kv heads, 16, head_dim]`, or pages `[layers, N, 256, kv heads, head_dim]`"""
+    paged: bool
+    """Whether blocks are pages, for flash attention."""
 
 
-def make_cache(model: Architecture, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+def block_size(*, paged: bool) -> int:
+    """Returns the number of tokens in a block."""
+    return PAGE if paged else BLOCK
+
+
+def make_cache(
+    model: Architecture, blocks: int, dtype: torch.dtype, device: torch.device, *, paged: bool
+) -> KVCache:
     """Returns a zeroed cache of `blocks` blocks and the spare one; on a CPU its memory is used once
     written.
     """
-    shape = (model.layers, blocks + 1, model.kv_heads)
-    keys = _zeros((*shape, model.head_dim, BLOCK), dtype, device)
-    return KVCache(keys, _zeros((*shape, BLOCK, model.head_dim), dtype, device))
+    shape = (model.layers, blocks + 1)
+    if paged:
+        keys = values = (*shape, PAGE, model.kv_heads, model.head_dim)
+    else:
+        keys = (*shape, model.kv_heads, model.head_dim, BLOCK)
+        values = (*shape, model.kv_heads, BLOCK, model.head_dim)
+    return KVCache(_zeros(keys, dtype, device), _zeros(values, dtype, device), paged)
 
 
 def token_bytes(model: Architecture, dtype: torch.dtype) -> int:
@@ -56,10 +71,16 @@ class BlockPool:
     caches.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, block: int = BLOCK) -> None:
+        """`block`: tokens of a block."""
+        self.block = block
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
         self._count = blocks
         self.total = blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Returns how many blocks hold `tokens` tokens."""
+        return blocks_for(tokens, self.block)
 
     @property
     def free(self) -> int:

@@ -3,34 +3,40 @@
 packed prompts ─▶ prefill ─┐
 prompts to score ─▶ states ├─▶ normed hidden states ─▶ logits
 one token per row ─▶ decode┘
+
+There are three ways to compute them: C++ kernels on a CPU (`native_ops`), flash attention on a GPU
+(`flash_ops`), and plain torch for everything else (`torch_ops`), such as float32 on a GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from math import prod
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.rope_tables import rope_tables
-from rlrun.runner.engines.native.model import native_ops, torch_ops
-from rlrun.runner.engines.native.model.batches import DecodeBatch
+from rlrun.runner.engines.native.model import flash_ops, native_ops, torch_ops
+from rlrun.runner.engines.native.model.batches import DecodeBatch, Int64
 from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.config import weight_shapes
+from rlrun.runner.engines.native.model.device_copies import to_device
 from rlrun.runner.engines.native.model.fused_weights import (
     LayerWeights,
     ModelWeights,
     pack_for_onednn,
     without_elements,
 )
+from rlrun.runner.engines.native.model.page_lookups import own_lookup, prompt_lookup
 
 PADDING_WEIGHTS = 100_000_000
 """Padding rows times weights whose product costs about as much as oneDNN's code for a new batch size."""
 
 
 class Operations(Protocol):
-    """The operations that `torch_ops` and `native_ops` both have."""
+    """The operations that `torch_ops`, `flash_ops` and `native_ops` all have."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
@@ -67,9 +73,12 @@ class Model:
         self.cache = cache
         self.native = _kernels_fit(architecture, cache) and native_ops.load()
         """The C++ kernels compute everything except matrix products and the attention of prompts."""
-        self._ops: Operations = native_ops if self.native else torch_ops
+        self.flash = cache.paged
+        """Attention is flash attention over pages."""
+        self._ops: Operations = native_ops if self.native else flash_ops if self.flash else torch_ops
         tables = rope_tables(architecture.rope, architecture.head_dim, length)
-        self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
+        self.device = cache.keys.device
+        self._cos, self._sin = (table.to(self.device) for table in tables)
         self._layer_tensors: list[torch.Tensor | None] = []
         self._num_weights = sum(prod(shape) for shape in weight_shapes(architecture).values())
         self.replace_weights(weights)
@@ -80,7 +89,7 @@ class Model:
         On a CPU oneDNN generates code for every new batch size, in about 10 ms. A small model is faster with
         few sizes, each at most a quarter larger than the one before; a large model is faster without padding.
         """
-        if rows <= 4 or self.cache.keys.device.type != "cpu":
+        if rows <= 4 or self.flash or self.device.type != "cpu":
             return rows
         coarse = 1 << ((rows - 1).bit_length() - 3)
         step = min(coarse, 1 << max(0, PADDING_WEIGHTS // self._num_weights).bit_length())
@@ -108,52 +117,80 @@ class Model:
             ]
             self._prepared = True
 
-    def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def prefill(self, packed: Int64, lengths: Sequence[int]) -> torch.Tensor:
         """Runs packed prompts of the given lengths (`batches.packed_prompts`); returns their last states `[P,
         H]`.
         """
-        x = self._run_layers(packed, lengths)
-        last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
-        return self._ops.rms_norm(x[last], self.weights.norm, self.architecture.norm_eps)
+        x, ends = self._run_prompts(packed, lengths)
+        return self._ops.rms_norm(x[ends[1:].long() - 1], self.weights.norm, self.architecture.norm_eps)
 
-    def states(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def states(self, packed: Int64, lengths: Sequence[int]) -> torch.Tensor:
         """Runs packed prompts and returns the states `[T, H]` of all tokens; slots of 0 cache nothing."""
-        x = self._run_layers(packed, lengths)
+        x, _ = self._run_prompts(packed, lengths)
         return self._ops.rms_norm(x, self.weights.norm, self.architecture.norm_eps)
 
-    def _run_layers(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Returns the hidden states `[T, H]` after the last layer, before the norm."""
+    def _run_prompts(self, packed: Int64, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the hidden states `[T, H]` after the last layer, before the norm, and the prompts' ends."""
         self._prepare()
-        tokens, positions, slots = packed
-        x = self.weights.embedding[tokens]
-        for index, layer in enumerate(self.weights.layers):
-            qkv = self._project(x, layer, index, positions, slots)
-            attended = torch_ops.prefill_attention(
-                qkv, self.architecture.heads, self.architecture.kv_heads, list(lengths)
-            )
-            x = self._finish_layer(x, attended, layer)
-        return x
+        heads, kv_heads = self.architecture.heads, self.architecture.kv_heads
+        all_ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        inputs, ends = to_device([packed, all_ends], self.device)
+
+        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
+            if self.flash:
+                return flash_ops.prefill_attention(qkv, heads, kv_heads, ends, max(lengths))
+            return torch_ops.prefill_attention(qkv, heads, kv_heads, list(lengths))
+
+        return self._run_layers(inputs, attend), ends
 
     def decode(self, batch: DecodeBatch) -> torch.Tensor:
         """Runs one token of every row; returns their states `[M, H]`."""
         self._prepare()
         if self.native:
             return self._decode_native(batch)
-        device = self.weights.norm.device
-        tables, mask = (torch.from_numpy(array).to(device) for array in batch.gathered_blocks())
-        tokens, positions, slots = torch.from_numpy(batch.columns[:3]).to(device)
+        x = self._decode_paged(batch) if self.flash else self._decode_dense(batch)
+        return self._ops.rms_norm(x, self.weights.norm, self.architecture.norm_eps)
+
+    def _decode_paged(self, batch: DecodeBatch) -> torch.Tensor:
+        heads = self.architecture.heads
+        lookups = [look(batch, heads // self.architecture.kv_heads) for look in (prompt_lookup, own_lookup)]
+        arrays = [array for lookup in lookups for array in lookup.arrays]
+        inputs, *moved = to_device([batch.columns[:3], *arrays], self.device)
+        half = len(moved) // 2
+        prompts, own = (
+            flash_ops.DeviceLookup.of(lookup, tensors)
+            for lookup, tensors in zip(lookups, (moved[:half], moved[half:]), strict=True)
+        )
+
+        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
+            keys, values = self.cache.keys[index], self.cache.values[index]
+            return flash_ops.decode_attention(qkv[:, :heads], keys, values, prompts, own)
+
+        return self._run_layers(inputs, attend)
+
+    def _decode_dense(self, batch: DecodeBatch) -> torch.Tensor:
+        inputs, tables, mask = to_device([batch.columns[:3], *batch.gathered_blocks()], self.device)
+
+        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
+            keys, values = self.cache.keys[index], self.cache.values[index]
+            return torch_ops.decode_attention(qkv[:, : self.architecture.heads], keys, values, tables, mask)
+
+        return self._run_layers(inputs, attend)
+
+    def _run_layers(
+        self, inputs: torch.Tensor, attend: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Returns the hidden states `[T, H]` after the last layer, before the norm.
+
+        `inputs` `[3, T]`: tokens, positions, cache slots. `attend`: gets the number of a layer and its
+        rotated queries, keys and values, which are in the cache, too.
+        """
+        tokens, positions, slots = inputs
         x = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
             qkv = self._project(x, layer, index, positions, slots)
-            attended = torch_ops.decode_attention(
-                qkv[:, : self.architecture.heads],
-                self.cache.keys[index],
-                self.cache.values[index],
-                tables,
-                mask,
-            )
-            x = self._finish_layer(x, attended, layer)
-        return self._ops.rms_norm(x, self.weights.norm, self.architecture.norm_eps)
+            x = self._finish_layer(x, attend(index, qkv), layer)
+        return x
 
     def _decode_native(self, batch: DecodeBatch) -> torch.Tensor:
         states: torch.Tensor = native_ops.KERNELS.decode(
@@ -217,4 +254,4 @@ class Model:
 
 def _kernels_fit(architecture: Architecture, cache: KVCache) -> bool:
     """Returns whether the C++ kernels can run: on a CPU, and heads are read 16 elements at a time."""
-    return cache.keys.device.type == "cpu" and architecture.head_dim % 16 == 0
+    return cache.keys.device.type == "cpu" and not cache.paged and architecture.head_dim % 16 == 0

@@ -49,7 +49,7 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `sampling`."""
     drawn: tuple[torch.Tensor, torch.Tensor] = KERNELS.sample(
-        logits, temperatures, seeds, positions, *(limits or (None, None, None))
+        logits, temperatures, seeds, positions, *(limits or (None, None, None))[:3]
     )
     return drawn
 
@@ -62,5 +62,5 @@ def sample_with_masks(
     limits: Limits,
 ) -> tuple[torch.Tensor, torch.Tensor, Masks]:
     """See `sampling`."""
-    tokens, log_probs, *masks = KERNELS.sample_with_masks(logits, temperatures, seeds, positions, *limits)
+    tokens, log_probs, *masks = KERNELS.sample_with_masks(logits, temperatures, seeds, positions, *limits[:3])
     return tokens, log_probs, Masks(*masks)

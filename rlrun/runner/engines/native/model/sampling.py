@@ -29,6 +29,8 @@ class Limits(NamedTuple):
     """`[B]` int64; below 1: no limit."""
     forbidden: torch.Tensor
     """`[B, V]` bool: excluded beforehand (stop tokens below the minimum length)."""
+    ranked: bool = True
+    """Whether top-k or top-p limits any row; to look at the tensors would wait for the GPU."""
 
 
 class Masks(NamedTuple):
@@ -99,19 +101,17 @@ def _draw(
     log_total = _group_sums(weights).sum(-1).log()
     if limits is not None:
         weights = weights * allowed_tokens(scaled, limits)
-    drawn = _invert_distribution(weights, uniform(seeds, positions))
-    if bool(greedy.any()):
-        drawn = torch.where(greedy, weights.argmax(-1), drawn)
+    drawn = torch.where(greedy, weights.argmax(-1), _invert_distribution(weights, uniform(seeds, positions)))
     chosen = scaled.gather(1, drawn[:, None])[:, 0] - peak[:, 0]
     return drawn, (chosen.double() - log_total).float(), weights, chosen
 
 
 def allowed_tokens(scaled: torch.Tensor, limits: Limits) -> torch.Tensor:
     """Returns which tokens `[B, V]` may be drawn, from logits divided by the temperature."""
-    top_ps, top_ks, forbidden = limits
-    scaled = scaled.masked_fill(forbidden, float("-inf"))
-    if not bool(((top_ps < 1) | (top_ks > 0)).any()):
+    top_ps, top_ks, forbidden, ranked = limits
+    if not ranked:
         return ~forbidden
+    scaled = scaled.masked_fill(forbidden, float("-inf"))
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     mass = ordered.softmax(-1)
     before = mass.cumsum(-1) - mass

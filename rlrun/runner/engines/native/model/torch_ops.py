@@ -9,6 +9,9 @@ from torch.nn import functional
 
 from rlrun.runner.engines.native.model.cache import BLOCK
 
+Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tables of cosines and sines `[length, D / 2]`, and positions `[T]`."""
+
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Returns x · weightᵀ + bias; the weight may be packed (`fused_weights.pack_for_onednn`)."""
@@ -43,17 +46,31 @@ def rope_store(
     qkv: torch.Tensor,
     norms: tuple[torch.Tensor | None, torch.Tensor | None],
     eps: float,
-    rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    rotation: Rotation,
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """Normalises and rotates queries and keys in place, and writes keys and values to the cache.
 
-    `qkv` `[T, heads + 2 kv heads, D]`; `norms`: weights for queries and keys, or None; `rotation`: tables of
-    cosines and sines `[length, D / 2]` and positions `[T]`; `cache`: keys `[N, kv heads, D, 16]`, values
-    `[N, kv heads, 16, D]` and slots `[T]`, slot s being token s % 16 of block s // 16.
+    `qkv` `[T, heads + 2 kv heads, D]`; `norms`: weights for queries and keys, or None; `cache`: keys
+    `[N, kv heads, D, 16]`, values `[N, kv heads, 16, D]` and slots `[T]`, slot s being token s % 16 of block
+    s // 16.
     """
     keys, values, slots = cache
     kv_heads = keys.shape[1]
+    rotate(qkv, kv_heads, norms, eps, rotation)
+    blocks, offsets = slots // BLOCK, slots % BLOCK
+    keys[blocks, :, :, offsets] = qkv[:, -2 * kv_heads : -kv_heads]
+    values[blocks, :, offsets] = qkv[:, -kv_heads:]
+
+
+def rotate(
+    qkv: torch.Tensor,
+    kv_heads: int,
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+    rotation: Rotation,
+) -> None:
+    """Normalises and rotates queries and keys in place, as in `rope_store`."""
     heads = qkv.shape[1] - 2 * kv_heads
     cosines, sines, positions = rotation
     cos, sin = cosines[positions, None], sines[positions, None]
@@ -63,9 +80,6 @@ def rope_store(
             wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
         first, second = wide.chunk(2, -1)
         part.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
-    blocks, offsets = slots // BLOCK, slots % BLOCK
-    keys[blocks, :, :, offsets] = qkv[:, heads:-kv_heads]
-    values[blocks, :, offsets] = qkv[:, -kv_heads:]
 
 
 def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: list[int]) -> torch.Tensor:

@@ -85,7 +85,18 @@ class AttachedWeights:
 
     def __init__(self, segment: "_Segment", slots: Sequence[TensorSlot]) -> None:
         self._segment = segment
+        self.slots = slots
         self.tensors = segment.views(slots)
+
+    @property
+    def segment(self) -> str:
+        """Name of the segment; the job writes two segments in turns."""
+        return self._segment.name
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The whole mapped segment as bytes. It stays mapped as long as this tensor exists."""
+        return self._segment.memory
 
     def close(self) -> None:
         """Releases the segment to the writer. Call it when nothing computes with `tensors` any more."""
@@ -107,6 +118,16 @@ def attach(manifest: WeightManifest) -> AttachedWeights:
     return AttachedWeights(segment, manifest.tensors)
 
 
+def tensors_in(memory: torch.Tensor, slots: Sequence[TensorSlot]) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a segment as views of its bytes."""
+    return {
+        slot.name: memory[slot.offset : slot.offset + num_bytes(slot)]
+        .view(_DTYPES[slot.dtype])
+        .view(slot.shape)
+        for slot in slots
+    }
+
+
 class _Segment:
     """A mapped file with a header; its lock is held as long as its descriptor is open."""
 
@@ -116,7 +137,7 @@ class _Segment:
         self._size = size
         # A reader maps it writable too, since torch.frombuffer warns about read-only memory.
         self._map = mmap.mmap(descriptor, size)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._writable = writable
 
     @classmethod
@@ -156,12 +177,7 @@ class _Segment:
             raise
 
     def views(self, slots: Sequence[TensorSlot]) -> dict[str, torch.Tensor]:
-        return {
-            slot.name: self._bytes[slot.offset : slot.offset + num_bytes(slot)]
-            .view(_DTYPES[slot.dtype])
-            .view(slot.shape)
-            for slot in slots
-        }
+        return tensors_in(self.memory, slots)
 
     def exclusive(self, wait: float) -> "ExclusiveLock":
         return ExclusiveLock(self._descriptor, self.name, wait)

@@ -12,6 +12,7 @@ import torch
 
 from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.native.engine.loading import LoadedEngine
+from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.scheduler import PREFILL_TOKENS
 from rlrun.runner.engines.native.engine.thread import EngineThread
@@ -40,7 +41,8 @@ class Engine:
         self._scheduler = loaded.scheduler
         self._attached_segment: AttachedWeights | None = None
         self._copied_weights: dict[str, torch.Tensor] | None = None
-        self._thread = EngineThread(loaded.scheduler, self._drop_old_weights, threads)
+        self._pinned_segments = PinnedSegments()
+        self._thread = EngineThread(loaded.scheduler, self._release_memory, threads)
 
     @property
     def version(self) -> int:
@@ -193,8 +195,12 @@ class Engine:
         """
         architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
         owned = self._copied_weights or allocate(architecture, current.dtype, current.device)
+        on_gpu = current.device.type == "cuda"
+        sources = self._pinned_segments.tensors(attached) if on_gpu else attached.tensors
         for name, tensor in owned.items():
-            tensor.copy_(attached.tensors[name])
+            tensor.copy_(sources[name], non_blocking=True)
+        if on_gpu:
+            torch.cuda.synchronize(current.device)  # the trainer may write into the segment once it is closed
         attached.close()
         self._swap(fuse(owned, architecture), version, None)
         self._copied_weights = owned
@@ -204,6 +210,11 @@ class Engine:
         self.released_parts.discard("weights")
         self._drop_old_weights()
         self._attached_segment = attached
+
+    def _release_memory(self) -> None:
+        """Lets go of everything that is mapped, when the thread ends."""
+        self._drop_old_weights()
+        self._pinned_segments.close()
 
     def _drop_old_weights(self) -> None:
         """Lets go of the memory of weights that are no longer used."""

@@ -16,7 +16,7 @@ from rlrun.runner.weights.tcp_store import store_server
 from rlrun.specs.sections.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
-"""How long ranks wait for each other, when they start and in a collective."""
+"""How long ranks wait for each other to join; `exchange_timeouts` has the later time-outs."""
 
 
 def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:

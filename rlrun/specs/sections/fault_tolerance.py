@@ -13,6 +13,10 @@ class FaultToleranceSpec(Section):
     sent again. 0: an engine that dies ends the job."""
     engine_timeout: float = Field(default=60.0, gt=0)
     """Seconds without a successful health check after which an engine counts as hung and is killed."""
+    collective_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that trainer ranks wait for one another in a pass or an optimizer step. When one of them hangs,
+    the others end after this time, and all are restarted. They wait at least 30 minutes while they load,
+    compile, save and hand over weights, and longer for large models."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Number of times that all trainer ranks are restarted after one of them died or hung. The job continues
     from its last checkpoint. 0: a rank that dies ends the job."""

@@ -6,6 +6,7 @@ state ─▶ copy in host memory ─▶ (training continues) ─▶ written by a
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,7 +21,9 @@ from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 class BackgroundSave:
     """Writes one checkpoint at a time in a thread. The training thread of every rank calls it alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 1800.0) -> None:
+        """`seconds`: how long a rank that has written its part waits for the others."""
+        self._timeout = timedelta(seconds=seconds)
         self._staged: list[tuple[Path, dict[str, torch.Tensor]]] = []
         self._writing: Future[Digests] | None = None
         self._group: dist.ProcessGroup | None = None
@@ -37,7 +40,7 @@ class BackgroundSave:
         with those of training.
         """
         if dist.is_initialized() and self._group is None:
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
         written: Future[Digests] = Future()
         self._writing = written
         staged, self._staged = self._staged, []

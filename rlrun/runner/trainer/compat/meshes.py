@@ -1,6 +1,7 @@
 """Meshes of ranks: torchtitan's meshes, torch's caches of them, and a rank's part of a distributed tensor."""
 
 import torch
+import torch.distributed as dist
 
 import rlrun.runner.trainer.compat.device  # noqa: F401  (before torchtitan)
 
@@ -17,6 +18,7 @@ __all__ = [
     "FakeStore",
     "ParallelDims",
     "ShardingPropagator",
+    "all_process_groups",
     "forget_meshes",
     "get_spmd_context",
     "leave_meshes",
@@ -35,6 +37,14 @@ def forget_meshes() -> None:
     """
     _clear_sharding_prop_cache()
     _clear_fast_path_sharding_prop_cache()
+
+
+def all_process_groups() -> list[dist.ProcessGroup]:
+    """Returns every process group that this rank belongs to; none without other ranks."""
+    if not dist.is_initialized():
+        return []
+    member = dist.GroupMember.NON_GROUP_MEMBER
+    return [group for group in dist.distributed_c10d._world.pg_map if group is not member]
 
 
 def leave_meshes() -> None:

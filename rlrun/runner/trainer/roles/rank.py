@@ -7,6 +7,7 @@ Calls are collective: every rank gets each call, in the same order, with the seq
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +25,7 @@ from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
 from rlrun.runner.trainer.cpu_ops.library import load as load_operators
+from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.passes.forward import Sequences
@@ -33,6 +35,9 @@ from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import Teacher
 from rlrun.specs.sections.job import Spec
+
+STATE_BYTES = 16
+"""Bytes of a parameter in a checkpoint, at most: weights, two moments and a critic, in float32."""
 
 
 class TrainerRank:
@@ -59,7 +64,10 @@ class TrainerRank:
         self.critic = self._make_critic() if self._algorithm.needs.critic else None
         self._writer = make_writer(setup, spec, self._architecture, self.policy.parameters, device)
         self._parking = Parking(device)
-        self._saving = BackgroundSave()
+        size = sum(prod(shape) for shape in self.policy.parameters.shapes.values())
+        seconds = spec.fault_tolerance.collective_timeout
+        self._timeouts = ExchangeTimeouts(seconds, size * STATE_BYTES)
+        self._saving = BackgroundSave(self._timeouts.seconds("transfers"))
 
     @property
     def _holds_reference(self) -> bool:
@@ -86,6 +94,7 @@ class TrainerRank:
         `micro_batches` is that of a TrainStep, or of several (all_micro_batches), packed for the model's
         layout. Of the ranks that share the data only the data-rank leader returns arrays.
         """
+        self._timeouts.enter_pass(f"{output} of the {role}")
         model = self._model(role)
         if output == "values":
             assert isinstance(model, Critic), f"{role} has no value head"
@@ -95,6 +104,7 @@ class TrainerRank:
 
     def train(self, role: Role, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
         """Takes one optimizer step for each of `steps`; returns their metrics, the same on every rank."""
+        self._timeouts.enter_pass(f"training of the {role}")
         model = self._model(role)
         assert isinstance(model, Learner | Critic), f"the {role} is frozen"
         return model.train(sequences, steps)
@@ -132,10 +142,12 @@ class TrainerRank:
 
     def write_weights(self, version: int) -> WeightUpdate | None:
         """Writes the policy's weights for the engines, or announces them; rank 0 returns where they are."""
+        self._timeouts.enter("transfers")
         return self._writer.write(version)
 
     def begin_weights(self, readers: Readers) -> StreamMember:
         """Begins to hand over the announced weights; returns this rank's part in that."""
+        self._timeouts.enter("transfers")
         return self._writer.begin(readers)
 
     def next_bucket(self) -> WeightBucket | None:
@@ -171,6 +183,7 @@ class TrainerRank:
         """Calls `take` with each model's folder and state, one after the other: a state is valid only during
         its call.
         """
+        self._timeouts.enter("transfers")
         take(folder, self.policy.state())
         if self.critic is not None:
             take(folder / "critic", self.critic.state())
@@ -180,6 +193,7 @@ class TrainerRank:
 
     def load(self, folder: str | Path) -> None:
         """Loads what `save` wrote, also from another layout. Raises ValueError if it is of another model."""
+        self._timeouts.enter("transfers")
         folder = Path(folder)
         self.policy.load(folder)
         if self.critic is not None:
@@ -189,6 +203,7 @@ class TrainerRank:
 
     def export_hf(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder: current weights in the source's precision, config and tokenizer."""
+        self._timeouts.enter("transfers")
         export_folder(Path(folder), self._setup, self._architecture, self.policy.parameters)
 
     def close(self) -> None:

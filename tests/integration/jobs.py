@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,8 @@ class Jobs:
     cluster: str | None = None
     """Address of the Ray cluster that jobs join. None: each starts its own."""
     environment: dict[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
+    """The beginning of the command: a program that runs the rest of it."""
     _started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -184,7 +186,7 @@ class Jobs:
         log = self.folder / f"{name}.out"
         with log.open("a") as out:
             process = subprocess.Popen(
-                [*command, *overrides, *arguments],
+                [*self.prefix, *command, *overrides, *arguments],
                 cwd=self.folder,
                 env=os.environ | self.environment,
                 stdout=out,

@@ -92,7 +92,7 @@ async def test_processes_that_share_a_gpu_in_the_plan_share_it_in_ray(
         assert [len(ids) for ids in found.values()] == [1] * spec.cluster.gpus_per_node
         assert len(set.union(*found.values())) == spec.cluster.gpus_per_node
         assert set.union(*found.values()) <= {"4", "5", "6", "7"}  # the node's own names of them
-        [again] = cluster.replace([server])
+        [again] = await cluster.replace([server])
         assert await devices(again) == server.gpus
 
 

@@ -39,8 +39,13 @@ _LOOK_SECONDS = 1.0
 class Cluster:
     """A Ray cluster that the job started or joined, and the job's processes on it."""
 
-    def __init__(self, spec: ClusterSpec, placement: Placement, scratch: Scratch) -> None:
+    def __init__(
+        self, spec: ClusterSpec, placement: Placement, scratch: Scratch, node_timeout: float = 0.0
+    ) -> None:
+        """`node_timeout`: how many seconds to wait for a node in place of a lost one."""
         self._spec = spec
+        self._node_timeout = node_timeout
+        self._waiting: asyncio.Future[None] | None = None
         self._scratch = scratch
         self.placement = placement
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -93,21 +98,33 @@ class Cluster:
             raise JobError(self._lost)
         reserved = self._reserved
         launched = [
-            Process(request, self._actor(request), reserved.host(request.slot), reserved.reach(request.slot))
+            Process(request, self._actor(request), reserved.node(request.slot), reserved.reach(request.slot))
             for request in requests
         ]
         self._processes += launched
         return launched
 
-    def replace(self, processes: Sequence[Process]) -> list[Process]:
-        """Kills processes and begins to start new ones in their slots."""
+    async def replace(self, processes: Sequence[Process]) -> list[Process]:
+        """Kills processes and begins to start new ones in their slots, when every slot has a node.
+
+        Raises NodeLost if a node was lost and no other one takes its place in time.
+        """
         for process in processes:
             process.kill()
             self._processes.remove(process)
             self._replaced.append(process)
         if self.is_local:
             kill(process.pid for process in processes if process.pid is not None)
+        else:
+            await self._wait_for_nodes()
         return self.launch([process.request for process in processes])
+
+    async def _wait_for_nodes(self) -> None:
+        """Waits for all processes together, in a thread: Ray's calls block where Ray itself is lost."""
+        if self._waiting is None or self._waiting.done():
+            waiting = in_background(self._reserved.wait_for_nodes, self._node_timeout)
+            self._waiting = asyncio.ensure_future(waiting)
+        await asyncio.shield(self._waiting)
 
     async def diagnose(self, processes: Sequence[Process] | None = None) -> ProcessFailure | None:
         """Returns the failure of a process that is gone or unhealthy, which explains other failures.

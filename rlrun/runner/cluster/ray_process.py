@@ -9,8 +9,9 @@ from typing import Any
 from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
 from rlrun.runner.cluster.placement import BundleSlot
 from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.ray_nodes import Node
 from rlrun.runner.cluster.trainer_actor import TrainerActor
-from rlrun.runner.host.background import with_deadline
+from rlrun.runner.host.background import in_background, with_deadline
 from rlrun.runner.host.failures import Failure, ProcessFailure
 from rlrun.runner.host.repeated_crashes import fatal_signal
 
@@ -37,10 +38,9 @@ class Request:
 class Process:
     """One process of the job."""
 
-    def __init__(self, request: Request, actor: Any, host: str, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, request: Request, actor: Any, node: Node, gpus: Sequence[str] = ()) -> None:
         self.request = request
-        self.host = host
-        """The address of its node."""
+        self._node = node
         self.gpus = tuple(gpus)
         """Ids of all GPUs that it may use, where its slot reaches over several; Ray tells it of one."""
         self.pid: int | None = None
@@ -53,6 +53,11 @@ class Process:
     def name(self) -> str:
         """Its name in messages."""
         return self.request.name
+
+    @property
+    def host(self) -> str:
+        """The address of its node."""
+        return self._node.address
 
     @property
     def log(self) -> Path:
@@ -75,7 +80,7 @@ class Process:
             raise ProcessFailure(self.name, "hung", what, self.log) from None
         except ray.exceptions.RayActorError as death:
             crash = fatal_signal(self.log, self._log_start)
-            what = f"its process crashed: {crash}" if crash else _why(death)
+            what = f"its process crashed: {crash}" if crash else await self._why(death)
             raise ProcessFailure(self.name, "died", what, self.log) from None
         except ray.exceptions.RayError as error:
             raise ProcessFailure(self.name, "raised", str(error).splitlines()[0], self.log) from error
@@ -105,11 +110,12 @@ class Process:
         """Ends the process at once."""
         ray.kill(self._actor, no_restart=True)
 
-
-def _why(death: BaseException) -> str:
-    """Returns Ray's explanation of a death, in one sentence."""
-    _, _, detail = str(death).replace("\n", " ").partition("Worker exit detail: ")
-    sentence = detail.partition(". ")[0]
-    if not sentence or "connection error" in sentence:
-        return "its process ended without a word: killed, out of memory, or crashed"
-    return sentence
+    async def _why(self, death: BaseException) -> str:
+        """Returns why the process died, in one sentence: its node is lost, or Ray's explanation."""
+        if not await in_background(self._node.is_reachable):
+            return f"its node {self.host} is lost"
+        _, _, detail = str(death).replace("\n", " ").partition("Worker exit detail: ")
+        sentence = detail.partition(". ")[0]
+        if not sentence or "connection error" in sentence:
+            return "its process ended without a word: killed, out of memory, or crashed"
+        return sentence

@@ -5,17 +5,24 @@ the bundles of planned nodes, and neighbouring ranks would be on different hosts
 """
 
 import asyncio
+import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from rlrun.runner.cluster.actor import visible_gpus
 from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_nodes
 from rlrun.runner.cluster.ray_environment import OWN_GPUS_ONLY, ray
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.cluster.ray_nodes import Node, alive_nodes, node_ids
+from rlrun.runner.contracts.errors import JobError, NodeLost
+
+logger = logging.getLogger(__name__)
 
 _SECONDS = 60.0
 """Deadline for the cluster to reserve the bundles, and for the nodes to report their GPUs."""
+_POLL_SECONDS = 1.0
 _A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01, "runtime_env": {"env_vars": OWN_GPUS_ONLY}}
 """The options of a short remote call in a bundle that no process uses yet."""
 
@@ -28,6 +35,8 @@ class Reservation:
         self._placement = placement
         self._where = where
         self._groups: list[Any] = []
+        self._nodes: list[list[Node]] = []
+        """The node of each bundle of each group."""
         self._reserved: dict[int, tuple[int, int]] = {}
         """For each planned bundle, its group and its number in the group."""
         self._gpus: dict[int, str] = {}
@@ -59,8 +68,9 @@ class Reservation:
 
         Blocks until the hosts answer. Raises JobError if they do not.
         """
-        hosts = [self._nodes_of(group)[0] for group in self._groups]
-        matches = match_nodes(self._bundles_by_node(), hosts)
+        if not self._note_nodes():
+            raise JobError("a node of the cluster was lost while it was being reserved; launch again")
+        matches = match_nodes(self._bundles_by_node(), [nodes[0].address for nodes in self._nodes])
         self._reserved = {
             bundle: (group, number)
             for group, bundles in zip(matches, self._placement.by_node, strict=True)
@@ -77,11 +87,29 @@ class Reservation:
         """Returns the ids of the GPUs of a slot with several GPUs; an empty list for other slots."""
         return [self._gpus[bundle] for bundle in (slot.bundle, *slot.beside)] if slot.beside else []
 
-    def host(self, slot: BundleSlot) -> str:
-        """Returns the address of a slot's node."""
+    def node(self, slot: BundleSlot) -> Node:
+        """Returns a slot's node, as of the last `look` or `wait_for_nodes`."""
         group, number = self._reserved[slot.bundle]
-        node = self._nodes_of(self._groups[group])[number]
-        return str(next(entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node))
+        return self._nodes[group][number]
+
+    def wait_for_nodes(self, seconds: float) -> None:
+        """Returns when every bundle has a node that answers. Ray moves those of a lost node to another one.
+
+        Raises NodeLost if that takes longer than `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        lost = sorted({node.address for node in chain(*self._nodes) if not node.is_reachable()})
+        names = ", ".join(lost)
+        if lost:
+            logger.warning("node %s is lost; waiting up to %g s for another one in its place", names, seconds)
+        while not self._note_nodes():
+            if time.monotonic() > deadline:
+                raise NodeLost(
+                    f"node {names} of the cluster is lost, and no other one had the resources free within "
+                    f"{seconds:g} s (fault_tolerance.node_timeout): add a node to the cluster, then launch "
+                    "again with --resume"
+                )
+            time.sleep(_POLL_SECONDS)
 
     def in_bundle(self, actor_or_task: Any, bundle: int, share: Mapping[str, Any]) -> Any:
         """Returns a remote function or class, set to run in a planned bundle with a share of it."""
@@ -100,10 +128,15 @@ class Reservation:
         bundles = self._placement.bundles
         return [[bundles[number] for number in numbers] for numbers in self._placement.by_node]
 
-    def _nodes_of(self, group: Any) -> dict[int, str]:
-        """Returns the id of the node of each bundle of a group."""
-        nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-        return nodes
+    def _note_nodes(self) -> bool:
+        """Notes the node of each bundle; returns False where one has none that answers, and notes nothing."""
+        alive = alive_nodes()
+        nodes = [[alive.get(id_ or "") for id_ in node_ids(group)] for group in self._groups]
+        placed = [[node for node in group if node is not None] for group in nodes]
+        if placed != nodes or not all(node.is_reachable() for node in set(chain(*placed))):
+            return False
+        self._nodes = placed
+        return True
 
     def _required(self) -> dict[str, float]:
         return {"GPU": self._placement.gpus, "CPU": self._placement.cpus}

@@ -102,7 +102,7 @@ class EngineHandle:
 
     async def restart(self) -> EngineClient:
         """Kills the engine's processes on every node and starts it again in new ones."""
-        self.processes = self._cluster.replace(self.processes)
+        self.processes = await self._cluster.replace(self.processes)
         return await self.start()
 
     async def _meeting(self) -> list[Setup]:

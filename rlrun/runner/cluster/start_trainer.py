@@ -77,7 +77,7 @@ class TrainerRanks:
 
     async def restart(self) -> None:
         """Kills the processes of all ranks and starts them again in new ones."""
-        self.processes = self._cluster.replace(self.processes)
+        self.processes = await self._cluster.replace(self.processes)
         await self.start()
 
     def _setup(self, rank: RankPlan, host: str, master: tuple[str, int]) -> TrainerSetup:

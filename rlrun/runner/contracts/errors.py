@@ -32,3 +32,7 @@ class BadAnswer(EngineError):
     def from_engine(self, engine: str, path: str) -> "BadAnswer":
         """Returns the same error with the name of the engine and the path of the request."""
         return BadAnswer(f"{engine} answered {path} with {self}")
+
+
+class NodeLost(JobError):
+    """A node of the cluster was lost, and no other one took its place in time."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import JobError, NodeLost
 from rlrun.runner.host.background import cancel_all
 from rlrun.specs.paths import display_path
 
@@ -101,12 +101,16 @@ def log_location(log: Path) -> str:
 
 
 def first_cause(failures: Sequence[BaseException]) -> BaseException:
-    """Returns the failure to show: a death before an error, an error before a broken connection, and the
-    earlier one of two of the same kind.
+    """Returns the failure to show: a lost node before a death, a death before an error, an error before a
+    broken connection, and the earlier one of two of the same kind.
     """
-    return min(
-        failures, key=lambda error: error.distance_from_cause if isinstance(error, ProcessFailure) else 1
-    )
+    return min(failures, key=_distance_from_cause)
+
+
+def _distance_from_cause(error: BaseException) -> int:
+    if isinstance(error, NodeLost):
+        return -1
+    return error.distance_from_cause if isinstance(error, ProcessFailure) else 1
 
 
 async def run_watched(

@@ -70,7 +70,7 @@ async def start_job(
     assert plan.steps is not None
     steps, plan = spec.debug.step or plan.steps, plan_for_mode(plan, spec.debug.mode)
     saved = saved_source(spec, steps, model)
-    cluster = Cluster(spec.cluster, place(plan), scratch)
+    cluster = Cluster(spec.cluster, place(plan), scratch, spec.fault_tolerance.node_timeout)
     stack.push_async_callback(cluster.close)
     scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
     stack.push_async_callback(scorer.close)  # before the cluster, which waits for all child processes

@@ -13,6 +13,9 @@ class FaultToleranceSpec(Section):
     sent again. 0: an engine that dies ends the job."""
     engine_timeout: float = Field(default=60.0, gt=0)
     """Seconds without a successful health check after which an engine counts as hung and is killed."""
+    node_timeout: float = Field(default=300.0, ge=0)
+    """Seconds that a job waits for another node when one of its nodes is lost. After that the job ends, and
+    `--resume` continues it. With another node, the processes of the lost one are restarted there."""
     collective_timeout: float = Field(default=600.0, gt=0)
     """Seconds that trainer ranks wait for one another in a pass or an optimizer step. When one of them hangs,
     the others end after this time, and all are restarted. They wait at least 30 minutes while they load,

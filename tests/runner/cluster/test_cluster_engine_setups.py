@@ -7,6 +7,7 @@ import pytest
 
 from rlrun.runner.cluster.engine_actors import EngineActor
 from rlrun.runner.cluster.engine_setups import ServedModelSetup, engine_setup
+from rlrun.runner.cluster.ray_nodes import Node
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.sglang.server_command import command
@@ -29,7 +30,7 @@ def setup_of(kind: str, head_dtype: str) -> Any:
     request = Request("engine 0", EngineActor, None, {}, Path("engine-0.log"))  # type: ignore[arg-type]
     served = ServedModelSetup(spec.engine, ModelFiles(Path("tiny"), None), 100, None, "key")
     return engine_setup(
-        spec, served, make_plan(spec, cores=1).engines[0], Process(request, None, "127.0.0.1"), 0
+        spec, served, make_plan(spec, cores=1).engines[0], Process(request, None, Node("127.0.0.1", 1)), 0
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from rlrun.runner.contracts.errors import EngineGone, JobError
+from rlrun.runner.contracts.errors import EngineGone, JobError, NodeLost
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.host.background import cancel_all
@@ -89,6 +89,8 @@ class Supervisor:
             await self._pool.wait_until_awake()
             try:
                 return await self._pool.readmit(number, await engine.restart())
+            except NodeLost:  # it has waited for long enough
+                raise
             except JobError as error:
                 failure = error
             await asyncio.sleep(pause)

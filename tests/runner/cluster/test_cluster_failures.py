@@ -11,7 +11,7 @@ import pytest
 from rlrun.models.checked_names import check_tensor_name
 from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.ray_session import join
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import JobError, NodeLost
 from rlrun.runner.host.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
 from rlrun.runner.records.driver_log import LogFile
 
@@ -77,6 +77,8 @@ def test_a_death_explains_an_error_and_an_error_a_broken_connection(order: int) 
     death = failure("trainer 1", "died", "killed")
     error = failure("trainer 2", "raised", "ValueError: no such model")
     echo = failure("trainer 0", "raised", "RuntimeError: [gloo/pair.cc] Connection closed by peer")
+    lost = NodeLost("node 10.0.0.2 of the cluster is lost")
+    assert first_cause([echo, error, death, lost][::order]) is lost
     assert first_cause([echo, error, death][::order]) is death
     assert first_cause([echo, error][::order]) is error
     assert first_cause([echo]) is echo

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
-from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError
+from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError, NodeLost
 from rlrun.runner.contracts.weight_updates import SerializedWeights, WeightManifest
 from rlrun.runner.engines.pool import supervisor as supervisor_module
 from rlrun.runner.engines.pool.pool import EnginePool
@@ -203,6 +203,16 @@ async def test_the_last_failure_ends_the_job_when_no_restart_is_left() -> None:
     engine.died.set()
     with pytest.raises(JobError, match="no port"):
         await Supervisor(pool, [engine], RestartBudget(1), lambda text: None).run()  # type: ignore[list-item]
+
+
+async def test_an_engine_whose_node_is_not_replaced_is_not_started_again_and_again() -> None:
+    said: list[str] = []
+    lost = NodeLost("node 10.0.0.2 of the cluster is lost")
+    pool, engine = pool_of(Client("a")), Engine([lost, Client("b")])
+    engine.died.set()
+    with pytest.raises(NodeLost):
+        await Supervisor(pool, [engine], RestartBudget(3), said.append).run()  # type: ignore[list-item]
+    assert len(said) == 1  # each further try would wait for a node again
 
 
 async def test_an_engine_whose_connection_breaks_is_started_again_though_it_seems_well() -> None:

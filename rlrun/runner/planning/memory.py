@@ -67,11 +67,9 @@ def training_phase(
     tokens = -(-largest // context)
     share = largest_share(model, trainer.parallel, trainer.freeze)
     alone = trainer.parallel.world_size == 1
-    item = ITEM_BYTES[trainer.dtype]
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
     if not alone:
-        gathered = 3 * share.block * item
-        parts.append(Part("gathered layers", gathered, "two gathered layers, and one layer's gradient"))
+        parts.append(_gathered_layers(share, trainer))
     how = f"estimated, {_CHECKPOINTING[trainer.activation_checkpointing]} checkpointing"
     parts += [
         Part("activations", activation_bytes(model, trainer, share, tokens), how),
@@ -84,6 +82,20 @@ def training_phase(
         *([Part("CUDA and NCCL", CUDA_CONTEXT_BYTES, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))
+
+
+def _gathered_layers(share: RankShare, trainer: TrainerSpec) -> Part:
+    """Returns the layers that FSDP has gathered, and the gradients that it has not reduced yet.
+
+    A pipeline adds up the float32 gradients of all micro-batches before it reduces them.
+    """
+    item = ITEM_BYTES[trainer.dtype]
+    size, how = 2 * share.block * item, "two gathered layers"
+    if trainer.parallel.keeps_gathered:
+        size, how = share.gathered * item, "all gathered layers"
+    if trainer.parallel.pipeline > 1:
+        return Part("gathered layers", size + share.gathered * 4, f"{how}, and all gradients in float32")
+    return Part("gathered layers", size + share.block * item, f"{how}, and one layer's gradient")
 
 
 def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:

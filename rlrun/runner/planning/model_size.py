@@ -35,6 +35,8 @@ class RankShare:
     """Number of parameters in the largest block that FSDP gathers at once: a layer, the embedding or the
     head.
     """
+    gathered: int
+    """Number of parameters that the rank computes with, which FSDP gathers from the shards."""
     first: bool
     """Whether it has the embedding."""
     last: bool
@@ -154,6 +156,7 @@ def _share(
         ),
         layers=layers,
         block=max(blocks.values()),
+        gathered=sum(blocks.values()),
         first=first,
         last=last,
     )

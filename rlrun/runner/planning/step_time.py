@@ -170,13 +170,19 @@ def training_seconds(job: PlannedJob, tokens: float) -> float:
 
 
 def _gather_seconds(job: PlannedJob, micro_batches: int) -> float:
-    """Returns the seconds of FSDP's traffic: two gathers and one reduction of the weights per micro-batch."""
+    """Returns the seconds of FSDP's traffic.
+
+    Each micro-batch gathers the weights twice, or once if they stay gathered, and reduces the gradients once.
+    A pipeline reduces gradients once per optimizer step, and also gathers once if weights stay gathered.
+    """
     spec, parallel = job.spec, job.spec.trainer.parallel
     weights = (
         parameter_count(job.model) * ITEM_BYTES[spec.trainer.dtype] / (parallel.tensor * parallel.pipeline)
     )
     shards = parallel.fsdp * parallel.context
-    return 3 * micro_batches * weights * (shards - 1) / shards / _link(job, shards * parallel.tensor)
+    runs = min(micro_batches, job.plan.batch.optimizer_steps) if parallel.pipeline > 1 else micro_batches
+    gathers = runs if parallel.keeps_gathered else 2 * micro_batches
+    return (gathers + runs) * weights * (shards - 1) / shards / _link(job, shards * parallel.tensor)
 
 
 def _tensor_seconds(job: PlannedJob, tokens: float) -> float:

@@ -40,6 +40,13 @@ def settings_of_unused_parallelism(spec: Spec) -> Iterator[Finding]:
             yield no_effect((*PARALLEL, setting), why, f"remove it, or raise {degree}", related)
 
 
+def resharding(spec: Spec) -> Iterator[Finding]:
+    """Parameters are only gathered where there are several ranks."""
+    parallel, path = spec.trainer.parallel, (*PARALLEL, "reshard_after_forward")
+    if is_given(parallel, "reshard_after_forward") and parallel.world_size == 1:
+        yield no_effect(path, "one rank does not shard parameters", "remove it", ((*PARALLEL, "fsdp"),))
+
+
 def pipeline_stages(spec: Spec) -> Iterator[Finding]:
     """Every pipeline stage is given a number of layers."""
     parallel = spec.trainer.parallel
@@ -80,6 +87,7 @@ def transformers_layers(spec: Spec) -> Iterator[Finding]:
 PARALLEL_RULES: tuple[Rule, ...] = (
     expert_ranks,
     settings_of_unused_parallelism,
+    resharding,
     pipeline_stages,
     transformers_layers,
 )

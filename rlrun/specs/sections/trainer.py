@@ -20,6 +20,10 @@ class ParallelSpec(Section):
     """Number of ranks that shard parameters, gradients and optimizer state."""
     replicate: int = Field(default=1, ge=1)
     """Number of replicas of the sharded group (HSDP)."""
+    reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """When FSDP frees the gathered parameters of a layer. `always`: after its forward pass, and the backward
+    pass gathers them again. `never`: only after its backward pass, which takes more memory and less
+    communication. `default`: `never` with a pipeline; otherwise `always`, except for the head."""
     tensor: int = Field(default=1, ge=1)
     """Number of ranks that split each layer's matrices. It must divide the number of attention heads."""
     sequence_parallel: bool = True
@@ -58,6 +62,12 @@ class ParallelSpec(Section):
     def stages(self) -> int:
         """Number of pieces that the layers are cut into."""
         return self.pipeline * (1 if self.pipeline_schedule in ONE_STAGE_SCHEDULES else 2)
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether layers stay gathered between their forward and backward passes."""
+        policy = self.reshard_after_forward
+        return policy == "never" or (policy == "default" and self.pipeline > 1)
 
 
 RoutingReplay = Literal["off", "trainer", "engine"]

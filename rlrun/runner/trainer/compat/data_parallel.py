@@ -21,12 +21,17 @@ if ON_CPU:
 
 
 def shard_data_parallel(
-    model: nn.Module, dims: ParallelDims, dtype: torch.dtype, *, on_host: bool = False
+    model: nn.Module,
+    dims: ParallelDims,
+    dtype: torch.dtype,
+    *,
+    on_host: bool = False,
+    reshard_after_forward: str = "default",
 ) -> None:
     """Applies FSDP (HSDP with replicas) to each block, the embedding and the head; sums gradients in float32.
 
     With expert parallelism, experts are sharded over the ranks that hold the same experts. `on_host`: shards
-    and their gradients are in host memory.
+    and their gradients are in host memory. `reshard_after_forward`: as in `[trainer.parallel]`.
     """
     mesh, mesh_dims = resolve_fsdp_mesh(dims)
     expert_mesh, expert_mesh_dims = resolve_sparse_fsdp_mesh(dims)
@@ -37,6 +42,7 @@ def shard_data_parallel(
         reduce_dtype=torch.float32,
         pp_enabled=dims.pp_enabled,
         cpu_offload=on_host,
+        reshard_after_forward_policy=reshard_after_forward,
         dp_mesh_dims=mesh_dims,
         ep_degree=dims.ep,
         edp_mesh=expert_mesh,
@@ -47,10 +53,19 @@ def shard_data_parallel(
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
 
 
-def shard_plain_modules(model: nn.Module, dims: ParallelDims, dtype: torch.dtype) -> None:
+def shard_plain_modules(
+    model: nn.Module, dims: ParallelDims, dtype: torch.dtype, reshard_after_forward: str = "default"
+) -> None:
     """Applies FSDP to modules without other kinds of parallelism, such as transformers'."""
     mesh, _ = resolve_fsdp_mesh(dims)
-    apply_fsdp_to_decoder(model, mesh, param_dtype=dtype, reduce_dtype=torch.float32, pp_enabled=False)
+    apply_fsdp_to_decoder(
+        model,
+        mesh,
+        param_dtype=dtype,
+        reduce_dtype=torch.float32,
+        pp_enabled=False,
+        reshard_after_forward_policy=reshard_after_forward,
+    )
     if ON_CPU:
         for module in _sharded([model]):
             module.set_force_sum_reduction_for_comms(True)

@@ -64,7 +64,9 @@ def build_model(
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
         decoders.append(
-            _materialize(decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled)
+            _materialize(
+                decoder, dims, parallel, dtype, device, checkpointing, on_host=on_host, compiled=compiled
+            )
         )
     return decoders
 
@@ -89,9 +91,10 @@ def _prune(decoder: PackedDecoder, layers: range, *, first: bool, last: bool) ->
         decoder.norm = decoder.lm_head = None
 
 
-def _materialize(
+def _materialize(  # noqa: PLR0917
     decoder: PackedDecoder,
     dims: ParallelDims | None,
+    parallel: ParallelSpec,
     dtype: torch.dtype,
     device: torch.device,
     checkpointing: str,
@@ -111,7 +114,8 @@ def _materialize(
     if compiled:
         compile_layers(decoder)
     if dims is not None:
-        shard_data_parallel(decoder, dims, dtype, on_host=on_host)
+        policy = parallel.reshard_after_forward
+        shard_data_parallel(decoder, dims, dtype, on_host=on_host, reshard_after_forward=policy)
     decoder.to_empty(device="cpu" if on_host and dims is not None else device)
     if dims is None:
         _tie(decoder)

@@ -34,6 +34,7 @@ def build_decoders(
                 device,
                 checkpointing=trainer.activation_checkpointing,
                 head_dtype=trainer.head_dtype,
+                reshard_after_forward=trainer.parallel.reshard_after_forward,
             )
         ]
     return build_model(

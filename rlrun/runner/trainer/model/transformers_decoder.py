@@ -135,6 +135,7 @@ def build_transformers_decoder(
     *,
     checkpointing: str = "none",
     head_dtype: str = "model",
+    reshard_after_forward: str = "default",
 ) -> TransformersDecoder:
     """Returns the decoder in memory with undefined parameters; the arguments are those of `build_model`.
 
@@ -150,7 +151,7 @@ def build_transformers_decoder(
     if checkpointing != "none":
         checkpoint_activations(decoder.model, checkpointing)
     if dims is not None:
-        shard_plain_modules(decoder, dims, dtype)
+        shard_plain_modules(decoder, dims, dtype, reshard_after_forward)
     decoder.to_empty(device=device)
     decoder.make_buffers(network.config, device)
     follow_documents(decoder.model)

@@ -36,6 +36,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of twelve layers."""
+    return make_tiny_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=12)
+
+
+@pytest.fixture(scope="module")
 def together(
     folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> list[list[dict[str, Any]]]:
@@ -95,3 +101,24 @@ def test_a_dry_run_tells_what_a_rank_holds(
     at_peak = sum(traced["peak"].values()) - waiting["parameters"] - waiting["optimizer"]
     assert at_peak == pytest.approx(unhindered["beside"], rel=0.02)
     assert at_peak < 1.06 * waiting["beside"]  # which errs upwards alone: what waits is freed later
+
+
+@pytest.mark.parametrize(
+    ("layout", "policy"),
+    [
+        ({"fsdp": 2}, "default"),
+        ({"fsdp": 2}, "never"),
+        ({"fsdp": 2, "pipeline": 2}, "default"),
+        ({"fsdp": 2, "pipeline": 2}, "always"),
+    ],
+)
+def test_gathered_layers_take_the_planned_memory(deep: Path, layout: dict[str, int], policy: str) -> None:
+    spec = make_spec(deep, layout | {"reshard_after_forward": policy}, max_tokens_per_rank=300)
+    model = read_architecture(deep)
+    traced = dry_run(DryRun(spec.model_dump_json(), model, 0, (((20, 40),),) * 4))
+    planned = training_phase(model, spec.trainer, gpu=False).part_bytes("gathered layers")
+    if spec.trainer.parallel.pipeline == 1:
+        assert traced["most"]["gathered layers"] == pytest.approx(planned, rel=0.25)
+    else:  # gradients that a pipeline has not reduced yet are traced as temporaries
+        peak = traced["peak"]
+        assert peak["gathered layers"] + peak["temporaries"] == pytest.approx(planned, rel=0.1)

@@ -28,6 +28,18 @@ def offloading(spec: Spec) -> Iterator[Finding]:
             yield Finding(OFFLOAD, message, 'set offload = "optimizer"', None, "all", related=related)
 
 
+def flash_attention(spec: Spec) -> Iterator[Finding]:
+    """FlashAttention 3 only computes in half precision, on GPUs."""
+    path: KeyPath = ("trainer", "flash_attention")
+    if spec.trainer.flash_attention == "FA2":
+        return
+    if not spec.cluster.gpus_per_node:
+        yield no_effect(path, "the job has no GPUs", "remove it", (("cluster", "gpus_per_node"),))
+    elif spec.trainer.dtype == "float32":
+        why = "attention in float32 does not use it"
+        yield no_effect(path, why, 'remove it, or set trainer.dtype = "bfloat16"', (("trainer", "dtype"),))
+
+
 def routing_replay(spec: Spec) -> Iterator[Finding]:
     """The engine or an earlier pass of the trainer has to report the routed experts that are replayed."""
     path: KeyPath = ("trainer", "moe", "routing_replay")
@@ -117,6 +129,7 @@ def micro_batches(spec: Spec) -> Iterator[Finding]:
 
 TRAINER_RULES: tuple[Rule, ...] = (
     offloading,
+    flash_attention,
     routing_replay,
     balancing,
     compilation,

@@ -133,6 +133,9 @@ class TrainerSpec(OptimizerSpec):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Which activations the backward pass recomputes instead of storing them, to save memory. `selective`:
     all except those of attention and of every second matrix product. `full`: those of whole layers."""
+    flash_attention: Literal["FA2", "FA3"] = "FA2"
+    """The kernel of attention in bfloat16 on GPUs. `FA2`: torch's own. `FA3`: the package flash_attn_3, which
+    has to be installed on the trainer's nodes; it is faster on Hopper GPUs, and runs on no others."""
     compile: bool = False
     """Compile the layers with torch.compile (inductor) at their first use, except attention and experts. It
     is faster on GPUs, after a minute or more of compilation."""

@@ -31,8 +31,9 @@ class Blocking:
 
 
 STEP, MICRO_BATCH, SPARSE_LAYER, TENSOR = "step", "micro-batch", "sparse layer", "tensor"
+LATER_GRADIENT = "later gradient"
 """What a cost is for: an optimizer step or a pass over all sequences; a micro-batch; a layer with experts in
-a micro-batch; one of the rank's parameters."""
+a micro-batch; one of the rank's parameters, or its gradient in each micro-batch but the first."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +52,89 @@ def has_tied_stages(case: Case) -> bool:
     return case.degree("pipeline") > 1 and "tied" in case.model
 
 
+def keeps_all_on_host(case: Case) -> bool:
+    """Returns whether parameters, gradients and state are in host memory."""
+    return case.trainer.get("offload") == "all"
+
+
+def offloads_with_fsdp(case: Case) -> bool:
+    """Returns whether FSDP moves gradients to host memory, after every backward pass."""
+    return keeps_all_on_host(case) and case.ranks > 1
+
+
+def receives_tied_head(case: Case) -> bool:
+    """Returns whether another stage sends this rank the embedding, which is its head."""
+    return has_tied_stages(case) and case.has_loss
+
+
 def recomputes_splits(case: Case) -> bool:
     """Returns whether the backward pass exchanges the experts' tokens again."""
     return case.degree("expert") > 1 and case.trainer.get("activation_checkpointing") == "full"
 
 
 LOG_PROBS, REFERENCE, TRAIN = "log-probs", "reference", "train"
-FORWARD = LOG_PROBS, REFERENCE
-PASSES = *FORWARD, TRAIN
+VALUES, CRITIC = "values", "critic"
+FORWARD = LOG_PROBS, REFERENCE, VALUES
+UPDATES = TRAIN, CRITIC
+PASSES = *FORWARD, *UPDATES
 ROWS = [
     Row("log-probs for the driver", FORWARD, STEP, Blocking(waits=1)),
-    Row("loss, norm and metrics, before the update", (TRAIN,), STEP, Blocking(waits=1)),
+    Row("loss, norm and metrics, before the update", UPDATES, STEP, Blocking(waits=1)),
     Row("times of the passes, at the end", (TRAIN,), STEP, Blocking(waits=1)),
+    Row(
+        "gradients of one rank that keeps them in host memory",
+        UPDATES,
+        STEP,
+        Blocking(waits=1),
+        lambda case: keeps_all_on_host(case) and case.ranks == 1,
+    ),
+    Row("gradients that FSDP moves to host memory", UPDATES, TENSOR, Blocking(waits=1), offloads_with_fsdp),
+    Row(
+        "gradients that FSDP adds up in host memory",
+        UPDATES,
+        LATER_GRADIENT,
+        Blocking(downloads=1),
+        lambda case: offloads_with_fsdp(case) and case.degree("pipeline") == 1,
+    ),
+    Row(
+        "a tied head's gradient in host memory",
+        (TRAIN,),
+        STEP,
+        Blocking(downloads=1),
+        lambda case: keeps_all_on_host(case) and has_tied_stages(case),
+    ),
     Row(
         "experts' splits", PASSES, SPARSE_LAYER, Blocking(downloads=1), lambda case: case.degree("expert") > 1
     ),
     Row("splits of recomputed layers", (TRAIN,), SPARSE_LAYER, Blocking(downloads=1), recomputes_splits),
-    Row("a copy of the state", ("save",), STEP, Blocking(waits=2, downloads=1)),
-    Row("the state of a tied head", ("load",), STEP, Blocking(waits=1), has_tied_stages),
+    Row(
+        "a copy of the state",
+        ("save",),
+        STEP,
+        Blocking(waits=2, downloads=1),
+        lambda case: not keeps_all_on_host(case),
+    ),
+    Row(
+        "state on the device that is copied to a tied head",
+        ("load",),
+        STEP,
+        Blocking(waits=1),
+        lambda case: has_tied_stages(case) and not keeps_all_on_host(case),
+    ),
+    Row(
+        "a tied head in host memory, received",
+        ("load",),
+        STEP,
+        Blocking(downloads=1),
+        lambda case: receives_tied_head(case) and keeps_all_on_host(case),
+    ),
+    Row(
+        "a tied head's state in host memory, received",
+        ("load",),
+        STEP,
+        Blocking(downloads=2),
+        lambda case: receives_tied_head(case) and "offload" in case.trainer,
+    ),
     Row("parking, and its end", ("park",), STEP, Blocking(waits=2)),
 ]
 
@@ -83,6 +149,7 @@ def budget(case: Case, phase: str, sizes: Mapping[str, int], micro_batches: int)
         MICRO_BATCH: micro_batches,
         SPARSE_LAYER: micro_batches * sizes["sparse layers"],
         TENSOR: sizes["tensors"],
+        LATER_GRADIENT: (micro_batches - 1) * sizes["tensors"],
     }
     costs = [row.cost * counts[row.unit] for row in ROWS if phase in row.phases and row.applies(case)]
     return sum(costs, Blocking())

@@ -75,3 +75,13 @@ class Case:
 
 
 PARITY = [Case(case.model, case.parallel, case.trainer, slow=not case.fast) for case in layouts.CASES]
+
+OFFLOADED = [
+    Case("qwen3", trainer={"offload": "all"}),
+    Case("qwen3", {"fsdp": 2}, {"offload": "all"}),
+    Case("qwen3-tied", layouts.pipeline("1F1B"), {"offload": "all"}),
+    Case("qwen3-tied", layouts.pipeline("1F1B"), {"offload": "all"}, rank=1),
+    Case("qwen3-tied", layouts.pipeline("1F1B"), {"offload": "optimizer"}, rank=1),
+    Case("qwen3", {"fsdp": 2}, {"offload": "all"}, algorithm="ppo", slow=True),
+]
+"""State in host memory: ranks exchange it on the device all the same, because NCCL takes nothing else."""

@@ -5,12 +5,15 @@ collective, and the host is blocked as often as the budget says, no more and no 
 import pytest
 
 from tests.cuda.budgets import Blocking, budget
-from tests.cuda.cases import PARITY, Case
+from tests.cuda.cases import OFFLOADED, PARITY, Case
 from tests.cuda.recording import DOWNLOAD, UPLOAD, WAIT
 from tests.cuda.tracer import Tracer, needs_pretence
 
 pytestmark = needs_pretence
-CASES = [pytest.param(case, marks=[pytest.mark.slow] if case.slow else [], id=case.name) for case in PARITY]
+CASES = [
+    pytest.param(case, marks=[pytest.mark.slow] if case.slow else [], id=case.name)
+    for case in PARITY + OFFLOADED
+]
 
 
 @pytest.fixture(scope="module")

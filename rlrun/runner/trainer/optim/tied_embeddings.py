@@ -64,7 +64,7 @@ class TiedHead:
         if embeddings is not None and heads is not None:
             _local(heads).copy_(_local(embeddings))
         elif embeddings is not None:
-            sent = _local(embeddings).to(self._device).contiguous()
+            sent = to_device(_local(embeddings), self._device).contiguous()
             dist.send(sent, group=self._stages, group_dst=self._partner)
         elif heads is not None:
             received = torch.empty_like(_local(heads), device=self._device)

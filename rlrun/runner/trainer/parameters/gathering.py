@@ -138,4 +138,6 @@ def _full(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Returns a whole parameter, gathered on the device; parts in host memory are moved there first."""
     part = parameter.detach()
     part = part if dtype is None else part.to(dtype)
-    return part.to(part.device_mesh.device_type).full_tensor() if isinstance(part, DTensor) else part
+    if not isinstance(part, DTensor):
+        return part
+    return part.to(part.device_mesh.device_type, non_blocking=True).full_tensor()

@@ -175,7 +175,7 @@ class PackedModel:
         table = noted_experts(inputs.documents.routing, shape, self._tensor)
         if self._group is not None:
             # each context rank has noted its own tokens: gather them, and put them in the pack's order
-            everyones = gathered(table.to(self.device), self._group)
+            everyones = gathered(to_device(table, self.device), self._group)
             table = everyones[to_device(self._part.gathered(len(everyones)), self.device)]
         lengths = [len(sequence.tokens) for sequence in sequences]
         host = to_host(table[: sum(lengths)].to(torch.int16))

@@ -26,7 +26,7 @@ BUDGET = {
 """A phase with a prefill also decodes a token. With limits, the first step uploads new stop tokens."""
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_step_waits_once_for_its_tokens(dtype: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", family="qwen3", num_hidden_layers=2)
     trace = traced(str(model), dtype, compile_stub(tmp_path))

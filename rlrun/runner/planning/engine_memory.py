@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.memory import (
+    CACHE_BLOCK,
     CACHE_SHARE,
+    GPU_PAGE,
     SGLANG_SHARE,
     EngineMemory,
     Part,
@@ -57,7 +59,9 @@ def _engine(
     # A GPU multiplies bfloat16 matrices into float32 results; a CPU casts the head's weights to float32
     # first.
     head_copy = job.spec.trainer.head_dtype == "float32" and not job.on_gpu
-    return size_engine(model, section, longest, gpus * free, share, head_copy=head_copy)
+    pages = section.type == "native" and job.on_gpu and section.dtype == "bfloat16"
+    block = GPU_PAGE if pages else CACHE_BLOCK
+    return size_engine(model, section, longest, gpus * free, share, head_copy=head_copy, block=block)
 
 
 def _device_phase(job: PlannedJob, engine: EngineMemory, section: EngineSpec, count: int) -> Phase:

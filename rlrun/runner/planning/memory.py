@@ -17,6 +17,8 @@ from rlrun.specs.sections.trainer import TrainerSpec
 
 CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""
+GPU_PAGE = 256
+"""Tokens in a block of that cache on GPUs in bfloat16, where flash attention reads it."""
 CACHE_SHARE = 0.5
 """The largest share of the memory free at an engine's start that the native engine's cache takes."""
 SGLANG_SHARE = 0.85
@@ -182,30 +184,29 @@ def size_engine(
     share: float = CACHE_SHARE,
     *,
     head_copy: bool = False,
+    block: int = CACHE_BLOCK,
 ) -> EngineMemory:
     """Returns the memory of an engine whose samples have at most `longest` tokens.
 
     `free` is the number of bytes free on its device when it starts; None means that there are enough. `share`
     is the part of the memory left by the weights that the cache may take. `head_copy` says that the engine
-    makes a float32 copy of its head.
+    makes a float32 copy of its head. `block` is the number of tokens in a block of its cache.
     """
     token_bytes = cache_token_bytes(model, engine.dtype)
-    requested = engine.max_cache_tokens or engine.max_running * (longest + 2 * CACHE_BLOCK)
+    requested = engine.max_cache_tokens or engine.max_running * (longest + 2 * block)
     weights = parameter_count(model) * ITEM_BYTES[engine.dtype]
     head = model.vocab * model.hidden * 4 if head_copy and engine.dtype != "float32" else 0
     tokens = requested
     if free is not None:
         cache_bytes = int(max(free - weights - head, 0) * share)
-        tokens = min(requested, cache_bytes // token_bytes // CACHE_BLOCK * CACHE_BLOCK)
-    blocks = -(-tokens // CACHE_BLOCK) + 2  # the engine's spare block, and the one that a new sample begins
+        tokens = min(requested, cache_bytes // token_bytes // block * block)
+    blocks = -(-tokens // block) + 2  # the engine's spare block, and the one that a new sample begins
     phase = Phase(
         "generation",
         (
             Part("weights", weights, f"{parameter_count(model):,} × {ITEM_BYTES[engine.dtype]} bytes"),
             *([Part("float32 head", head, "trainer.head_dtype")] if head else []),
-            Part(
-                "KV cache", blocks * CACHE_BLOCK * token_bytes, f"{tokens:,} tokens × {token_bytes:,} bytes"
-            ),
+            Part("KV cache", blocks * block * token_bytes, f"{tokens:,} tokens × {token_bytes:,} bytes"),
         ),
     )
     return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), requested)

@@ -26,7 +26,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, views_of
 from rlrun.runner.weights.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.tensor_slots import num_bytes
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
 from rlrun.specs.sections.job import Spec
@@ -214,13 +216,16 @@ def make_writer(
     model = read_architecture(folder)
     names = [tensor.name for tensor in hf_tensors(model)]
     turns = itertools.cycle([tensors, {name: -tensor for name, tensor in tensors.items()}])
+    gather = partial(next_weights, turns, names)
     return WeightWriter(
         Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "engine": engine}),
         WeightSource(
             0,
             model,
             {name: tuple(tensors[name].shape) for name in names},
-            lambda: ((name, weights[name]) for weights in [next(turns)] for name in names),
+            gather,
+            gather,
+            Stages(dict.fromkeys(names, 0)),
             torch.device("cpu"),
             "127.0.0.1",
             job="benchmark",
@@ -230,15 +235,24 @@ def make_writer(
     )
 
 
+def next_weights(
+    turns: Iterator[Mapping[str, torch.Tensor]], names: Sequence[str], dtype: torch.dtype | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The next set of weights, as a trainer gathers it."""
+    del dtype
+    weights = next(turns)
+    return ((name, weights[name]) for name in names)
+
+
 def hand_over(writer: WeightWriter, pipe: Connection, version: int) -> None:
     """One update, as the driver goes through it: a bucket is gathered while the one before is loaded."""
     update = writer.write(version)
     if not isinstance(update, StreamedWeights):
         pipe.send(update)
         return hear(pipe)
-    address = writer.begin(Readers((0,), (0,), 1))
-    if address is not None:
-        pipe.send(address)
+    member = writer.begin(Readers((0,), (0,), 1))
+    if member.group is not None:
+        pipe.send(member.group)
     bucket = writer.next_bucket()
     while bucket is not None and bucket.tensors:
         pipe.send(bucket)

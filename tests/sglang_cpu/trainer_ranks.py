@@ -104,5 +104,10 @@ def _use(actor: TrainerActor, spec_json: str) -> None:
     rank._writer.close()
     rank._spec = Spec.model_validate_json(spec_json)
     rank._writer = make_writer(
-        rank._setup, rank._spec, rank._architecture, rank.policy.parameters, rank._device
+        rank._setup,
+        rank._spec,
+        rank._architecture,
+        rank.policy.parameters,
+        rank._device,
+        present=rank._parking.present,
     )

@@ -17,6 +17,7 @@ from rlrun.runner.planning.step_time import (
     TRAIN_EFFICIENCY,
     PlannedJob,
 )
+from rlrun.runner.planning.sync_time import DISK, sync_time
 
 
 def sizing_report(job: PlannedJob, price: float | None = None) -> Iterator[RenderableType]:
@@ -78,7 +79,8 @@ def _capacity_table(job: PlannedJob, sizing: Sizing, price: float | None) -> Ren
         )
     )
     for name, seconds in sizing.estimate.parts.items():
-        rows.append((f"{name}, per step", _duration(seconds), "roofline"))
+        source = sync_time(job).way if name == "weight sync" else "roofline"
+        rows.append((f"{name}, per step", _duration(seconds), source))
     rows.append(("step", _duration(sizing.estimate.step_seconds), "without rewards and evaluation"))
     if (hours := sizing.estimate.device_hours) is not None:
         unit = "GPU-hours" if job.spec.cluster.gpus_per_node else "host-hours"
@@ -101,7 +103,7 @@ def _assumptions(job: PlannedJob) -> Iterator[str]:
     if job.spec.cluster.gpus_per_node:
         yield (
             f"{NETWORK / 1e9:.0f} GB/s between nodes for each GPU, {HOST_LINK / 1e9:.0f} GB/s between a GPU "
-            "and its host"
+            f"and its host, {DISK / 1e9:.0f} GB/s of a shared disk"
         )
     yield "activations are estimated from shapes, not measured; allocators need some memory on top"
 

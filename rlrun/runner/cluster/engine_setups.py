@@ -13,11 +13,15 @@ from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.reading.secret_references import reveal
 from rlrun.specs.sections.engine import EngineSpec, EngineType, NamedEngineSpec
 from rlrun.specs.sections.job import Spec
 
 Setup = EngineSetup | SglangSetup | SleepingSetup
+
+_GRAPH_ARGUMENTS = ("cuda-graph-backend-prefill", "cuda-graph-backend-decode", "cuda-graph-config")
+"""Arguments of SGLang that choose how its CUDA graphs are captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +137,26 @@ def _sglang_setup(
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
         arguments=_arguments(spec, served),
-        environment=reveal(section.environment),
+        environment=_pausable_graphs(spec, served) | reveal(section.environment),
         start_timeout=section.start_timeout,
     )
 
 
 def _arguments(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
     """Returns the server's further arguments: those of the spec, and those that other keys imply."""
+    graphs = {"cuda_graph_backend_prefill": "disabled"} if _pausable_graphs(spec, served) else {}
     experts = {"enable_return_routed_experts": True} if reports_experts(spec, served) else {}
     sleeping = {"enable_memory_saver": True} if sleeps(spec) and served.is_policy else {}
     head = {"enable_fp32_lm_head": True} if spec.trainer.head_dtype == "float32" else {}
-    return served.section.sglang | experts | sleeping | head
+    return graphs | served.section.sglang | experts | sleeping | head
+
+
+def _pausable_graphs(spec: Spec, served: ServedModelSetup) -> dict[str, str]:
+    """Returns the variable that makes a sleeping server free its CUDA graphs, too.
+
+    With it, SGLang 0.5.23 refuses to start with its default graphs for prefill ("breakable"), so rlrun turns
+    these off (`_arguments`), unless the spec configures the server's graphs itself.
+    """
+    sleeping_on_gpus = sleeps(spec) and served.is_policy and bool(spec.cluster.gpus_per_node)
+    configured = any(flag_name(name) in _GRAPH_ARGUMENTS for name in served.section.sglang)
+    return {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"} if sleeping_on_gpus and not configured else {}

@@ -13,6 +13,7 @@ from rlrun.runner.planning.phases import job_memory
 from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes
 from rlrun.runner.planning.step_time import Estimate, PlannedJob, estimate
 from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded_bytes
+from rlrun.runner.planning.sync_time import sync_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def size_job(job: PlannedJob) -> Sizing:
         offloaded=offloaded_bytes(job.model, job.spec.trainer),
         staged=staged_bytes(job),
         disk=_disk_bytes(job),
-        estimate=estimate(job, running_samples(job, memory.engine)),
+        estimate=estimate(job, running_samples(job, memory.engine), sync_time(job).seconds),
         warnings=tuple(fit_warnings(job, memory)),
     )
 

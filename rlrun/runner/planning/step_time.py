@@ -17,7 +17,6 @@ from rlrun.runner.planning.model_size import active_parameters, parameter_count,
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.server_size import gpus_of
-from rlrun.specs.derived.weight_sync import buckets_on_gpus
 from rlrun.specs.sections.job import Spec
 
 TRAIN_EFFICIENCY = 0.35
@@ -93,15 +92,18 @@ class PlannedJob:
         return max(sum(process.location.node == node for process in processes) for node in nodes)
 
 
-def estimate(job: PlannedJob, concurrent: int) -> Estimate:
-    """Returns the estimated time of a job whose engines decode `concurrent` samples at a time."""
+def estimate(job: PlannedJob, concurrent: int, sync_seconds: float) -> Estimate:
+    """Returns the estimated time of a job whose engines decode `concurrent` samples at a time.
+
+    `sync_seconds`: of one weight update (rlrun.runner.planning.sync_time).
+    """
     spec, plan = job.spec, job.plan
     parts: dict[str, float] = {}
     if plan.engines:
         parts["generation"] = generation_seconds(job, plan.batch.samples / len(plan.engines), concurrent)
     parts["training"] = step_training_seconds(job)
     if plan.engines:
-        parts["weight sync"] = sync_seconds(job)
+        parts["weight sync"] = sync_seconds
     devices = spec.cluster.nodes * max(spec.cluster.gpus_per_node, 1)
     return Estimate(parts, devices, plan.steps)
 
@@ -191,12 +193,6 @@ def _tensor_seconds(job: PlannedJob, tokens: float) -> float:
     elements = 8 * model.layers / parallel.pipeline * tokens / parallel.context * model.hidden
     sent = elements * ITEM_BYTES[job.spec.trainer.dtype] * (parallel.tensor - 1) / parallel.tensor
     return sent / _link(job, parallel.tensor)
-
-
-def sync_seconds(job: PlannedJob) -> float:
-    """Returns the seconds of a weight update through host memory, or gathered and copied on the GPUs."""
-    rate = _link(job, len(job.plan.ranks)) if buckets_on_gpus(job.spec) else HOST_LINK
-    return parameter_count(job.model) * ITEM_BYTES[job.spec.engine.dtype] / rate
 
 
 def _passes(job: PlannedJob) -> float:

@@ -153,18 +153,16 @@ class RelayedWeightSet(WeightSet):
         self._device = device
 
     def skip(self, bucket: Bucket) -> None:
-        """Takes part in gathering and sending the bucket without keeping it."""
-        if bucket.stage == self._stages.own:
-            super().skip(bucket)
-        unused = torch.empty(bucket.size, dtype=torch.uint8, device=self._device)
-        self._stages.send(unused, bucket.stage)
+        """Takes part in gathering the bucket and in sending it to other stages, without keeping it."""
+        size = self._stages.padded(bucket.size)
+        self._gather_into(torch.empty(size, dtype=torch.uint8, device=self._device), bucket)
 
     def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
         try:
             if bucket.stage == self._stages.own:
                 super()._gather_into(buffer, bucket)
         finally:  # after a failure too: the other stages wait for the bucket, and learn of it from the driver
-            self._stages.send(buffer[: bucket.size], bucket.stage)
+            self._stages.send(buffer, bucket.size, bucket.stage)
 
 
 def _bucket(sources: list[str], pieces: Mapping[str, TensorInfo]) -> Bucket:

@@ -1,18 +1,19 @@
-"""Computes the checksums (SHA-256) that the tensors of an SGLang server must have after an update.
+"""Computes the checksums that the tensors of an SGLang server must have after an update.
 
 A server fuses q, k, v into one matrix, gate and up into another, and splits them over tensor-parallel ranks:
 
     q_proj, k_proj, v_proj ──rows of rank r──▶ qkv_proj         o_proj, down_proj ──columns──▶ the same name
     gate_proj, up_proj     ──rows of rank r──▶ gate_up_proj     embedding, head   ──rows, padded──▶ the same
 
-On a CPU, `/weights_checker` answers with the first eight bytes of SHA-256 over each tensor's bytes. Experts
-and quantised tensors are not compared, because servers may reorder them.
+On a CPU, `/weights_checker` answers with the first eight bytes of SHA-256 over each tensor's bytes; on a GPU
+with a hash of its own (rlrun.runner.weights.gpu_hash), which is computed where the buckets are. Experts and
+quantised tensors are not compared, because servers may reorder them.
 """
 
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -20,8 +21,10 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.gpu_hash import GpuHash, hexadecimal
 
 Extent = Literal["sample", "all", "none"]
+_CPU = torch.device("cpu")
 
 _FUSED = {
     "q_proj": "qkv_proj",
@@ -45,11 +48,15 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 class ChecksumRecorder:
     """Records the tensors of one update as they are sent, in the trainer's order."""
 
-    def __init__(self, ranks: int, tensors: "ComparedTensors") -> None:
-        """`ranks`: tensor-parallel ranks of each server."""
-        self._ranks = ranks
+    def __init__(self, ranks: int, tensors: "ComparedTensors", device: torch.device = _CPU) -> None:
+        """`ranks`: tensor-parallel ranks of each server. `device`: that of the trainer; servers run on the
+        same kind of device.
+        """
         self._tensors = tensors
-        self._hashes: list[dict[str, hashlib._Hash]] = [{} for _ in range(ranks)]
+        self._device = device
+        self._hashes: list[Hashes] = [
+            Sha256Hashes() if device.type == "cpu" else GpuHashes(device) for _ in range(ranks)
+        ]
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Adds one tensor, in the engine's precision.
@@ -60,16 +67,62 @@ class ChecksumRecorder:
         if fused_name not in self._tensors.compared:
             return
         for rank, hashes in enumerate(self._hashes):
-            part = rank_part(name, tensor, rank, self._ranks)
-            data = part.contiguous().view(-1).view(torch.uint8).numpy()
-            hashes.setdefault(fused_name, hashlib.sha256()).update(data)
+            hashes.add(fused_name, rank_part(name, tensor, rank, len(self._hashes), self._device))
 
     def checksums(self) -> Checksums:
         """Returns the checksums of all tensors that were added."""
-        ranks = tuple(
-            {name: digest.hexdigest()[:16] for name, digest in hashes.items()} for hashes in self._hashes
-        )
-        return Checksums(ranks, self._tensors.left_out)
+        return Checksums(tuple(hashes.by_name() for hashes in self._hashes), self._tensors.left_out)
+
+
+class Hashes(Protocol):
+    """The hashes of one server rank's tensors."""
+
+    def add(self, name: str, piece: torch.Tensor) -> None:
+        """Adds a tensor, or the next piece of it."""
+
+    def by_name(self) -> dict[str, str]:
+        """Returns 16 hexadecimal digits of each tensor."""
+
+
+class Sha256Hashes:
+    """Hashes as a server on a CPU computes them."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, hashlib._Hash] = {}
+
+    def add(self, name: str, piece: torch.Tensor) -> None:
+        """Adds a tensor in host memory, or the next piece of it."""
+        data = piece.contiguous().view(-1).view(torch.uint8).numpy()
+        self._hashes.setdefault(name, hashlib.sha256()).update(data)
+
+    def by_name(self) -> dict[str, str]:
+        """Returns the first 16 hexadecimal digits of each tensor's SHA-256."""
+        return {name: digest.hexdigest()[:16] for name, digest in self._hashes.items()}
+
+
+class GpuHashes:
+    """Hashes as a server on a GPU computes them; nothing is copied from the device before the end."""
+
+    def __init__(self, device: torch.device) -> None:
+        """`device`: where hashes are computed, chunk by chunk, also of tensors that are elsewhere."""
+        self._device = device
+        self._hashes: dict[str, GpuHash] = {}
+        self._unknown: set[str] = set()
+        """Tensors with a piece that begins within a word: they are not compared."""
+
+    def add(self, name: str, piece: torch.Tensor) -> None:
+        """Adds a tensor on any device, or the next piece of it."""
+        known = self._hashes.setdefault(name, GpuHash(self._device))
+        if known.is_aligned:
+            known.add(piece)
+        else:
+            self._unknown.add(name)
+
+    def by_name(self) -> dict[str, str]:
+        """Returns the hash of each tensor; one copy from the device brings all of them."""
+        known = {name: digest for name, digest in self._hashes.items() if name not in self._unknown}
+        totals = [digest.finish() for digest in known.values()]
+        return dict(zip(known, hexadecimal(totals), strict=True)) if known else {}
 
 
 class ComparedTensors:
@@ -97,24 +150,28 @@ def engine_name(name: str) -> str:
     return _FUSED_MEMBER.sub(lambda match: f".{_FUSED[match[1]]}.", name)
 
 
-def rank_part(name: str, tensor: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+def rank_part(
+    name: str, tensor: torch.Tensor, rank: int, ranks: int, device: torch.device = _CPU
+) -> torch.Tensor:
     """Returns the part of a tensor that tensor-parallel rank `rank` of `ranks` holds.
 
-    Where the parts would differ in size, a server on a CPU pads the last ones with zeros.
+    Where the parts would differ in size, a server on a CPU pads the last ones with zeros. On a GPU only the
+    vocabulary is padded: the server refuses other sizes that do not divide.
     """
+    feed_forward_step = (_FEED_FORWARD_STEP if device.type == "cpu" else 1) * ranks
     if name.endswith(_VOCABULARY):
         step = _VOCABULARY_STEP
         step = step if _round_up(len(tensor), step) % ranks == 0 else step * ranks
         return _padded_rows(tensor, rank, ranks, step)
     if name.endswith(".down_proj.weight"):
-        return _padded_rows(tensor.T, rank, ranks, _FEED_FORWARD_STEP * ranks).T
+        return _padded_rows(tensor.T, rank, ranks, feed_forward_step).T
     if name.endswith(".o_proj.weight"):
         return tensor.chunk(ranks, dim=1)[rank]
     match = _FUSED_MEMBER.search(name)
     if match is None:
         return tensor
     if match[1] in ("gate_proj", "up_proj"):
-        return _padded_rows(tensor, rank, ranks, _FEED_FORWARD_STEP * ranks)
+        return _padded_rows(tensor, rank, ranks, feed_forward_step)
     return tensor.chunk(ranks)[rank]
 
 

@@ -174,7 +174,7 @@ class WeightWriter:
 
     @property
     def _is_streamed(self) -> bool:
-        is_whole_model = self._carrier == "tensor" and self._spec.engine.weight_bucket is None
+        is_whole_model = self._carrier == "tensor" and bucket_bytes(self._spec) is None
         return self._carrier in ("tensor", "broadcast") and not is_whole_model
 
     @property
@@ -220,15 +220,13 @@ class WeightWriter:
     def _make_recorder(self) -> ChecksumRecorder | None:
         """Returns what records checksums, on the first rank of a stream.
 
-        Only a trainer on CPUs does, and only for servers that this job started: the layout of an external
-        server is unknown, and servers on GPUs compute different checksums.
+        Only servers that this job started are compared: the layout of an external server is unknown.
         """
         extent = self._spec.engine.weight_check
-        not_comparable = self._spec.engine.type == "external" or self._source.device.type != "cpu"
-        if not self._leads or extent == "none" or not_comparable:
+        if not self._leads or extent == "none" or self._spec.engine.type == "external":
             return None
         compared = ComparedTensors(self._source.model, extent, self._version, self._form, self._readers)
-        return ChecksumRecorder(self._readers, compared)
+        return ChecksumRecorder(self._readers, compared, self._source.device)
 
     def _make_stored(self) -> SharedWeights | SerializedWriter | FolderWriter:
         spec, source = self._spec, self._source
@@ -245,5 +243,5 @@ class WeightWriter:
             return BroadcastSender(largest, source.host, source.device, _GROUP_SECONDS)
         if buckets_on_gpus(self._spec):
             processes = () if source.engine_process is None else (source.engine_process,)
-            return SharedBufferSender(largest, source.device, processes)
+            return SharedBufferSender(source.stages.padded(largest), source.device, processes)
         return SharedBufferSender(largest, torch.device("cpu"))

@@ -1,8 +1,16 @@
-"""Decides how weights reach the engines; pure functions, for the rules, the plan and the trainer."""
+"""Decides how weights reach the engines; pure functions, for the rules, the plan and the trainer.
+
+trainer and SGLang servers            default
+on separate devices of one node       tensor: one buffer for the whole model in host memory
+on separate devices of several nodes  broadcast, in one process group for each pipeline stage
+on the same GPUs                      tensor: buckets in the memory of each GPU that a server uses
+… some of which no rank uses          tensor through host memory on one node, disk on several
+"""
 
 from typing import Literal
 
 from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.sections.job import Spec
 
 Carrier = Literal["native", "tensor", "broadcast", "disk"]
@@ -18,8 +26,10 @@ def carrier_of(spec: Spec) -> Carrier:
         return "native"
     if spec.engine.type == "external":
         return spec.engine.weight_sync or "disk"
-    if spec.engine.weight_sync is not None or spec.cluster.nodes == 1:
-        return spec.engine.weight_sync or "tensor"
+    if spec.engine.weight_sync is not None:
+        return spec.engine.weight_sync
+    if spec.cluster.nodes == 1 or has_rank_on_each_gpu(spec):
+        return "tensor"
     return "disk" if shares_gpus(spec) or sleeps(spec) else "broadcast"
 
 
@@ -28,16 +38,18 @@ def shares_gpus(spec: Spec) -> bool:
     return bool(spec.cluster.gpus_per_node) and spec.cluster.placement == "colocated"
 
 
-def buckets_on_gpus(spec: Spec) -> bool:
-    """Returns whether `tensor` buckets are in GPU memory, where server processes on the same GPUs read them.
+def has_rank_on_each_gpu(spec: Spec) -> bool:
+    """Returns whether a trainer rank is on the GPU of every process of every server.
 
-    That needs a trainer rank on the GPU of every server process, and every rank must gather all tensors,
-    which is not the case with pipeline stages.
+    Ranks and servers both take the job's GPUs in order.
     """
-    processes = (spec.engine.count or 1) * spec.engine.tensor
-    parallel = spec.trainer.parallel
-    rank_on_each_gpu = shares_gpus(spec) and parallel.pipeline == 1 and processes <= parallel.world_size
-    return rank_on_each_gpu and carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None
+    processes = (spec.engine.count or 1) * gpus_of(spec.engine)
+    return shares_gpus(spec) and processes <= spec.trainer.parallel.world_size
+
+
+def buckets_on_gpus(spec: Spec) -> bool:
+    """Returns whether buckets are in GPU memory, where the server process on the same GPU reads them."""
+    return carrier_of(spec) == "tensor" and has_rank_on_each_gpu(spec)
 
 
 def shares_memory(spec: Spec) -> bool:
@@ -48,6 +60,6 @@ def shares_memory(spec: Spec) -> bool:
 
 def bucket_bytes(spec: Spec) -> int | None:
     """Returns the maximum number of bytes that are sent together; None for the whole model."""
-    if spec.engine.weight_bucket is None and carrier_of(spec) == "tensor":
+    if spec.engine.weight_bucket is None and carrier_of(spec) == "tensor" and not buckets_on_gpus(spec):
         return None
     return (spec.engine.weight_bucket or _BUCKET_MIB) * _MIB

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from rlrun.specs.derived.default_engine import SERVER_KEYS, SGLANG_KEYS
-from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.server_size import COPIES, STAGES, argument_key, copies_of, stages_of
 from rlrun.specs.derived.sglang_arguments import flag_name
@@ -105,28 +104,6 @@ def weight_carrier(spec: Spec) -> Iterator[Finding]:
         cure = 'remove it, or set `weight_sync = "disk"`'
         why = "only weights that are sent through disk can leave out what has not changed"
         yield no_effect(("engine", "weight_delta"), why, cure, (key,))
-    if is_given(spec.engine, "weight_check") and spec.cluster.gpus_per_node:
-        why, related = "servers on GPUs compute different checksums", (("cluster", "gpus_per_node"),)
-        yield no_effect(("engine", "weight_check"), why, "remove it", related)
-
-
-def streams_to_shared_devices(spec: Spec) -> Iterator[Finding]:
-    """A sleeping trainer cannot send weights to an engine that restarts in the meantime.
-
-    The trainer takes part in "broadcast", and in "tensor" with buckets: both need its weights on the device.
-    """
-    if spec.engine.type != "sglang" or not sleeps(spec) or not spec.fault_tolerance.engine_restarts:
-        return
-    broadcast = carrier_of(spec) == "broadcast" and not shares_gpus(spec)
-    if broadcast or (carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None):
-        key = ("engine", "weight_sync" if broadcast else "weight_bucket")
-        message = "an engine that restarts while the trainer sleeps could not get its weights"
-        cure = (
-            'use weight_sync = "tensor" without weight_bucket, or "disk"; '
-            "or set fault_tolerance.engine_restarts = 0"
-        )
-        related = (("engine", "sleep"), ("cluster", "placement"), ("fault_tolerance", "engine_restarts"))
-        yield Finding(key, message, cure, at_value=False, related=related)
 
 
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
@@ -189,7 +166,6 @@ ENGINE_RULES = (
     engine_sleep,
     server_parallelism,
     weight_carrier,
-    streams_to_shared_devices,
     served_model,
     reproducible_server,
     engine_names,

@@ -61,20 +61,21 @@ class EngineSpec(Section):
     CPUs."""
     weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
     """SGLang: how new weights reach the servers. `tensor`: through shared memory of the trainer's host, or of
-    GPUs that both use. `broadcast`: through a process group of trainer rank 0 and all servers (NCCL on GPUs,
-    else gloo). `disk`: through safetensors in a folder that all hosts can read. None: `tensor` on one node;
-    on several nodes `broadcast`, or `disk` where trainer and servers share GPUs; `disk` for external
-    engines."""
+    GPUs that both use. `broadcast`: through a process group of a trainer rank, one for each pipeline stage,
+    and all servers (NCCL on GPUs, else gloo). `disk`: through safetensors in a folder that all hosts can
+    read. None: `tensor` on one node and on shared GPUs; on several nodes otherwise `broadcast`, or `disk`
+    where servers use GPUs that no trainer rank uses too; `disk` for external engines."""
     weight_bucket: int | None = Field(default=None, ge=1)
     """SGLang: MiB of weights that are gathered and sent together. Two buckets exist at a time, because one is
-    filled while the other is sent. None: 512, or with `tensor` the whole model, which then stays in shared
-    memory. With `tensor` on GPUs that trainer and servers share, a bucket is in GPU memory."""
+    filled while the other is sent. With `tensor` on GPUs that trainer and servers share, a bucket is in GPU
+    memory. None: 512, or with `tensor` in host memory the whole model, which then stays there."""
     weight_delta: bool = False
     """SGLang: with `weight_sync = "disk"`, servers load only the files that changed since the last
     version."""
     weight_check: Literal["sample", "all", "none"] = "sample"
-    """SGLang on CPUs: which tensors of every server are compared with the sent ones after each update.
-    `sample`: all vectors, and the matrices of one layer, a different one each time."""
+    """SGLang: which tensors of every server are compared with the sent ones after each update, by checksums
+    that are computed where the buckets are. `sample`: all vectors, and the matrices of one layer, a different
+    one each time."""
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s]+$")], ...] = ()
     """External engines: the URL of each engine. All of them must already serve the model, and speak SGLang's
     HTTP protocol."""

@@ -17,14 +17,16 @@ from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.sections.job import Spec
 
 
-def setup_of(kind: str, head_dtype: str) -> Any:
+def setup_of(kind: str, head_dtype: str, **changes: Any) -> Any:
     """The setup of the first engine of a job."""
     spec = Spec.model_validate(
         {
             "model": {"path": "tiny"},
             "data": {},
-            "engine": {"type": kind, "python": "python3"} if kind == "sglang" else {"type": kind},
+            "engine": ({"type": kind, "python": "python3"} if kind == "sglang" else {"type": kind})
+            | changes.pop("engine", {}),
             "trainer": {"steps": 1, "head_dtype": head_dtype},
+            **changes,
         }
     )
     request = Request("engine 0", EngineActor, None, {}, Path("engine-0.log"))  # type: ignore[arg-type]
@@ -41,3 +43,29 @@ def test_engines_are_told_of_a_float32_head(head_dtype: str) -> None:
     assert isinstance(sglang, SglangSetup)
     assert native.head_dtype == head_dtype
     assert ("--enable-fp32-lm-head" in command(sglang, 1)) == (head_dtype == "float32")
+
+
+GPU = {"cluster": {"gpus_per_node": 1}}
+PAUSABLE = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
+
+
+@pytest.mark.parametrize(
+    ("changes", "pausable", "prefill"),
+    [
+        (GPU, True, "disabled"),
+        (GPU | {"engine": {"sleep": False}}, False, None),
+        ({"engine": {"sleep": True}}, False, None),
+        (GPU | {"engine": {"sglang": {"cuda_graph_backend_prefill": "breakable"}}}, False, "breakable"),
+        (GPU | {"engine": {"environment": {PAUSABLE: "0"}}}, False, "disabled"),
+    ],
+    ids=["sleeps on a GPU", "stays awake", "sleeps on a CPU", "own graphs", "own variable"],
+)
+def test_a_sleeping_server_frees_its_cuda_graphs(
+    changes: dict[str, Any], pausable: bool, prefill: str | None
+) -> None:
+    """With the variable, SGLang refuses its default graphs for prefill, so they are turned off."""
+    setup = setup_of("sglang", "model", **changes)
+    assert setup.environment.get(PAUSABLE, "0") == ("1" if pausable else "0")
+    line = command(setup, 1)
+    flag = "--cuda-graph-backend-prefill"
+    assert (line[line.index(flag) + 1] if flag in line else None) == prefill

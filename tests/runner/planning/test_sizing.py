@@ -134,7 +134,8 @@ def test_weight_buckets_lie_on_gpus_that_are_shared() -> None:
         assert phase.part_bytes("weight buckets") == 2 * 64 * 2**20
     asleep = size_job(planned_job(engine=engine | {"sleep": True})).phases
     assert [phase.part_bytes("weight buckets") > 0 for phase in asleep] == [False, True, False]
-    assert size_job(planned_job(engine={"type": "sglang"})).phases[1].part_bytes("weight buckets") == 0
+    more_servers = planned_job(engine={"type": "sglang", "count": 8}, trainer={"parallel": {"fsdp": 4}})
+    assert size_job(more_servers).phases[1].part_bytes("weight buckets") == 0
 
 
 def seconds(part: str, **changes: Any) -> float:
@@ -147,8 +148,8 @@ def test_estimates_move_the_right_way() -> None:
     assert seconds("training", trainer={"optimizer_steps": 2}) > 1.2 * seconds("training")
     doubled = planned_job(cluster={"nodes": 2, "address": "x:1"}, trainer={"parallel": {"fsdp": 16}})
     assert size_job(doubled).estimate.step_seconds < size_job(planned_job()).estimate.step_seconds
-    on_gpus = {"type": "sglang", "weight_bucket": 64}
-    assert seconds("weight sync", engine=on_gpus) < seconds("weight sync", engine={"type": "sglang"})
+    on_gpus, on_disk = {"type": "sglang"}, {"type": "sglang", "weight_sync": "disk"}
+    assert seconds("weight sync", engine=on_gpus) < seconds("weight sync", engine=on_disk)
     whole = size_job(planned_job()).estimate
     assert whole.device_hours == pytest.approx(whole.step_seconds * 100 * 8 / 3600)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, carrier_of, shares_memory
-from rlrun.specs.rules.engine_rules import streams_to_shared_devices, weight_carrier
+from rlrun.specs.rules.engine_rules import weight_carrier
 from rlrun.specs.sections.job import Spec
 
 GPUS = {"gpus_per_node": 4}
@@ -17,18 +17,14 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int], str, bool]
     "two CPUs, sleeping": ({"nodes": 2}, {"sleep": True}, {}, "disk", False),
     "GPUs apart": (GPUS | {"placement": "disaggregated"}, {"weight_bucket": 8}, {}, "tensor", False),
     "nodes apart": (NODES | {"placement": "disaggregated"}, {}, {"fsdp": 4}, "broadcast", False),
-    "shared GPUs": (GPUS, {}, {"fsdp": 4}, "tensor", False),
+    "shared GPUs": (GPUS, {}, {"fsdp": 4}, "tensor", True),
     "shared GPUs, buckets": (GPUS, {"weight_bucket": 8, "tensor": 2}, {"fsdp": 4}, "tensor", True),
     "more servers than ranks": (GPUS, {"weight_bucket": 8, "count": 4}, {"fsdp": 2}, "tensor", False),
-    "a pipeline": (GPUS, {"weight_bucket": 8}, {"pipeline": 4}, "tensor", False),
-    "shared nodes": (NODES, {}, {"fsdp": 8}, "disk", False),
-    "shared nodes, buckets": (
-        NODES,
-        {"weight_sync": "tensor", "weight_bucket": 8},
-        {"fsdp": 8},
-        "tensor",
-        True,
-    ),
+    "a pipeline": (GPUS, {}, {"pipeline": 4}, "tensor", True),
+    "shared nodes": (NODES, {}, {"fsdp": 8}, "tensor", True),
+    "shared nodes, a pipeline": (NODES, {"tensor": 8}, {"pipeline": 2, "fsdp": 4}, "tensor", True),
+    "shared nodes, more servers than ranks": (NODES, {"count": 8}, {"fsdp": 4}, "disk", False),
+    "shared nodes, as files": (NODES, {"weight_sync": "disk"}, {"fsdp": 8}, "disk", False),
 }
 
 
@@ -51,10 +47,3 @@ def test_the_way_of_weights(name: str) -> None:
 def test_engines_that_read_no_weights_may_be_on_any_host() -> None:
     assert shares_memory(spec_of({}, {"type": "native"}, {}))
     assert not shares_memory(spec_of({}, {"type": "sleeping"}, {}))
-
-
-def test_buckets_may_be_handed_to_sleepers_that_nobody_starts_again() -> None:
-    settings = (GPUS, {"weight_bucket": 8}, {"fsdp": 4})
-    [finding] = streams_to_shared_devices(spec_of(*settings))
-    assert finding.path == ("engine", "weight_bucket")
-    assert not list(streams_to_shared_devices(spec_of(*settings, fault_tolerance={"engine_restarts": 0})))

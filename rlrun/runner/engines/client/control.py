@@ -14,7 +14,7 @@ from rlrun.runner.engines.client.connection import Connection
 
 _SETTLE_SECONDS = 30.0
 _SETTLE_PAUSE = 0.1
-MemoryTag = Literal["weights", "kv_cache"]
+MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
 """A kind of memory that an engine can release while it sleeps; the values are SGLang's."""
 Answer = TypeVar("Answer")
 
@@ -69,7 +69,7 @@ class ControlClient:
         await self._post("/flush_cache", {})
 
     async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
-        """Releases the memory of weights or cache. EngineError while requests run."""
+        """Releases the memory of weights, cache or CUDA graphs. EngineError while requests run."""
         await self._occupation("release", tags)
 
     async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:

@@ -1,6 +1,7 @@
 """An engine's slot in its pool, which remains when the engine is lost and started again."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import get_args
 
 from rlrun.runner.contracts.errors import EngineError
@@ -74,8 +75,9 @@ class EngineSlot:
             await self.client.release_memory(tags)
             self._released = set(get_args(MemoryTag))
 
-    async def resume_memory(self, tag: MemoryTag) -> None:
-        """Allocates one kind of memory again, if it was released."""
-        if tag in self._released:
-            await self.client.resume_memory([tag])
-            self._released.discard(tag)
+    async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Allocates these kinds of memory again, as far as they were released."""
+        released = [tag for tag in tags if tag in self._released]
+        if released:
+            await self.client.resume_memory(released)
+            self._released -= set(released)

@@ -10,6 +10,7 @@ A lost engine gets no requests until it is readmitted; the requests that it had 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,14 +105,18 @@ class EnginePool:
         await self._router.broadcast(lambda slot: slot.client.abort_all())
 
     async def sleep(self) -> None:
-        """Aborts what runs and releases the memory of weights and cache until `wake`."""
+        """Aborts what runs and releases the memory of weights, cache and CUDA graphs until `wake`."""
         self._awake.clear()
         await self._router.broadcast(lambda slot: slot.release_memory())
 
-    async def wake(self, tag: MemoryTag) -> None:
-        """Allocates that memory again: the weights' before an update, the cache's before generating."""
-        await self._router.broadcast(lambda slot: slot.resume_memory(tag))
-        if tag == "kv_cache":
+    async def wake(self, memory: Literal["weights", "kv_cache"]) -> None:
+        """Allocates that memory again: the weights' before an update, the cache's before generating.
+
+        CUDA graphs come back with the cache.
+        """
+        tags: Sequence[MemoryTag] = ("weights",) if memory == "weights" else ("cuda_graph", "kv_cache")
+        await self._router.broadcast(lambda slot: slot.resume_memory(tags))
+        if memory == "kv_cache":
             self._awake.set()
 
     async def wait_until_awake(self) -> None:

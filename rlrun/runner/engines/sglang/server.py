@@ -1,11 +1,16 @@
 """Runs an SGLang server as a process."""
 
 import os
+import time
 
 from rlrun.runner.engines.process.server_process import ServerProcess
 from rlrun.runner.engines.sglang.server_command import command, environment, key_file
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.host.gpu_memory import largest_gpu_memory
 from rlrun.runner.host.network import interface_variables
+
+_MEMORY_SECONDS = 30.0
+"""Time between two questions to the driver: a server is asked for its health every second."""
 
 
 class SglangServer(ServerProcess):
@@ -16,6 +21,16 @@ class SglangServer(ServerProcess):
     def __init__(self, setup: SglangSetup) -> None:
         super().__init__(setup)
         self._own = setup
+        self._gpu_memory, self._next_question = 0.0, 0.0
+
+    def memory(self) -> float:
+        """Returns the bytes on the GPU of the process that uses most there; of host memory on a CPU."""
+        if self._own.device == "cpu":
+            return super().memory()
+        if time.monotonic() >= self._next_question:
+            self._next_question = time.monotonic() + _MEMORY_SECONDS
+            self._gpu_memory = largest_gpu_memory({member.pid for member in self._members})
+        return self._gpu_memory
 
     def _command(self, port: int) -> list[str]:
         return command(self._own, port)

@@ -11,9 +11,9 @@ from rlrun.runner.planning.step_time import (
     decode_seconds,
     prompt_seconds,
     step_training_seconds,
-    sync_seconds,
 )
 from rlrun.runner.planning.sweep import Candidate, sweep
+from rlrun.runner.planning.sync_time import sync_time
 
 STEPS = 8
 """Number of steps that a simulation runs."""
@@ -51,7 +51,7 @@ def simulation_settings(
         samples_per_prompt=batch.samples_per_prompt,
         oversample=rollout.oversample or batch.prompts,
         train_seconds=step_training_seconds(job),
-        sync_seconds=sync_seconds(job),
+        sync_seconds=sync_time(job).seconds,
         lengths=spread_lengths(job.load.response, spread, rollout.max_response_tokens, job.spec.seed),
         max_staleness=max_staleness,
     )

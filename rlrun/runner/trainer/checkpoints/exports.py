@@ -1,32 +1,46 @@
 """The policy's weights outside of the trainer: for the engines, and as a Hugging Face folder."""
 
+import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from rlrun.converters.families.model_folder import write_folder
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.planning.rank_layout import coordinates
+from rlrun.runner.trainer.parameters.gathering import Present
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.specs.derived.weight_sync import buckets_on_gpus
 from rlrun.specs.sections.job import Spec
 
 
 def make_writer(
-    setup: TrainerSetup, spec: Spec, model: Architecture, parameters: Parameters, device: torch.device
+    setup: TrainerSetup,
+    spec: Spec,
+    model: Architecture,
+    parameters: Parameters,
+    device: torch.device,
+    *,
+    present: Present,
 ) -> WeightWriter:
-    """Returns the writer that hands this rank's parameters over to the engines."""
+    """Returns the writer that hands this rank's parameters over to the engines.
+
+    `present` makes parameters readable that were moved off the device.
+    """
     return WeightWriter(
         spec,
         WeightSource(
             setup.rank,
             model,
             parameters.shapes,
-            parameters.gather,
-            parameters.gather_stage,
+            partial(parameters.gather, present=present),
+            partial(parameters.gather_stage, present=present),
             _stages(setup.rank, spec, parameters),
             device,
             setup.host or setup.master_addr,
@@ -39,9 +53,14 @@ def make_writer(
 
 
 def _stages(rank: int, spec: Spec, parameters: Parameters) -> Stages:
-    own = coordinates(rank, spec.trainer.parallel)
-    is_first_rank = replace(own, pipeline=0) == coordinates(0, spec.trainer.parallel)
-    return Stages(parameters.stage_of, own.pipeline, is_first_rank, parameters.stages)
+    own, parallel = coordinates(rank, spec.trainer.parallel), spec.trainer.parallel
+    is_first_rank = replace(own, pipeline=0) == coordinates(0, parallel)
+    neighbours = None
+    if parameters.stages is not None and buckets_on_gpus(spec):
+        # ranks are numbered with the pipeline outermost, and take the GPUs of a node in order
+        size = math.gcd(parallel.world_size // parallel.pipeline, spec.cluster.gpus_per_node)
+        neighbours = dist.new_subgroups(size)[0] if size > 1 else None
+    return Stages(parameters.stage_of, own.pipeline, is_first_rank, parameters.stages, neighbours)
 
 
 def export_folder(folder: Path, setup: TrainerSetup, model: Architecture, parameters: Parameters) -> None:

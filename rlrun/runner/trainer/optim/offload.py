@@ -47,6 +47,16 @@ class Parking:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def present(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor, or a copy of it on the device if it is parked."""
+        local = local_part(tensor)
+        parked = self._parked.get(local.untyped_storage()._cdata)
+        if parked is None:
+            return tensor
+        begin = local.storage_offset() * local.itemsize
+        part = parked[1][begin : begin + local.numel() * local.itemsize].to(self._device)
+        return with_local_part(tensor, part.view(local.dtype).view(local.shape))
+
     def unpark(self) -> None:
         """Copies every parked tensor back to the device; does nothing if none is parked."""
         for storage, host in self._parked.values():

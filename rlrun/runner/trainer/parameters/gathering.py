@@ -16,6 +16,13 @@ from rlrun.runner.trainer.compat.meshes import mesh_device
 Whole = Callable[[str, tuple[int, ...]], torch.Tensor]
 """Returns a parameter in full, by its name and shape."""
 
+Present = Callable[[torch.Tensor], torch.Tensor]
+"""Returns a parameter whose content can be read, where its own storage may be empty."""
+
+
+def as_it_is(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter
+
 
 class Gathering:
     """Gathers a model's parameters; knows which pipeline rank has which of them."""
@@ -37,25 +44,26 @@ class Gathering:
         return {tensor.name: self._owners[tensor.parameter] for tensor in self._tensors}
 
     def run(
-        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, present: Present = as_it_is
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every HF tensor in full on rank 0, in order.
 
         Gathering is collective, so all ranks must iterate to the end. Other ranks get an empty tensor for a
         tensor of another stage. At most one layer's experts are whole at a time. `dtype`: every rank casts
-        its part before it sends it, which gives the same numbers as casting the whole tensor.
+        its part before it sends it, which gives the same numbers as casting the whole tensor. `present`: is
+        called with each of `held` before it is read.
         """
-        return _hf_tensors(self._tensors, lambda name, shape: self._whole(held, name, shape, dtype))
+        return _hf_tensors(self._tensors, lambda name, shape: self._whole(held, name, shape, dtype, present))
 
     def run_stage(
-        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, present: Present = as_it_is
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the HF tensors of this rank's pipeline stage in full, in order, on every rank of the stage.
 
-        Only the ranks of the stage take part, and all of them must. `dtype`: see `run`.
+        Only the ranks of the stage take part, and all of them must. `dtype`, `present`: see `run`.
         """
         own = [tensor for tensor in self._tensors if self._owners[tensor.parameter] == self._stage]
-        return _hf_tensors(own, lambda name, shape: _full(held[name], dtype))
+        return _hf_tensors(own, lambda name, shape: _full(present(held[name]), dtype))
 
     def _whole(
         self,
@@ -63,11 +71,12 @@ class Gathering:
         name: str,
         shape: tuple[int, ...],
         dtype: torch.dtype | None,
+        present: Present,
     ) -> torch.Tensor:
         """Returns a parameter in full on its stage's ranks and on rank 0; elsewhere an empty tensor."""
         owner = self._owners[name]
         is_owner = owner == self._stage
-        full = _full(held[name], dtype) if is_owner else torch.empty(0)
+        full = _full(present(held[name]), dtype) if is_owner else torch.empty(0)
         # of the pipelines only the one that contains rank 0 sends: the others have the same parameters
         if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
             return full

@@ -16,7 +16,14 @@ from torch.distributed.tensor import DTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.trainer.compat.meshes import local_part
-from rlrun.runner.trainer.parameters.gathering import Gathering, by_parameter, copy_part, transpose_as_stored
+from rlrun.runner.trainer.parameters.gathering import (
+    Gathering,
+    Present,
+    as_it_is,
+    by_parameter,
+    copy_part,
+    transpose_as_stored,
+)
 from rlrun.runner.trainer.transfers import host_copy, host_empty, wait
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
@@ -148,14 +155,18 @@ class Parameters:
                 return
 
     @torch.no_grad()
-    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def gather(
+        self, dtype: torch.dtype | None = None, present: Present = as_it_is
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every HF tensor in full on the first rank, in `dtype` or float32 (see `Gathering.run`)."""
-        yield from self._gathering.run(self._exported, dtype)
+        yield from self._gathering.run(self._exported, dtype, present)
 
     @torch.no_grad()
-    def gather_stage(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def gather_stage(
+        self, dtype: torch.dtype | None = None, present: Present = as_it_is
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields this pipeline stage's HF tensors in full on all of its ranks (see `Gathering.run_stage`)."""
-        yield from self._gathering.run_stage(self._exported, dtype)
+        yield from self._gathering.run_stage(self._exported, dtype, present)
 
     @property
     def _exported(self) -> dict[str, torch.Tensor]:

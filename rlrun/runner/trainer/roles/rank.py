@@ -64,8 +64,10 @@ class TrainerRank:
         self.reference = Reference(self.policy) if self._holds_reference else None
         self.teacher = Teacher(setup, spec, device) if self._holds_teacher else None
         self.critic = self._make_critic() if self._algorithm.needs.critic else None
-        self._writer = make_writer(setup, spec, self._architecture, self.policy.parameters, device)
         self._parking = Parking(device)
+        self._writer = make_writer(
+            setup, spec, self._architecture, self.policy.parameters, device, present=self._parking.present
+        )
         size = sum(prod(shape) for shape in self.policy.parameters.shapes.values())
         seconds = spec.fault_tolerance.collective_timeout
         self._timeouts = ExchangeTimeouts(seconds, size * STATE_BYTES)

@@ -235,7 +235,12 @@ async def test_engines_sleep_once_and_wake_by_parts() -> None:
     await pool.wake("kv_cache")
     await pool.wake("kv_cache")
     assert first.memory == second.memory
-    assert first.memory == ["settle", "release weights kv_cache", "resume weights", "resume kv_cache"]
+    assert first.memory == [
+        "settle",
+        "release weights kv_cache cuda_graph",
+        "resume weights",
+        "resume cuda_graph kv_cache",
+    ]
 
 
 async def test_an_engine_that_dies_in_its_sleep_is_started_when_there_is_memory_for_it() -> None:

@@ -24,7 +24,11 @@ def test_parked_tensors_take_no_memory_and_come_back_as_they_were():
     parking = Parking(CPU)
     parking.park(tensors)
     assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+    for tensor, value in zip(tensors[:4], before, strict=False):
+        assert torch.equal(parking.present(tensor), value)
+        assert tensor.untyped_storage().nbytes() == 0
     parking.unpark()
+    assert parking.present(whole) is whole
     assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, before, strict=True))
     assert tensors[1].data_ptr() == whole[2:].data_ptr()
 

@@ -27,8 +27,8 @@ from rlrun.runner.engines.native.model.fused_weights import (
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
 PauseMode = Literal["abort", "in_place", "retract"]
-MemoryPart = Literal["weights", "kv_cache"]
-"""A part of the memory that an engine can release while it sleeps."""
+MemoryPart = Literal["weights", "kv_cache", "cuda_graph"]
+"""A part of the memory that an engine can release while it sleeps; this engine has no CUDA graphs."""
 
 
 class Engine:

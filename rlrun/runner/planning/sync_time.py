@@ -1,0 +1,96 @@
+"""Estimates the time of a weight update from the speeds of the links that its bytes pass.
+
+    gather    parts of the weights, from all ranks of a stage to each of them: within a node over its links,
+              from other nodes through the network card of each rank
+    relay     buckets in GPU memory of a pipeline: from their stage to all others, a slice per network card
+    send      the rest of the way: through one rank's network card, host memory, or a disk
+
+Where buckets are used, one is gathered while the one before is sent, so that the slower of both counts.
+"""
+
+import math
+from dataclasses import dataclass
+
+from rlrun.runner.planning.activations import ITEM_BYTES
+from rlrun.runner.planning.model_size import parameter_count
+from rlrun.runner.planning.step_time import HOST_LINK, LINK_EFFICIENCY, NETWORK, PlannedJob
+from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
+
+DISK = 2e9
+"""Bytes per second of a disk that all nodes share, while it is written and while it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTime:
+    """The estimated seconds of one weight update."""
+
+    way: str
+    """How the weights travel, in a few words."""
+    gather: float
+    send: float
+    """Seconds after gathering: from the trainer's first rank, or from its GPUs, to the servers."""
+    overlapped: bool
+    """Whether a bucket is gathered while another is sent."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole update."""
+        return max(self.gather, self.send) if self.overlapped else self.gather + self.send
+
+
+def sync_time(job: PlannedJob) -> SyncTime:
+    """Returns the estimated time of a weight update; engines' own copying is not counted."""
+    size = float(parameter_count(job.model) * ITEM_BYTES[job.spec.engine.dtype])
+    if not job.on_gpu:
+        return SyncTime("through host memory", 0.0, size / HOST_LINK, overlapped=False)
+    carrier, buckets = carrier_of(job.spec), bucket_bytes(job.spec)
+    if buckets_on_gpus(job.spec):
+        way = f"buckets of {_mebibytes(buckets)} in GPU memory (CUDA IPC)"
+        return SyncTime(way, _gather_seconds(job, size), _relay_seconds(job, size), overlapped=False)
+    gather = _gather_seconds(job, size) + _to_first_rank_seconds(job, size)
+    if carrier == "broadcast":
+        stages = job.spec.trainer.parallel.pipeline
+        way = "broadcast" + (f", a process group for each of {stages} stages" if stages > 1 else "")
+        send = size / (min(job.device.link, NETWORK) * LINK_EFFICIENCY)
+        return SyncTime(way, _gather_seconds(job, size), send, overlapped=True)
+    if carrier == "disk":
+        return SyncTime("files on a shared disk", gather, 2 * size / DISK, overlapped=False)
+    if carrier == "tensor" and buckets is not None:
+        way = f"buckets of {_mebibytes(buckets)} in host memory"
+        return SyncTime(way, gather + size / HOST_LINK, size / HOST_LINK, overlapped=True)
+    return SyncTime("the whole model in host memory", gather, 2 * size / HOST_LINK, overlapped=False)
+
+
+def _gather_seconds(job: PlannedJob, size: float) -> float:
+    """Returns the seconds in which every rank gathers its stage's share, one stage after the other."""
+    parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
+    sharing = parallel.world_size // parallel.pipeline // parallel.replicate
+    seconds = size * (sharing - 1) / sharing / job.device.link
+    if sharing > per_node:
+        nodes = sharing / per_node
+        seconds += size * (nodes - 1) / nodes / (NETWORK * per_node)
+    return seconds / LINK_EFFICIENCY
+
+
+def _relay_seconds(job: PlannedJob, size: float) -> float:
+    """Returns the seconds in which buckets reach the ranks of all other stages: slices, then the whole."""
+    parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
+    if parallel.pipeline == 1:
+        return 0.0
+    stage_ranks = parallel.world_size // parallel.pipeline
+    link = job.device.link if stage_ranks < per_node else NETWORK
+    slices = math.gcd(stage_ranks, per_node)
+    return size * (1 / (link * slices) + (slices - 1) / slices / job.device.link) / LINK_EFFICIENCY
+
+
+def _to_first_rank_seconds(job: PlannedJob, size: float) -> float:
+    """Returns the seconds in which rank 0 receives the tensors of the other stages."""
+    parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
+    share = (parallel.pipeline - 1) / parallel.pipeline
+    link = job.device.link if parallel.world_size <= per_node else NETWORK
+    return size * share / (link * LINK_EFFICIENCY)
+
+
+def _mebibytes(size: int | None) -> str:
+    assert size is not None, "this way has buckets"
+    return f"{size >> 20} MiB"

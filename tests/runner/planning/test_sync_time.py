@@ -1,0 +1,68 @@
+"""How weights travel in named layouts of GPUs, and for how long: 450 GB/s in a node, 50 GB/s beyond.
+
+Links reach 70 % of these figures; the model has 8.19 billion parameters of two bytes.
+"""
+
+from typing import Any
+
+import pytest
+
+from rlrun.runner.planning.sync_time import sync_time
+from tests.runner.planning.test_sizing import planned_job
+
+SIZE = 2 * 8_190_735_360
+NODES = {"nodes": 2, "gpus_per_node": 8, "address": "x:1"}
+APART = NODES | {"placement": "disaggregated"}
+ON_GPUS, LINK, NETWORK = "buckets of 512 MiB in GPU memory (CUDA IPC)", 315e9, 35e9
+ROWS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any], str, float]] = {
+    "one node": ({}, {"fsdp": 8}, {}, ON_GPUS, SIZE * 7 / 8 / LINK),
+    "two nodes": (NODES, {"fsdp": 16}, {}, ON_GPUS, SIZE * (15 / 16 / LINK + 1 / 2 / NETWORK / 8)),
+    "replicas on two nodes": (NODES, {"replicate": 2, "fsdp": 8}, {}, ON_GPUS, SIZE * 7 / 8 / LINK),
+    "a stage on each node": (
+        NODES,
+        {"pipeline": 2, "fsdp": 8},
+        {},
+        ON_GPUS,
+        SIZE * (7 / 8 / LINK + 1 / NETWORK / 8 + 7 / 8 / LINK),
+    ),
+    "two stages on a node": (
+        {},
+        {"pipeline": 2, "fsdp": 4},
+        {},
+        ON_GPUS,
+        SIZE * (3 / 4 + 1 / 4 + 3 / 4) / LINK,
+    ),
+    "apart": (APART, {"fsdp": 8}, {}, "broadcast", SIZE / NETWORK),
+    "apart, a pipeline": (
+        APART,
+        {"pipeline": 2, "fsdp": 4},
+        {},
+        "broadcast, a process group for each of 2 stages",
+        SIZE / NETWORK,
+    ),
+    "a disk": (
+        {},
+        {"fsdp": 8},
+        {"weight_sync": "disk"},
+        "files on a shared disk",
+        SIZE * (2 / 2e9 + 7 / 8 / LINK),
+    ),
+    "more servers than ranks": (
+        {},
+        {"fsdp": 4},
+        {"count": 8},
+        "the whole model in host memory",
+        SIZE * (2 / 2e10 + 3 / 4 / LINK),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_time_follows_the_links(name: str) -> None:
+    cluster, parallel, engine, way, seconds = ROWS[name]
+    job = planned_job(
+        cluster=cluster, trainer={"parallel": {"fsdp": 1} | parallel}, engine={"type": "sglang"} | engine
+    )
+    time = sync_time(job)
+    assert time.way == way
+    assert time.seconds == pytest.approx(seconds, rel=1e-3)

@@ -64,10 +64,12 @@ def parity(name: str, **parallel: int) -> Measurement:
 def run_ranks(out: Path) -> None:
     """Runs all ranks; RuntimeError with the end of the first log of a rank that failed."""
     port, processes = free_port(), []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(rank) for rank in range(RANKS)]
     for rank in range(RANKS):
         command = [sys.executable, "-m", "benchmarks.gpu.ranks", str(rank), str(port), str(out)]
         with (out / f"{rank}.log").open("wb") as log:
-            environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(rank)} if ON_GPU else {})
+            environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus[rank]} if ON_GPU else {})
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     try:
         codes = [process.wait(SECONDS) for process in processes]

@@ -3,14 +3,20 @@
 import json
 import shutil
 
+import peft
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from rlrun.converters.convert.conversion import Options, plan_conversion
 from rlrun.converters.convert.describe import describe
+from rlrun.converters.families.adapter_folder import write_adapter
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.locate import find_checkpoint
 from rlrun.converters.tensors.precision import keeps_precision
+from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
+from rlrun.models.config_json import read_architecture
 from tests.converters.conversions import EFFORT, convert, ignore, read_hf, same
 from tests.converters.trainer_process import save_on_ranks
 from tests.tiny_models import make_tiny_model
@@ -23,9 +29,21 @@ MODELS = {
     "moe on expert-parallel ranks": {"family": "qwen3_moe"},
     "deepseek": {"family": "deepseek_v3"},
     "gpt-oss": {"family": "gpt_oss"},
+    "adapters": {"family": "qwen3"},
     "gpt-oss on expert-parallel ranks": {"family": "gpt_oss"},
 }
+LORA = LoraShape(rank=4, alpha=6)
 SHARDED, EXPERTS = {"fsdp": 2, "tensor": 2}, {"fsdp": 4, "expert": 2}
+
+
+def make_adapter(model):
+    """A folder of adapters whose product is not zero, for a model's folder."""
+    matrices, numbers = adapters(read_architecture(model), LORA), torch.Generator().manual_seed(0)
+    factors = {
+        tensor.name: torch.randn(tensor.shape, generator=numbers) for tensor in adapter_tensors(matrices)
+    }
+    write_adapter(model / "adapter", str(model), matrices, LORA, factors.items())
+    return model / "adapter"
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +57,10 @@ def runs(tmp_path_factory):
         run = root / name
         run.mkdir()
         (run / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(folder)}}))
-        cases.append(
-            {"model": str(folder), "run": str(run), "parallel": EXPERTS if "expert" in name else SHARDED}
-        )
+        case = {"model": str(folder), "run": str(run), "parallel": EXPERTS if "expert" in name else SHARDED}
+        if name == "adapters":
+            case |= {"lora": {"rank": LORA.rank, "alpha": LORA.alpha}, "adapter": str(make_adapter(folder))}
+        cases.append(case)
     save_on_ranks(4, cases)
     return root
 
@@ -51,12 +70,40 @@ def test_a_sharded_checkpoint_is_what_the_trainer_exports(name, runs, tmp_path):
     run = runs / name
     out = convert(run, "hf", tmp_path / "out")
     source = read_hf(runs / "models" / name)
+    if name == "adapters":
+        merged = read_hf(
+            convert(runs / "models" / name, "hf", tmp_path / "merged", adapter=run / "model" / "adapter")
+        )
+        assert not same(source, merged)
+        source = merged
     rounded = {
         name: tensor if keeps_precision(name) else tensor.bfloat16() for name, tensor in source.items()
     }
     assert same(rounded, read_hf(out))
-    exported = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    exported = {path.name: path.read_bytes() for path in (run / "model").iterdir() if path.is_file()}
     assert exported == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_peft_loads_exported_adapters(runs):
+    model, folder = runs / "models" / "adapters", runs / "adapters" / "model" / "adapter"
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(base, folder)
+    loaded, stored = peft.get_peft_model_state_dict(adapted), load_file(folder / "adapter_model.safetensors")
+    given = load_file(model / "adapter" / "adapter_model.safetensors")
+    assert same(loaded, stored) and same(stored, given)
+    merged = adapted.merge_and_unload().state_dict()
+    exported = read_hf(runs / "adapters" / "model")
+    assert all(torch.allclose(merged[name], exported[name].float(), rtol=1e-2) for name in exported)
+
+
+def test_a_checkpoint_of_adapters_needs_its_model_and_has_no_optimizer_of_weights(runs, tmp_path):
+    with pytest.raises(ValueError, match="optimizer's state of adapters"):
+        convert(runs / "adapters", "hf", tmp_path / "out", optimizer=True)
+    bare = tmp_path / "model"
+    bare.mkdir()
+    shutil.copy(runs / "models" / "adapters" / "config.json", bare)
+    with pytest.raises(ValueError, match="has only adapters: add --model"):
+        convert(runs / "adapters", "hf", tmp_path / "out", model=bare)
 
 
 def test_it_is_in_parts(runs):

@@ -14,7 +14,10 @@ DEADLINE = 240
 
 
 def save_on_ranks(world_size, cases):
-    """Each case: `{"model": folder, "parallel": …, "run": folder}`; one process group for all of them."""
+    """Each case: `{"model": folder, "parallel": …, "run": folder}`, with `lora` and `adapter` for adapters.
+
+    All cases share one process group.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,9 +55,14 @@ def _work(rank, world_size, port, cases):
 def _spec(case):
     return Spec.model_validate(
         {
-            "model": {"path": str(case["model"])},
+            "model": {"path": str(case["model"]), "adapter": case.get("adapter")},
             "data": {},
             "engine": {"dtype": "float32"},
-            "trainer": {"steps": 1, "dtype": "float32", "parallel": case["parallel"]},
+            "trainer": {
+                "steps": 1,
+                "dtype": "float32",
+                "parallel": case["parallel"],
+                "lora": case.get("lora"),
+            },
         }
     )

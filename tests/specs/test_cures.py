@@ -24,8 +24,8 @@ def problem_of(*overrides: str, spec: str = BASE) -> Problem:
         ("trainer.beta=0.1", "did you mean `algorithm.kl.in_loss.coef`?"),
         ("algorithm.beta=0.1", "did you mean `algorithm.kl.in_loss.coef`?"),
         ("trainer.beta1=0.9", "did you mean `betas`?"),
-        ("trainer.lora_rank=8", "rlrun does not train LoRA adapters"),
-        ("algorithm.lora=true", "rlrun does not train LoRA adapters"),
+        ("trainer.lora_rank=8", "did you mean `lora`?"),
+        ("trainer.peft=true", "by a table [trainer.lora]"),
     ],
 )
 def test_a_cure_names_what_was_meant(override: str, cure: str) -> None:

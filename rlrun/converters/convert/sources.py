@@ -1,11 +1,12 @@
 """Reads the tensors of a source of either format by their Hugging Face names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from rlrun.converters.families.families import map_to_hf, map_to_parameters
+from rlrun.converters.families.lora import LORA_SCALE, merge_trained
 from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
@@ -13,7 +14,8 @@ from rlrun.converters.folders.locate import Checkpoint
 from rlrun.converters.quantised.kinds import dequantise
 from rlrun.converters.tensors.content import Content, cast, plain
 from rlrun.converters.tensors.precision import keeps_precision, parse_dtype
-from rlrun.converters.tensors.stored import StoredTensor
+from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.converters.tensors.stored import Files, StoredTensor
 from rlrun.models.config_json import FAMILIES, read_config, weight_dtype
 
 _OWN = "parameters."
@@ -116,8 +118,31 @@ def _from_parameters(
     def read(name: str) -> StoredTensor:
         return folder.read(start + name)
 
+    if LORA_SCALE in folder.tensors:
+        if start != _OWN:
+            raise ValueError(
+                f"{source.folder} has the optimizer's state of adapters, not of weights: remove --optimizer"
+            )
+        return _merged(source, config, folder, described, read)
     fixed = _fixed(source) if start == _OWN else {}
     return map_to_hf(config, StoredParameters(described, read, str(source.folder), own, fixed), lenience)
+
+
+def _merged(
+    source: Checkpoint,
+    config: Mapping[str, Any],
+    folder: DcpFolder,
+    described: Mapping[str, TensorInfo],
+    read: Callable[[str], StoredTensor],
+) -> Mapped:
+    """Returns the tensors of the initial model, merged with the adapters that a run trained."""
+    if source.model is None or not is_hf_folder(source.model):
+        raise ValueError(
+            f"{source.folder} has only adapters: add --model, the folder of the model that they adapt"
+        )
+    [scale] = plain(folder.read(LORA_SCALE)).rows(Files(), 0, 1).flatten().tolist()
+    contents = {name: plain(tensor) for name, tensor in read_tensors(source.model).items()}
+    return Mapped(merge_trained(contents, config, described, read, scale))
 
 
 def _fixed(source: Checkpoint) -> dict[str, Content]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,17 @@ import torch
 from rlrun.converters.tensors.content import Content, RowByRow, cast, plain
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import Files, StoredTensor
+from rlrun.models.adapters import PEFT_PREFIX
 from rlrun.models.checked_names import abbreviated, file_inside
+from rlrun.models.config_json import architecture
 from rlrun.models.json_files import read_json_object
+from rlrun.models.tensor_names import hf_tensors
 
-_CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+LORA_SCALE = "lora.scale"
+"""The name of the factor of adapters in a run's checkpoint."""
+_DOWN, _UP = ".lora_a.weight", ".lora_b.weight"
 _REFUSED = ("use_dora", "fan_in_fan_out", "target_parameters", "layer_replication", "use_qalora")
 
 
@@ -33,8 +38,16 @@ class MergedWeight(RowByRow):
         """Returns rows of the merged weight."""
         up = plain(self.up).rows(files, first, last).float()
         down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
-        merged = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
+        merged = merge_factors(self.source.rows(files, first, last).float(), up, down, self.scale)
         return merged.to(self.tensor.dtype)
+
+
+def merge_factors(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scale: float) -> torch.Tensor:
+    """Returns `weight + scale * up @ down` for float32 tensors.
+
+    The trainer and `rlrun convert` both merge with this function, so that their results are equal.
+    """
+    return torch.addmm(weight, up, down, alpha=scale)
 
 
 def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
@@ -42,8 +55,8 @@ def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, C
 
     Raises ValueError if the adapter refers to a missing tensor, or is of a kind that is not supported.
     """
-    config = _read_config(adapter)
-    tensors = read_header(file_inside(adapter, _WEIGHTS))
+    config = read_adapter_config(adapter)
+    tensors = read_header(file_inside(adapter, ADAPTER_WEIGHTS))
     result = dict(contents)
     for name in sorted(tensors):
         module, kind = _target(name, adapter)
@@ -55,6 +68,28 @@ def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, C
             result[weight] = _merge(contents[weight], tensors[name], up, config, module)
         elif kind == "weight":
             result[weight] = _replace(contents[weight], tensors[name], weight)
+    return result
+
+
+def merge_trained(
+    contents: Mapping[str, Content],
+    config: Mapping[str, Any],
+    names: Iterable[str],
+    read: Callable[[str], StoredTensor],
+    scale: float,
+) -> dict[str, Content]:
+    """Returns the contents with a run's adapters merged into them.
+
+    `names` are the adapters' tensors in the run's checkpoint, by the trainer's names.
+    """
+    tensors = hf_tensors(architecture(config))
+    matrices = {tensor.parameter: tensor.name for tensor in tensors}
+    # in the order of the trainer's own exports
+    result = {tensor.name: contents[tensor.name] for tensor in tensors}
+    for name in names:
+        if name.endswith(_DOWN):
+            matrix = matrices[name.replace(_DOWN, ".weight")]
+            result[matrix] = MergedWeight(contents[matrix], read(name), read(name.replace(_DOWN, _UP)), scale)
     return result
 
 
@@ -82,8 +117,8 @@ def _replace(content: Content, stored: StoredTensor, name: str) -> Content:
 
 def _target(name: str, adapter: Path) -> tuple[str, str]:
     """Returns the module that a tensor of the adapter belongs to, and `lora_A`, `lora_B` or `weight`."""
-    match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+?)\.(lora_A|lora_B)\.weight", name)
-    match = match or re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.(weight)", name)
+    match = re.fullmatch(rf"{re.escape(PEFT_PREFIX)}(.+?)\.(lora_A|lora_B)\.weight", name)
+    match = match or re.fullmatch(rf"{re.escape(PEFT_PREFIX)}(.+)\.(weight)", name)
     if not match:
         raise ValueError(f"{adapter} has {abbreviated([name])}, a kind of adapter that is not supported")
     return match[1], match[2]
@@ -97,8 +132,9 @@ def _pattern(patterns: Mapping[str, float], module: str, default: float) -> floa
     return default
 
 
-def _read_config(adapter: Path) -> dict[str, Any]:
-    config = read_json_object(file_inside(adapter, _CONFIG))
+def read_adapter_config(adapter: Path) -> dict[str, Any]:
+    """Returns the settings of an adapter; ValueError if it is of a kind that is not supported."""
+    config = read_json_object(file_inside(adapter, ADAPTER_CONFIG))
     if config.get("peft_type") != "LORA" or "lora_alpha" not in config:
         raise ValueError(f"{adapter} is not a LoRA adapter: its peft_type is {config.get('peft_type')!r}")
     if used := [key for key in _REFUSED if config.get(key)]:

@@ -66,8 +66,13 @@ def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Ten
         return torch.zeros(tensor.shape)
     if tensor.name.endswith("norm.weight"):
         return torch.ones(tensor.shape)
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + _digest(tensor.name))
+    generator = named_generator(tensor.name, seed)
     return torch.empty(tensor.shape).normal_(0.0, model.initializer_range, generator=generator)
+
+
+def named_generator(name: str, seed: int) -> torch.Generator:
+    """Returns a generator whose numbers depend only on seed and name."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + _digest(name))
 
 
 def write_folder(
@@ -92,14 +97,15 @@ def write_folder(
     shards = split_shards(described, SHARD_BYTES)
     stream = iter(tensors)
     for file, names in shards.items():
-        _write_file(folder / file, {name: described[name] for name in names}, stream)
+        write_safetensors(folder / file, {name: described[name] for name in names}, stream)
     if len(shards) > 1:
         (folder / INDEX).write_bytes(make_index(described, shards))
 
 
-def _write_file(
+def write_safetensors(
     path: Path, expected: Mapping[str, TensorInfo], stream: Iterator[tuple[str, torch.Tensor]]
 ) -> None:
+    """Writes one file with the expected tensors, which are the next ones of the stream."""
     head, _ = make_header(expected)
     with path.open("wb") as file:
         file.write(head)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.activations import ITEM_BYTES, activation_bytes, logit_bytes, mask_bytes
-from rlrun.runner.planning.model_size import RankShare, largest_share, parameter_count
+from rlrun.runner.planning.model_size import RankShare, largest_share, parameter_count, policy_share
 from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
@@ -67,7 +67,7 @@ def training_phase(
     samples, context = trainer.micro_batch_size, trainer.parallel.context
     largest = max(trainer.max_tokens_per_rank * context, longest) if samples is None else samples * longest
     tokens = -(-largest // context)
-    share = largest_share(model, trainer.parallel, trainer.freeze)
+    share = policy_share(model, trainer)
     alone = trainer.parallel.world_size == 1
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
     if not alone:
@@ -108,7 +108,12 @@ def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:
     """
     alone, item = spec.parallel.world_size == 1, ITEM_BYTES[spec.dtype]
     copies = (item if alone else 0) if offload == "all" else 4 + (item if alone and item < 4 else 0)
-    yield Part("parameters", share.parameters * copies, f"{share.parameters:,} × {copies} bytes")
+    frozen = share.parameters - share.trained if spec.lora else 0
+    if frozen:
+        size = item if alone else 4  # FSDP keeps float32 shards of the frozen parameters too
+        yield Part("frozen parameters", frozen * size, f"{frozen:,} × {size} bytes")
+    own = share.parameters - frozen
+    yield Part("parameters", own * copies, f"{own:,} × {copies} bytes")
     if offload != "all":
         yield Part("gradients", share.trained * 4, f"{share.trained:,} × 4 bytes")
     if offload == "none":
@@ -121,7 +126,11 @@ def critic_part(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, 
     """Returns the memory of a critic's parameters, gradients and optimizer state on one rank."""
     share = critic_share(model, trainer, spec)
     critics_trainer = trainer.model_copy(
-        update={"optimizer": spec.optimizer, "parallel": companion_layout(spec.parallel, _ranks(trainer))}
+        update={
+            "optimizer": spec.optimizer,
+            "parallel": companion_layout(spec.parallel, _ranks(trainer)),
+            "lora": None,  # a critic is trained as a whole
+        }
     )
     size = sum(part.bytes for part in _state(share, critics_trainer, trainer.offload if gpu else "none"))
     return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")

@@ -4,18 +4,21 @@ The count goes tensor by tensor and does not need torch.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from math import prod
 
+from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
-from rlrun.specs.sections.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
 """Matrices that tensor parallelism does not split: routers, and the projections to latent vectors."""
+_SPLIT_BY_INPUTS = (".o_proj.", ".down_proj.")
+"""Matrices that tensor parallelism splits by inputs, and with them the first factor of their adapters."""
 _EMBEDDINGS = ("tok_embeddings.weight", "model.embed_tokens.weight")
 
 
@@ -107,19 +110,42 @@ def _stacks(model: Architecture) -> tuple[_Stack, ...]:
     return tuple(_Stack(tensors[0], len(tensors)) for tensors in stacks.values())
 
 
-def largest_share(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> RankShare:
-    """Returns the share of the rank that holds most; `frozen` has patterns of HF names (`trainer.freeze`)."""
-    return max(rank_shares(model, parallel, frozen), key=lambda share: share.parameters)
+def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
+    """Returns the share of the policy's rank that holds most."""
+    lora = trainer.lora.shape if trainer.lora else None
+    return largest_share(model, trainer.parallel, trainer.freeze, lora)
+
+
+def largest_share(
+    model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = (), lora: LoraShape | None = None
+) -> RankShare:
+    """Returns the share of the rank that holds most.
+
+    `frozen` has patterns of HF names (`trainer.freeze`). With `lora` only adapters are trained. Raises
+    ValueError if the model has no such adapters.
+    """
+    return max(rank_shares(model, parallel, frozen, lora), key=lambda share: share.parameters)
 
 
 def rank_shares(
-    model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()
+    model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = (), lora: LoraShape | None = None
 ) -> Iterator[RankShare]:
     """Yields the share of each pipeline rank; ranks that differ only in other dimensions hold as much."""
+    factors = [] if lora is None else [_Stack(tensor, 1) for tensor in adapter_tensors(adapters(model, lora))]
     for layers, first, last in _pipeline_ranks(model, parallel):
         embedding = first or (model.tied and last)  # a tied head away from the embedding has a copy of it
         stacks = [stack for stack in _stacks(model) if _belongs(stack.tensor, layers, embedding, last)]
-        yield _share(stacks, parallel, frozen, len(layers), first=first, last=last)
+        share = _share(stacks, parallel, frozen, len(layers), first=first, last=last)
+        own_factors = [stack for stack in factors if _belongs(stack.tensor, layers, embedding, last)]
+        yield share if lora is None else _with_adapters(share, own_factors, parallel)
+
+
+def _with_adapters(share: RankShare, factors: Sequence[_Stack], parallel: ParallelSpec) -> RankShare:
+    """Returns the share of a rank with these adapters, which alone are trained."""
+    size = sum(_sharded_size(factor, parallel) for factor in factors)
+    return replace(
+        share, parameters=share.parameters + size, trained=size, hidden=0, block=share.block + size
+    )
 
 
 def _pipeline_ranks(model: Architecture, parallel: ParallelSpec) -> Iterator[tuple[set[int], bool, bool]]:
@@ -187,6 +213,9 @@ def _gathered_size(stack: _Stack, parallel: ParallelSpec) -> int:
     if tensor.is_routed_expert:
         return -(-stack.size // parallel.expert)
     is_split = len(tensor.shape) > 1 and not any(name in tensor.parameter for name in _WHOLE)
+    if ".lora_" in tensor.name:
+        first = ".lora_A." in tensor.name
+        is_split &= first == any(name in tensor.name for name in _SPLIT_BY_INPUTS)
     return -(-stack.size // (parallel.tensor if is_split else 1))
 
 

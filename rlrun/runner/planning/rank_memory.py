@@ -16,6 +16,7 @@ from rlrun.runner.planning.storage import checkpoint_copy_bytes
 from rlrun.specs.derived.sampling_mask import candidates_of
 
 PERSISTENT_PARTS = (
+    "frozen parameters",
     "parameters",
     "optimizer",
     "critic",

@@ -2,23 +2,24 @@
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.memory import critic_share, optimizer_bytes
-from rlrun.runner.planning.model_size import largest_share, parameter_count
+from rlrun.runner.planning.model_size import RankShare, parameter_count, policy_share
 from rlrun.specs.sections.companions import CriticSpec
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 
 def offloaded_bytes(model: Architecture, trainer: TrainerSpec) -> int:
     """Returns the host memory per rank for the policy's training state that `trainer.offload` moves there."""
-    share = largest_share(model, trainer.parallel, trainer.freeze)
+    share = policy_share(model, trainer)
     state = optimizer_bytes(share, trainer)
     masters = share.parameters * 4 + share.trained * 4
     return {"none": 0, "optimizer": state, "all": masters + state}[trainer.offload]
 
 
 def checkpoint_copy_bytes(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
-    """Returns the size of a rank's copy for a checkpoint: its float32 parameters and optimizer state."""
-    share = largest_share(model, trainer.parallel, trainer.freeze)
-    size = share.parameters * 4 + optimizer_bytes(share, trainer)
+    """Returns the size of a rank's copy for a checkpoint: its float32 parameters (of adapters, if there are
+    any) and optimizer state."""
+    share = policy_share(model, trainer)
+    size = _saved(share, trainer) * 4 + optimizer_bytes(share, trainer)
     if critic is not None:
         critics_share = critic_share(model, trainer, critic)
         size += critics_share.parameters * 4 + optimizer_bytes(critics_share, critic)
@@ -27,8 +28,13 @@ def checkpoint_copy_bytes(model: Architecture, trainer: TrainerSpec, critic: Cri
 
 def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:
     """Returns the size of one checkpoint on disk: float32 parameters and optimizer state of the model."""
-    whole = largest_share(model, ParallelSpec(), trainer.freeze)
-    return whole.parameters * 4 + optimizer_bytes(whole, trainer)
+    whole = policy_share(model, trainer.model_copy(update={"parallel": ParallelSpec()}))
+    return _saved(whole, trainer) * 4 + optimizer_bytes(whole, trainer)
+
+
+def _saved(share: RankShare, trainer: TrainerSpec) -> int:
+    """Returns the number of parameters that a checkpoint has: with adapters only theirs."""
+    return share.trained if trainer.lora else share.parameters
 
 
 def export_bytes(model: Architecture) -> int:

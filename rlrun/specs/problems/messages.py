@@ -95,9 +95,7 @@ class Explainer:
         known = ", ".join(sorted(valid)) or "none"
         table = f"[{table_name(path[:-1])}]" if len(path) > 1 else "the spec's top level"
         if suggestion is None and plain(key).startswith(_LORA):
-            cure = (
-                "rlrun does not train LoRA adapters; `rlrun convert hf-to-hf --lora` merges one into a model"
-            )
+            cure = "adapters are trained by a table [trainer.lora] with rank, alpha and targets"
             return Finding(path, "unknown key", cure, at_value=False)
         if suggestion is None:
             return Finding(path, "unknown key", f"{table} takes: {known}", at_value=False)

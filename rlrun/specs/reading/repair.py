@@ -15,6 +15,7 @@ from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES, Demands
 from rlrun.specs.rules.engine_rules import ENGINE_RULES
+from rlrun.specs.rules.lora_rules import LORA_RULES
 from rlrun.specs.rules.model_folder import model_findings
 from rlrun.specs.rules.optimizer_rules import OPTIMIZER_RULES
 from rlrun.specs.rules.parallel_rules import PARALLEL_RULES
@@ -32,6 +33,7 @@ _RULES = (
     *OPTIMIZER_RULES,
     *PARALLEL_RULES,
     *TRAINER_RULES,
+    *LORA_RULES,
 )
 """The rules that do not depend on the algorithm."""
 

@@ -1,10 +1,10 @@
 """`[model]`: the policy that is trained."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlrun.specs.paths import ModelPath
+from rlrun.specs.paths import ModelPath, PathMarker
 from rlrun.specs.sections.section import Section
 
 
@@ -17,6 +17,9 @@ class ModelSpec(Section):
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id. None: the default branch, whose commit is recorded in
     spec.lock.json."""
+    adapter: Annotated[str | None, PathMarker()] = None
+    """Folder of a LoRA adapter in peft's layout that training starts from, relative to the file that sets it.
+    `[trainer.lora]` must describe it. None: adapters start at zero."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Additional variables of the chat template, for instance `{ enable_thinking = false }` for Qwen3."""
     implementation: Literal["torchtitan", "transformers"] = "torchtitan"

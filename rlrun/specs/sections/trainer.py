@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rlrun.models.adapters import LoraShape
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.section import Section
 
@@ -92,6 +93,31 @@ class MoeSpec(Section):
     (DeepSeek-V3). false: they keep the bias of the initial model."""
 
 
+class LoraSpec(Section):
+    """Low-rank adapters (LoRA, arXiv:2106.09685), which are trained instead of the model's own parameters.
+
+    Without this table the whole model is trained.
+    """
+
+    rank: int = Field(default=16, ge=1)
+    """Inner size of each adapter. A higher rank learns more and takes more memory."""
+    alpha: float = Field(default=32, gt=0)
+    """An adapter's product is multiplied by alpha / rank."""
+    targets: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Hugging Face names of the matrices that get an adapter, such as `q_proj` and `down_proj`. None: all
+    matrices of attention and feed-forward. In a model with experts only attention has adapters."""
+    rslora: bool = False
+    """Multiply by alpha / √rank instead (rsLoRA, arXiv:2312.03732)."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Only 0 is supported: dropout would give a token different log-probs in each pass, so that the ratio to
+    the old policy would be noise."""
+
+    @property
+    def shape(self) -> LoraShape:
+        """The settings that the adapters have in common."""
+        return LoraShape(self.rank, self.alpha, self.targets or (), self.rslora)
+
+
 class TrainerSpec(OptimizerSpec):
     """The length of the run, the optimizer steps, and how the trainer computes them."""
 
@@ -147,6 +173,8 @@ class TrainerSpec(OptimizerSpec):
     logits_chunk: int = Field(default=1024, ge=1)
     """Number of tokens whose float32 logits exist at the same time. Lower it to save memory with large
     vocabularies."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters instead of the whole model. None: train the whole model."""
     moe: MoeSpec = MoeSpec()
     """Settings for mixture-of-experts models."""
     parallel: ParallelSpec = ParallelSpec()

@@ -109,13 +109,13 @@ def excluded_logits(mask, count, vocab):
     return excluded
 
 
-def make_spec(model, parallel=None, algorithm=None, **trainer):
+def make_spec(model, parallel=None, algorithm=None, adapter=None, **trainer):
     family = json.loads((Path(model) / "config.json").read_text())["model_type"]
     implementation = "transformers" if family in FOREIGN else "torchtitan"
     defaults = {"steps": 1, "dtype": "float32", "lr": 1e-2, "eps": 1e-4, "max_tokens_per_rank": 100}
     return Spec.model_validate(
         {
-            "model": {"path": str(model), "implementation": implementation},
+            "model": {"path": str(model), "implementation": implementation, "adapter": adapter},
             "data": {},
             "rollout": {"temperature": TEMPERATURE},
             "algorithm": algorithm or {"type": "grpo", "entropy_coef": 0.1},

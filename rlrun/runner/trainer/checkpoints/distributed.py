@@ -15,24 +15,34 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rlrun.converters.families.lora import LORA_SCALE
 from rlrun.converters.folders.checksums import Digests
+from rlrun.models.adapters import LoraShape
 from rlrun.runner.trainer.checkpoints.checksummed_files import CheckpointReader, HashedFiles
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EXPERT_BIAS
 
 ROUTER = ".moe.router.gate.weight"
 """The names of routers' matrices end in this."""
+ADAPTER = ".lora_"
+_FACTORS = "parameters."
 
 
 def training_state(
-    parameters: Mapping[str, torch.Tensor], optimizer: Optimizer, step: int, rank: int
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: Optimizer,
+    step: int,
+    rank: int,
+    *,
+    lora: LoraShape | None = None,
 ) -> dict[str, torch.Tensor]:
     """Returns everything that `load_checkpoint` reads."""
-    return _tensors(parameters, optimizer) | {
+    state = _tensors(parameters, optimizer) | {
         "step": torch.tensor(step),
         "updates": optimizer.updates,
         f"random.{rank}": torch.get_rng_state(),
     }
+    return state if lora is None else state | {LORA_SCALE: torch.tensor(lora.scale, dtype=torch.float64)}
 
 
 def weights_state(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -69,15 +79,26 @@ def write_state(
 
 
 def load_checkpoint(
-    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: Optimizer, rank: int
+    folder: Path,
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: Optimizer,
+    rank: int,
+    *,
+    lora: LoraShape | None = None,
 ) -> int:
     """Loads parameters, optimizer and random state; returns the number of optimizer steps so far.
 
-    Raises ValueError if the checkpoint is incomplete, damaged, or of another model.
+    Raises ValueError if the checkpoint is incomplete, damaged, of another model, or has other adapters than
+    `lora` describes.
     """
     reader, stored = _open(folder)
     state = _tensors(parameters, optimizer)
+    check_adapters(folder, {key: tuple(tensor.shape) for key, tensor in state.items()}, stored)
     _check(folder, state, stored)
+    scale = torch.tensor(0.0, dtype=torch.float64)
+    if lora is not None:
+        _read(reader, folder, {LORA_SCALE: scale})
+        check_scale(folder, float(scale), lora)
     step, updates, random = torch.tensor(0), torch.tensor(0.0), torch.get_rng_state()
     state |= {"step": step, "updates": updates}
     if f"random.{rank}" in stored:
@@ -122,6 +143,43 @@ def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str,
                 f"checkpoint {folder} is of another model: {name} has shape {tuple(stored[name].size)}, "
                 f"in this model {tuple(tensor.shape)}"
             )
+
+
+def check_adapters(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Any]) -> None:
+    """Raises ValueError if a checkpoint has other adapters than a job, whose state has these `shapes`."""
+    ours, theirs = ({key for key in keys if key.startswith(_FACTORS)} for keys in (shapes, stored))
+    ours, theirs = ({key for key in keys if ADAPTER in key} for keys in (ours, theirs))
+    if bool(ours) != bool(theirs):
+        has, cure = ("no adapters", "remove") if ours else ("adapters", "add the run's")
+        raise ValueError(f"checkpoint {folder} has {has}: {cure} [trainer.lora], or start another run")
+    if ours != theirs:
+        targets = {_matrix(key) for key in ours ^ theirs}
+        raise ValueError(
+            f"checkpoint {folder} was saved with other trainer.lora.targets: it "
+            f"{'lacks' if ours - theirs else 'also has'} adapters of {', '.join(sorted(targets))}. Set the "
+            "targets that the run began with, or start another run"
+        )
+    for key in sorted(ours):
+        if key.endswith("lora_a.weight") and (rank := stored[key].size[0]) != shapes[key][0]:
+            raise ValueError(
+                f"checkpoint {folder} was saved with trainer.lora.rank = {rank}, found {shapes[key][0]}: set "
+                f"it to {rank}, or start another run"
+            )
+
+
+def check_scale(folder: Path, stored: float, lora: LoraShape) -> None:
+    """Raises ValueError if the adapters of a checkpoint were multiplied by another factor."""
+    if stored != lora.scale:
+        raise ValueError(
+            f"checkpoint {folder} was saved with adapters times {stored:g}, and trainer.lora.alpha = "
+            f"{lora.alpha:g}, rank = {lora.rank}, rslora = {str(lora.rslora).lower()} multiply by "
+            f"{lora.scale:g}: set the values that the run began with, or start another run"
+        )
+
+
+def _matrix(key: str) -> str:
+    """Returns the name of the matrix that an adapter's tensor of a checkpoint belongs to."""
+    return key.partition(ADAPTER)[0].rpartition(".")[2]
 
 
 def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:

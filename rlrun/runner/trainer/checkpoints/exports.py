@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rlrun.converters.families.adapter_folder import write_adapter
 from rlrun.converters.families.model_folder import write_folder
+from rlrun.models.adapters import adapters
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.planning.rank_layout import coordinates
@@ -63,14 +65,28 @@ def _stages(rank: int, spec: Spec, parameters: Parameters) -> Stages:
     return Stages(parameters.stage_of, own.pipeline, is_first_rank, parameters.stages, neighbours)
 
 
-def export_folder(folder: Path, setup: TrainerSetup, model: Architecture, parameters: Parameters) -> None:
+ADAPTER_FOLDER = "adapter"
+"""The folder of the adapter within an exported model."""
+
+
+def export_folder(
+    folder: Path, setup: TrainerSetup, spec: Spec, model: Architecture, parameters: Parameters
+) -> None:
     """Writes a Hugging Face folder with the current weights in the source's precision, config and tokenizer.
 
-    All ranks call this together; rank 0 writes.
+    If adapters are trained, they are merged into the weights, and also written by themselves for peft. All
+    ranks call this together; rank 0 writes.
     """
     tensors = parameters.gather()
     if setup.rank == 0:
         dtype = getattr(torch, model.dtype)
         write_folder(folder, Path(setup.model_folder), tensors, parameters.shapes, dtype)
     for _ in tensors:  # gathering is collective: ranks other than 0 must take part to the end
+        pass
+    if spec.trainer.lora is None:
+        return
+    factors, lora = parameters.gather_adapters(), spec.trainer.lora.shape
+    if setup.rank == 0:
+        write_adapter(folder / ADAPTER_FOLDER, spec.model.path, adapters(model, lora), lora, factors)
+    for _ in factors:
         pass

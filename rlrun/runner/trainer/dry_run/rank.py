@@ -79,6 +79,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             checkpointing=spec.trainer.activation_checkpointing,
             router_dtype=spec.trainer.moe.router_dtype,
             head_dtype=spec.trainer.head_dtype,
+            lora=spec.trainer.lora.shape if spec.trainer.lora else None,
         )
         trace = MemoryTrace(OFFLOADED_PURPOSES[spec.trainer.offload])
         fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -100,7 +101,8 @@ def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Sp
     names |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
     tensors = hf_tensors(model)
     own_tensors = [tensor for tensor in tensors if tensor.parameter in names]
-    parameters = Parameters(decoders, model, tensors=own_tensors)
+    lora = spec.trainer.lora.shape if spec.trainer.lora else None
+    parameters = Parameters(decoders, model, tensors=own_tensors, lora=lora)
     freeze(tensors, spec.trainer.freeze, *parameters.holders)
     return parameters
 

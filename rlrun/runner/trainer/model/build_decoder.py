@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from rlrun.models.adapters import LoraShape
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
 from rlrun.runner.trainer.compat.layouts import set_sharding
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
+from rlrun.runner.trainer.model.adapted_config import AdaptedConfig, freeze_base
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
@@ -37,6 +39,7 @@ def build_model(
     head_dtype: str = "model",
     compiled: bool = False,
     balanced: bool = False,
+    lora: LoraShape | None = None,
 ) -> list[PackedDecoder]:
     """Returns this rank's pipeline stages, in order, with undefined parameters; one stage without a pipeline.
 
@@ -47,7 +50,7 @@ def build_model(
     `checkpointing`: `trainer.activation_checkpointing`. `on_host`: shards are in host memory; a single rank's
     parameters stay on its device. `router_dtype`: `trainer.moe.router_dtype`. `head_dtype`: the policy's
     `trainer.head_dtype`. `compiled`: `trainer.compile`. `balanced`: experts have a bias that balances their
-    load.
+    load. `lora`: matrices get adapters, and all other parameters are frozen.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head.wide = head_dtype == "float32"
@@ -56,16 +59,25 @@ def build_model(
     if dims is not None:
         check_layout(model, parallel, section)
         set_sharding(config, parallel)
+    adapted = None if lora is None else AdaptedConfig(config, model, lora)
     ranges = stage_layers(model.layers, parallel)
     pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
     for stage in stages_of_rank(pipeline_rank, parallel):
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
-            decoder: PackedDecoder = config.build()
+            decoder: PackedDecoder = config.build() if adapted is None else adapted.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
         decoders.append(
             _materialize(
-                decoder, dims, parallel, dtype, device, checkpointing, on_host=on_host, compiled=compiled
+                decoder,
+                dims,
+                parallel,
+                dtype,
+                device,
+                checkpointing,
+                on_host=on_host,
+                compiled=compiled,
+                adapted=lora is not None,
             )
         )
     return decoders
@@ -101,6 +113,7 @@ def _materialize(  # noqa: PLR0917
     *,
     on_host: bool,
     compiled: bool,
+    adapted: bool,
 ) -> PackedDecoder:
     """Lays a decoder on meta out over the ranks, and allocates its memory.
 
@@ -109,6 +122,8 @@ def _materialize(  # noqa: PLR0917
     if dims is not None:
         decoder.parallelize(dims)
         _tie(decoder)
+    if adapted:
+        freeze_base(decoder)  # `parallelize` creates the parameters again, and all of them would be trained
     if checkpointing != "none":
         checkpoint_activations(decoder, checkpointing)
     if compiled:

@@ -49,4 +49,5 @@ def build_decoders(
         head_dtype=trainer.head_dtype,
         compiled=trainer.compile,
         balanced=trainer.moe.balancing == "bias",
+        lora=trainer.lora.shape if trainer.lora else None,
     )

@@ -115,13 +115,14 @@ class _LogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         kept, ctx.kept = ctx.kept, None
         for part in _chunks(hidden, ctx.query):
             logits = hidden[part] @ weight.t() if kept is None else kept[part]
             slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
             torch.mm(slopes, weight, out=grad_hidden[part])
-            grad_weight.addmm_(slopes.t(), hidden[part])
+            if grad_weight is not None:
+                grad_weight.addmm_(slopes.t(), hidden[part])
         return grad_hidden, grad_weight, None, None
 
 
@@ -146,13 +147,14 @@ class _WideLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _chunks(hidden, ctx.query):
             logits = wide_product(hidden[part], weight.t())
             slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
             grad_hidden[part] = wide_product(slopes, weight)
-            grad_weight += wide_product(slopes.t(), hidden[part])
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+            if grad_weight is not None:
+                grad_weight += wide_product(slopes.t(), hidden[part])
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
 def _log_probs(

@@ -75,10 +75,14 @@ class _OneDnnLinear(torch.autograd.Function):
         return onednn_linear(input, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         input, weight = ctx.saved_tensors
+        of_input, of_weight = ctx.needs_input_grad
         rows, slopes = input.flatten(0, -2), grad.flatten(0, -2)
-        return onednn_linear(grad, weight.t()), onednn_linear(slopes.t(), rows.t())
+        return (
+            onednn_linear(grad, weight.t()) if of_input else None,
+            onednn_linear(slopes.t(), rows.t()) if of_weight else None,
+        )
 
 
 class Norm(RMSNorm):

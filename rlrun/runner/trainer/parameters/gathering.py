@@ -5,16 +5,21 @@ parts of a parameter ─▶ whole, on every rank of its stage ─▶ HF tensors,
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlrun.converters.families.lora import merge_factors
+from rlrun.models.adapters import Adapter, adapter_tensors
 from rlrun.models.tensor_names import HfTensor
 from rlrun.runner.trainer.compat.meshes import mesh_device
 
 Whole = Callable[[str, tuple[int, ...]], torch.Tensor]
 """Returns a parameter in full, by its name and shape."""
+WholeInDtype = Callable[[str, tuple[int, ...], torch.dtype | None], torch.Tensor]
+"""Returns a parameter in full, by its name and shape, in the given dtype or its own."""
 
 Present = Callable[[torch.Tensor], torch.Tensor]
 """Returns a parameter whose content can be read, where its own storage may be empty."""
@@ -28,14 +33,24 @@ class Gathering:
     """Gathers a model's parameters; knows which pipeline rank has which of them."""
 
     def __init__(
-        self, tensors: Sequence[HfTensor], names: Iterable[str], stages: dist.ProcessGroup | None
+        self,
+        tensors: Sequence[HfTensor],
+        names: Iterable[str],
+        stages: dist.ProcessGroup | None,
+        *,
+        adapters: Sequence[Adapter] = (),
+        scale: float = 1.0,
     ) -> None:
         """`names` are the parameters that this rank owns. `stages` is the process group of the pipeline's
-        ranks, if there is a pipeline; all of them create this object together.
+        ranks, if there is a pipeline; all of them create this object together. `adapters`, with their
+        `scale`, are merged into the matrices that they belong to.
         """
         self._tensors, self._stages = tensors, stages
+        self._adapters = {adapter.matrix.parameter: adapter for adapter in adapters}
+        self._scale = scale
         self._owners = _owners(names, stages)
-        assert self._owners.keys() == {tensor.parameter for tensor in tensors}
+        expected = [*tensors, *adapter_tensors(adapters)]
+        assert self._owners.keys() == {tensor.parameter for tensor in expected}
         self._stage = 0 if stages is None else dist.get_rank(stages)
 
     @property
@@ -50,10 +65,18 @@ class Gathering:
 
         Gathering is collective, so all ranks must iterate to the end. Other ranks get an empty tensor for a
         tensor of another stage. At most one layer's experts are whole at a time. `dtype`: every rank casts
-        its part before it sends it, which gives the same numbers as casting the whole tensor. `present`: is
-        called with each of `held` before it is read.
+        its part before it sends it, which gives the same numbers as casting the whole tensor. A matrix with
+        an adapter is merged with it in float32, and cast afterwards. `present`: is called with each of `held`
+        before it is read.
         """
-        return _hf_tensors(self._tensors, lambda name, shape: self._whole(held, name, shape, dtype, present))
+        return _hf_tensors(self._tensors, self._merged(partial(self._whole, held, present=present), dtype))
+
+    def run_adapters(self, held: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the adapters' tensors in full on rank 0, by peft's names; collective as `run`."""
+        tensors = adapter_tensors(list(self._adapters.values()))
+        return _hf_tensors(
+            tensors, lambda name, shape: self._whole(held, name, shape, torch.float32, as_it_is)
+        )
 
     def run_stage(
         self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, present: Present = as_it_is
@@ -63,7 +86,26 @@ class Gathering:
         Only the ranks of the stage take part, and all of them must. `dtype`, `present`: see `run`.
         """
         own = [tensor for tensor in self._tensors if self._owners[tensor.parameter] == self._stage]
-        return _hf_tensors(own, lambda name, shape: _full(present(held[name]), dtype))
+        return _hf_tensors(
+            own, self._merged(lambda name, shape, dtype: _full(present(held[name]), dtype), dtype)
+        )
+
+    def _merged(self, whole: WholeInDtype, dtype: torch.dtype | None) -> Whole:
+        """Returns a function that gathers a parameter in `dtype`, merged with its adapter if it has one."""
+
+        def gather(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            adapter = self._adapters.get(name)
+            if adapter is None:
+                return whole(name, shape, dtype)
+            matrix = whole(name, shape, torch.float32)
+            down, up = (
+                whole(tensor.parameter, tensor.shape, torch.float32) for tensor in (adapter.down, adapter.up)
+            )
+            # an empty tensor belongs to another stage
+            merged = merge_factors(matrix, up, down, self._scale) if len(matrix) else matrix
+            return merged if dtype is None else merged.to(dtype)
+
+        return gather
 
     def _whole(
         self,

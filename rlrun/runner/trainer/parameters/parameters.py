@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.trainer.compat.meshes import local_part
@@ -50,13 +51,19 @@ class Parameters:
         trained: bool = True,
         on_host: bool = False,
         biases: bool | None = None,
+        lora: LoraShape | None = None,
     ) -> None:
         """`stages` is the process group of the pipeline's ranks. `tensors` are the model's own, unless it has
         another head than a policy. Without `trained` there are no masters. `on_host` keeps masters, and with
         them gradients, in host memory. `biases`: the experts' biases change, and are gathered with their
-        current values (True) or as they were loaded (False); None: they do not change.
+        current values (True) or as they were loaded (False); None: they do not change. `lora`: the model has
+        adapters, and only these are trained and saved.
         """
         self._tensors = tensors or hf_tensors(model)
+        known = set(self._tensors)
+        own_adapters = [each for each in adapters(model, lora) if each.matrix in known] if lora else []
+        self._adapter_tensors = adapter_tensors(own_adapters)
+        self.adapters = frozenset(tensor.parameter for tensor in self._adapter_tensors)
         self._compute: dict[str, nn.Parameter] = {}
         buffers: dict[str, torch.Tensor] = {}
         for decoder in decoders:
@@ -73,13 +80,22 @@ class Parameters:
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
         own_names = (self._compute.keys() | self._fixed.keys()) - self.copies
         self.stages = stages
-        self._gathering = Gathering(self._tensors, own_names, stages)
+        self._gathering = Gathering(
+            self._tensors, own_names, stages, adapters=own_adapters, scale=lora.scale if lora else 1.0
+        )
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         # FSDP's DTensors are float32 masters already: it casts them when it gathers a layer
         sharded = any(isinstance(parameter, DTensor) for parameter in self._compute.values())
         low_precision = any(parameter.dtype != torch.float32 for parameter in self._compute.values())
         if trained and not sharded and (low_precision or on_host):
-            self.masters = _masters_of(self._compute, on_host)
+            self.masters |= _masters_of(self._trainable, on_host)
+
+    @property
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        """The adapters, or every parameter of a model that has none."""
+        if not self.adapters:
+            return self._compute
+        return {name: parameter for name, parameter in self._compute.items() if name in self.adapters}
 
     @property
     def holders(self) -> tuple[dict[str, nn.Parameter], ...]:
@@ -94,13 +110,13 @@ class Parameters:
     @property
     def saved(self) -> dict[str, torch.Tensor]:
         """The tensors of a checkpoint: masters and balancing biases, except copies of a tied embedding."""
-        own = {name: master for name, master in self.masters.items() if name not in self.copies}
+        own = {name: self.masters[name] for name in self._trainable if name not in self.copies}
         return own | self._biases
 
     @property
     def _swapping(self) -> dict[str, torch.Tensor]:
         """The tensors that differ between two policies of one architecture."""
-        return self._compute | self._biases
+        return self._trainable | self._biases
 
     @property
     def held(self) -> list[torch.Tensor]:
@@ -122,7 +138,7 @@ class Parameters:
         """Fills every parameter from HF tensors. Each rank keeps its part, and has one whole parameter in
         memory at a time.
         """
-        tensors_of = by_parameter(self._tensors)
+        tensors_of = by_parameter([*self._tensors, *self._adapter_tensors])
         for name, master in (self.masters | self._fixed).items():
             tensors = tensors_of[EMBEDDING if name in self.copies else name]
             if tensors[0].expert is None:
@@ -158,7 +174,10 @@ class Parameters:
     def gather(
         self, dtype: torch.dtype | None = None, present: Present = as_it_is
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every HF tensor in full on the first rank, in `dtype` or float32 (see `Gathering.run`)."""
+        """Yields every HF tensor in full on the first rank, in `dtype` or float32 (see `Gathering.run`).
+
+        Adapters are merged into their matrices.
+        """
         yield from self._gathering.run(self._exported, dtype, present)
 
     @torch.no_grad()
@@ -167,6 +186,16 @@ class Parameters:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields this pipeline stage's HF tensors in full on all of its ranks (see `Gathering.run_stage`)."""
         yield from self._gathering.run_stage(self._exported, dtype, present)
+
+    @torch.no_grad()
+    def gather_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields every tensor of the adapters in full on the first rank, by peft's names, in float32."""
+        yield from self._gathering.run_adapters(self.masters)
+
+    @property
+    def adapter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of the adapters, by peft's names, in order."""
+        return {tensor.name: tensor.shape for tensor in self._adapter_tensors}
 
     @property
     def _exported(self) -> dict[str, torch.Tensor]:

@@ -51,6 +51,7 @@ class Learner:
     ) -> None:
         """Builds the model and loads its weights. Raises ValueError if the model cannot be used."""
         self._rank, self._device = setup.rank, device
+        self._lora = spec.trainer.lora.shape if spec.trainer.lora else None
         parallel, moe = spec.trainer.parallel, spec.trainer.moe
         self._data_rank = data_rank(setup.rank, parallel)
         self._is_leader = is_data_rank_leader(setup.rank, parallel)
@@ -68,6 +69,7 @@ class Learner:
             stages=self._stages,
             on_host=spec.trainer.offload == "all",
             biases=None if moe.balancing == "off" else moe.balancing_export,
+            lora=self._lora,
         )
         self.tied = None
         if self._stages is not None and model.tied:
@@ -132,11 +134,15 @@ class Learner:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns parameters, optimizer, step and random state, for a checkpoint."""
-        return training_state(self.parameters.saved, self.optimizer, self._updates.count, self._rank)
+        return training_state(
+            self.parameters.saved, self.optimizer, self._updates.count, self._rank, lora=self._lora
+        )
 
     def load(self, folder: Path) -> None:
         """Loads a written `state`, also from another layout. Raises ValueError if it is of another model."""
-        self._updates.count = load_checkpoint(folder, self.parameters.saved, self.optimizer, self._rank)
+        self._updates.count = load_checkpoint(
+            folder, self.parameters.saved, self.optimizer, self._rank, lora=self._lora
+        )
         if self.tied is not None:
             self.tied.copy_weights()
             self.tied.copy_state(self.optimizer)
@@ -184,6 +190,8 @@ def _trained(
     parameters: Parameters, model: Architecture, patterns: Sequence[str]
 ) -> dict[str, torch.nn.Parameter]:
     """Returns the parameters that are not frozen, by name."""
+    if parameters.adapters:
+        return {name: parameters.masters[name] for name in parameters.masters if name in parameters.adapters}
     frozen = freeze(hf_tensors(model), patterns, *parameters.holders)
     if EMBEDDING in frozen:  # a tied head on another stage is the same tensor of the checkpoint
         frozen |= parameters.copies

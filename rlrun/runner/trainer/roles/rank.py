@@ -206,9 +206,11 @@ class TrainerRank:
             self.reference.load(folder / "reference")
 
     def export_hf(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder: current weights in the source's precision, config and tokenizer."""
+        """Writes a Hugging Face folder: current weights in the source's precision, config and tokenizer. If
+        adapters are trained, its folder `adapter` has them by themselves.
+        """
         self._timeouts.enter("transfers")
-        export_folder(Path(folder), self._setup, self._architecture, self.policy.parameters)
+        export_folder(Path(folder), self._setup, self._spec, self._architecture, self.policy.parameters)
 
     def close(self) -> None:
         """Removes shared memory and leaves the process group."""

@@ -1,0 +1,108 @@
+"""Rules of `[trainer.lora]` and `model.adapter`: what has no effect, and what adapters do not support."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlrun.models.adapters import TARGETS
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+LORA: KeyPath = ("trainer", "lora")
+ADAPTER: KeyPath = ("model", "adapter")
+
+
+def unsupported_with_lora(spec: Spec) -> Iterator[Finding]:
+    """Reports settings that models with adapters do not support."""
+    if spec.trainer.lora is None:
+        return
+    for path, value, supported in (
+        (("model", "implementation"), spec.model.implementation, ("torchtitan",)),
+        (("trainer", "optimizer"), spec.trainer.optimizer, ("adamw", "sgd")),
+        (("trainer", "offload"), spec.trainer.offload, ("none", "optimizer")),
+        (("trainer", "compile"), spec.trainer.compile, (False,)),
+        (("trainer", "parallel", "pipeline_schedule"), spec.trainer.parallel.pipeline_schedule, ("1F1B",)),
+        (("model", "random_init"), spec.model.random_init, (False,)),
+        (("trainer", "moe", "balancing"), spec.trainer.moe.balancing, ("off",)),
+    ):
+        if value not in supported:
+            cure = f"use {' or '.join(json.dumps(choice) for choice in supported)}, or remove [trainer.lora]"
+            message = "is not supported with [trainer.lora]"
+            yield Finding(path, message, cure, found=value, related=(LORA,))
+
+
+def frozen_already(spec: Spec) -> Iterator[Finding]:
+    """All parameters that `trainer.freeze` can name are frozen if adapters are trained."""
+    if spec.trainer.lora is not None and spec.trainer.freeze:
+        why = "[trainer.lora] trains adapters only, and every parameter of the model is frozen"
+        yield no_effect(("trainer", "freeze"), why, "remove it", (LORA,))
+
+
+def dropout(spec: Spec) -> Iterator[Finding]:
+    """Adapters have no dropout."""
+    if spec.trainer.lora is not None and (found := spec.trainer.lora.dropout):
+        message = (
+            f"must be 0, found {found:g}: each pass would drop other inputs, so that the ratio of new to old "
+            "log-probs would be noise"
+        )
+        cure = "remove it; lower rank or alpha against overfitting"
+        yield Finding((*LORA, "dropout"), message, cure, found=found)
+
+
+def targets(spec: Spec) -> Iterator[Finding]:
+    """Targets name matrices that can have an adapter in some model."""
+    if spec.trainer.lora is None:
+        return
+    for number, target in enumerate(spec.trainer.lora.targets or ()):
+        if target not in TARGETS:
+            message = (
+                f"{target} cannot have an adapter: the matrices of attention and of dense feed-forwards can; "
+                "experts, routers, embedding and head cannot"
+            )
+            path = (*LORA, "targets", number)
+            yield Finding(path, message, f"choose among {', '.join(TARGETS)}", found=target)
+
+
+def starting_adapter(spec: Spec) -> Iterator[Finding]:
+    """`model.adapter` is trained further, by a `[trainer.lora]` that describes it."""
+    if spec.model.adapter is None:
+        return
+    if spec.trainer.lora is None:
+        message = "needs [trainer.lora] with the rank, alpha and targets of the adapter"
+        cure = "add it, or merge the adapter first: rlrun convert hf-to-hf SRC DST --lora ADAPTER"
+        yield Finding(ADAPTER, message, cure, at_value=False)
+        return
+    file = Path(spec.model.adapter) / "adapter_config.json"
+    try:
+        config = json.loads(file.read_text("utf-8"))
+        stored = {
+            "rank": config["r"],
+            "alpha": config["lora_alpha"],
+            "rslora": config.get("use_rslora", False),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        message = f"{file} cannot be read as an adapter's settings ({reason})"
+        yield Finding(ADAPTER, message, "give a folder that peft or rlrun wrote")
+        return
+    for name, value in stored.items():
+        found = getattr(spec.trainer.lora, name)
+        if found != value:
+            is_written = is_given(spec.trainer.lora, name)
+            path = (*LORA, name) if is_written else ADAPTER
+            message = f"was trained with {name} = {_shown(value)}, and trainer.lora.{name} is {_shown(found)}"
+            if is_written:
+                message = (
+                    f"is {_shown(found)}, and the adapter in model.adapter was trained with {_shown(value)}"
+                )
+            yield Finding(path, message, f"set trainer.lora.{name} = {_shown(value)}", related=(ADAPTER,))
+
+
+def _shown(value: object) -> str:
+    """Returns a value as TOML shows it; whole numbers without a fraction."""
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+LORA_RULES: tuple[Rule, ...] = (unsupported_with_lora, frozen_already, dropout, targets, starting_adapter)

@@ -1,0 +1,71 @@
+"""One rank of the tests of adapters: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process group."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.trainer.roles.reference import Reference
+from tests.runner.trainer.parity_worker import written
+from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank, make_spec, plan
+
+
+def adapters(trainer):
+    """The adapters' tensors in full, on rank 0."""
+    return {name: tensor.clone() for name, tensor in trainer.policy.parameters.gather_adapters()}
+
+
+def gradients(trainer):
+    """The gradients of the adapters in full, on rank 0."""
+    parameters = copy.copy(trainer.policy.parameters)
+    parameters.masters = {
+        name: master.grad for name, master in parameters.masters.items() if master.grad is not None
+    }
+    return {name: gradient.clone() for name, gradient in parameters.gather_adapters()}
+
+
+def run_case(case, rank, world_size, port, out):
+    trainer_settings = case["trainer"] | {"lora": case["lora"]}
+    spec = make_spec(case["folder"], case["parallel"], adapter=case["adapter"], **trainer_settings)
+    trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
+    sequences = make_masked_sequences()
+    steps = plan(sequences, spec)
+    reference = Reference(trainer.policy)
+    log_probs = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    before = written(trainer, 0)
+    (metrics,) = trainer.policy.train(sequences, steps)
+    parameters = trainer.policy.parameters
+    result = {
+        "log_probs": log_probs,
+        "before": before,
+        "gradients": gradients(trainer),
+        "with_gradient": sorted(name for name, each in parameters.masters.items() if each.grad is not None),
+        "after": written(trainer, 1),
+        "adapters": adapters(trainer),
+        "metrics": metrics,
+        "changed": trainer.policy.log_probs(sequences, all_micro_batches(steps)),
+        "reference": reference.log_probs(sequences, all_micro_batches(steps)),
+        "saved": sorted(trainer.policy.state()),
+    }
+    trainer.save(case["checkpoint"])
+    if case["resume"]:
+        trainer.load(case["resume"])
+        result["resumed"] = adapters(trainer)
+    torch.save(result, out / f"{case['name']}-{rank}.pt")
+    if rank == 0:
+        trainer._writer.close()
+    return trainer
+
+
+def main():
+    rank, world_size, port = (int(value) for value in sys.argv[1:4])
+    for case in json.loads(sys.argv[4]):
+        trainer = run_case(case, rank, world_size, port, Path(sys.argv[5]))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()

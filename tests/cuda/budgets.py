@@ -31,9 +31,9 @@ class Blocking:
 
 
 STEP, MICRO_BATCH, SPARSE_LAYER, TENSOR = "step", "micro-batch", "sparse layer", "tensor"
-LATER_GRADIENT = "later gradient"
-"""What a cost is for: an optimizer step or a pass over all sequences; a micro-batch; a layer with experts in
-a micro-batch; one of the rank's parameters, or its gradient in each micro-batch but the first."""
+UPDATE, LATER_GRADIENT = "update", "later gradient"
+"""What a cost is for: a call of the driver (a step); one of its updates; a micro-batch; a layer with experts
+in a micro-batch; one of the rank's parameters, or its gradient in each micro-batch but the first."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ UPDATES = TRAIN, CRITIC
 PASSES = *FORWARD, *UPDATES
 ROWS = [
     Row("log-probs for the driver", FORWARD, STEP, Blocking(waits=1)),
-    Row("loss, norm and metrics, before the update", UPDATES, STEP, Blocking(waits=1)),
+    Row("loss, norm and metrics, before the update", UPDATES, UPDATE, Blocking(waits=1)),
     Row("times of the passes, at the end", (TRAIN,), STEP, Blocking(waits=1)),
     Row(
         "gradients of one rank that keeps them in host memory",
@@ -111,8 +111,15 @@ ROWS = [
         "a copy of the state",
         ("save",),
         STEP,
-        Blocking(waits=2, downloads=1),
+        Blocking(waits=2),
         lambda case: not keeps_all_on_host(case),
+    ),
+    Row(
+        "Adam's count of its updates",
+        ("save",),
+        STEP,
+        Blocking(downloads=1),
+        lambda case: not keeps_all_on_host(case) and case.trainer.get("optimizer") != "sgd",
     ),
     Row(
         "state on the device that is copied to a tied head",
@@ -146,6 +153,7 @@ def budget(case: Case, phase: str, sizes: Mapping[str, int], micro_batches: int)
     """
     counts = {
         STEP: 1,
+        UPDATE: sizes["optimizer steps"],
         MICRO_BATCH: micro_batches,
         SPARSE_LAYER: micro_batches * sizes["sparse layers"],
         TENSOR: sizes["tensors"],

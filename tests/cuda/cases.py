@@ -7,9 +7,8 @@ from typing import Any
 from rlrun.runner.planning.rank_layout import stages_of_rank
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.trainer import layouts
+from tests.runner.trainer.layouts import pipeline
 
-SPARSE = {"qwen3-moe", "deepseek", "gpt-oss"}
-"""Models with experts."""
 FOREIGN = {"mistral", "mistral-tied", "olmo2"}
 """Models that transformers computes."""
 
@@ -30,7 +29,8 @@ class Case:
     def name(self) -> str:
         """The layout, then the settings, then the rank."""
         parts = [f"{key}-{value}" for key, value in (self.parallel or {"alone": 1}).items()]
-        parts += [f"{key}-{value}" for key, value in self.trainer.items()]
+        settings = self.trainer | self.trainer.get("moe", {})
+        parts += [f"{key}-{value}" for key, value in settings.items() if key != "moe"]
         parts += [self.algorithm] if self.algorithm != "grpo" else []
         parts += [f"rank-{self.rank}"] if self.rank else []
         return "-".join([self.model, *parts])
@@ -50,6 +50,11 @@ class Case:
     def degree(self, axis: str) -> int:
         """Returns the number of ranks along an axis of parallelism."""
         return int(self.parallel.get(axis, 1))
+
+    @property
+    def offload(self) -> str:
+        """What is in host memory."""
+        return str(self.trainer.get("offload", "none"))
 
     @property
     def layers(self) -> int:
@@ -74,14 +79,53 @@ class Case:
         }
 
 
+OPTIMIZER, ALL = {"offload": "optimizer"}, {"offload": "all"}
+REPLAY = {"moe": {"routing_replay": "trainer"}, "optimizer_steps": 2}
+BALANCING = {"moe": {"balancing": "bias"}}
+MUON = {"optimizer": "muon"}
+STAGES = pipeline("1F1B")
+
+SETTINGS = [
+    Case("qwen3", trainer={"dtype": "float32"}),
+    Case("qwen3-moe", trainer={"dtype": "float32"}),
+    Case("qwen3", trainer={"head_dtype": "float32"}, slow=True),
+    Case("qwen3", trainer={"optimizer": "sgd"}, slow=True),
+    Case("qwen3", trainer=MUON),
+    Case("qwen3", {"fsdp": 2}, MUON),
+    Case("qwen3", {"fsdp": 2, "tensor": 2}, MUON, slow=True),
+    Case("qwen3-moe", trainer=REPLAY),
+    Case("qwen3-moe", {"fsdp": 2}, BALANCING),
+    Case("deepseek", {"tensor": 2, "expert": 2}),
+    Case("qwen3", algorithm="ppo"),
+    Case("qwen3", {"fsdp": 2}, algorithm="ppo"),
+]
+"""Settings that the parity matrix does not vary."""
+
+RANKS = [
+    Case("qwen3", {"fsdp": 2}, rank=1),
+    Case("qwen3", {"context": 2, "tensor": 2}, rank=3, slow=True),
+    Case("qwen3", STAGES, rank=1),
+    Case("qwen3", {"pipeline": 4}, rank=2, slow=True),
+    Case("qwen3-moe", pipeline("DualPipeV"), rank=1, slow=True),
+    Case("qwen3-moe", pipeline("1F1B", fsdp=2, expert=2), rank=3),
+    Case("gpt-oss", pipeline("1F1B"), rank=1, slow=True),
+    Case("deepseek", pipeline("1F1B", tensor=2, expert=2), rank=2, slow=True),
+]
+"""Ranks other than the first: the last stage of a pipeline, another data rank."""
+
 PARITY = [Case(case.model, case.parallel, case.trainer, slow=not case.fast) for case in layouts.CASES]
 
 OFFLOADED = [
-    Case("qwen3", trainer={"offload": "all"}),
-    Case("qwen3", {"fsdp": 2}, {"offload": "all"}),
-    Case("qwen3-tied", layouts.pipeline("1F1B"), {"offload": "all"}),
-    Case("qwen3-tied", layouts.pipeline("1F1B"), {"offload": "all"}, rank=1),
-    Case("qwen3-tied", layouts.pipeline("1F1B"), {"offload": "optimizer"}, rank=1),
-    Case("qwen3", {"fsdp": 2}, {"offload": "all"}, algorithm="ppo", slow=True),
+    Case("qwen3", trainer=OPTIMIZER),
+    Case("qwen3", trainer=ALL),
+    Case("qwen3", {"fsdp": 2}, OPTIMIZER),
+    Case("qwen3", {"fsdp": 2}, ALL),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, ALL, slow=True),
+    Case("qwen3", pipeline("1F1B", fsdp=2), ALL, slow=True),
+    Case("qwen3-tied", STAGES, ALL),
+    Case("qwen3-tied", STAGES, ALL, rank=1),
+    Case("qwen3-tied", STAGES, OPTIMIZER, rank=1),
+    Case("qwen3-tied", pipeline("1F1B", fsdp=2), ALL, rank=2, slow=True),
+    Case("qwen3", {"fsdp": 2}, ALL, algorithm="ppo", slow=True),
 ]
 """State in host memory: ranks exchange it on the device all the same, because NCCL takes nothing else."""

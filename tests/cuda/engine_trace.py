@@ -1,22 +1,8 @@
-"""Traces the native engine on a pretended GPU: `python -m tests.cuda.engine_trace MODEL DTYPE` prints JSON.
+"""What the native engine does on a pretended GPU: prefill, decoding, scoring, new weights, sleep."""
 
-phases of a Scheduler and of an Engine on fake tensors ─▶ {"phases": …, "defects": …, "error": …}
-"""
-
-from tests.cuda import fake_cuda
-from tests.cuda.recording import Recorder, Recording
-
-RECORDING = Recording()
-if __name__ == "__main__":
-    fake_cuda.install(RECORDING)
-
-# ruff: noqa: E402
-# isort: split
-import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,33 +14,24 @@ from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, SamplingParams, group_samples
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.model import torch_ops
 from rlrun.runner.engines.native.model.config import weight_shapes
-from tests.cuda.trainer_trace import own_lines
+from tests.cuda.recording import RECORDING, Recorder
 
 LIMITS = {"top_p": 0.9, "top_k": 5, "temperature": 0.0, "min_new_tokens": 2, "stop_token_ids": (3,)}
 
 
-def main(folder: str, dtype: str) -> None:
-    """Prints what the engine did in each phase; `error` is None or where it failed."""
-    phases: dict[str, Any] = {}
-    error = None
+def trace(
+    end_phase: Callable[[str], None], folder: str, dtype: Literal["float32", "bfloat16"]
+) -> dict[str, str]:
+    """Runs an engine's work in this thread; returns the devices of its weights and cache at the end."""
     loading.read_folder = lambda folder, architecture, into: None  # safetensors makes tensors of storages
-    torch_ops.functional = SimpleNamespace(  # torch asks a driver which attention to take
-        silu=torch.nn.functional.silu,
-        linear=torch.nn.functional.linear,
-        scaled_dot_product_attention=dense_attention,
-    )
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), InferenceRecorder(RECORDING):
-            setup = EngineSetup(folder, dtype=dtype, max_running=8, max_length=256, device="cuda")  # type: ignore[arg-type]
-            loaded = loading.load(setup)
-            RECORDING.take()
-            for name in phases_of(loaded):
-                phases[name] = RECORDING.take()
-    except Exception as failure:
-        error = own_lines(failure)
-    print(json.dumps({"phases": phases, "defects": dict(RECORDING.defects), "error": error}))
+    with FakeTensorMode(allow_non_fake_inputs=True), Recorder(RECORDING):
+        loaded = loading.load(EngineSetup(folder, dtype=dtype, max_running=8, max_length=256, device="cuda"))
+        end_phase("start")
+        for name in phases_of(loaded):
+            end_phase(name)
+    model = loaded.scheduler.model
+    return {"weights": str(model.weights.norm.device), "cache": str(model.cache.keys.device)}
 
 
 def phases_of(loaded: loading.LoadedEngine) -> Iterator[str]:
@@ -92,19 +69,6 @@ def steps_of(scheduler: Scheduler, params: dict[str, Any], label: str) -> Iterat
     scheduler.abort(lambda sample: True, "by the trace")
 
 
-class InferenceRecorder(Recorder):
-    """Also counts `Tensor.to`, which torch does not split up into a copy in inference mode."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Runs an operation, and counts it."""
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func in (torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout):
-            RECORDING.note_copy(args[0], result, bool((kwargs or {}).get("non_blocking")))
-        return result
-
-
 class PretendedSegments:
     """Segments that are registered with CUDA already."""
 
@@ -118,17 +82,3 @@ def host_tensors(architecture: Architecture, dtype: torch.dtype) -> dict[str, to
     for tensor in tensors.values():
         RECORDING.pinned.add(tensor)
     return tensors
-
-
-def dense_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    """Checks the devices of a dense attention's arguments."""
-    mask = options.get("attn_mask")
-    assert queries.device == keys.device == values.device
-    assert mask is None or mask.device == queries.device
-    return torch.empty_like(queries)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -69,6 +69,7 @@ def install(recording: Recording) -> None:
     _install_content(recording)
     _install_pinned_memory(recording)
     _install_object_collectives(recording)
+    _install_attention()
 
 
 def _install_device() -> None:
@@ -188,3 +189,22 @@ def _install_object_collectives(recording: Recording) -> None:
         objects[:] = [mine] * len(objects)
 
     dist.all_gather_object = all_gather_object
+
+
+def _install_attention() -> None:
+    """Computes attention with matrix products: torch chooses a kernel by properties that the device lacks."""
+
+    def attention(  # noqa: PLR0917
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **settings: Any,
+    ) -> torch.Tensor:
+        product = torch.ops.aten._scaled_dot_product_attention_math
+        output: torch.Tensor = product(query, key, value, attn_mask, dropout_p, is_causal, **settings)[0]
+        return output
+
+    torch.nn.functional.scaled_dot_product_attention = attention

@@ -140,6 +140,10 @@ class Recording:
         return result
 
 
+RECORDING = Recording()
+"""What this process does."""
+
+
 class Recorder(TorchDispatchMode):
     """Counts the operations of its context. To be entered within torch's FakeTensorMode.
 
@@ -165,6 +169,11 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a DTensor: its inner tensors are dispatched here as well
         if func in READS and isinstance(args[0], FakeTensor):
             return self._read(func, args)
+        if torch.is_inference_mode_enabled():  # there operations arrive whole that autograd splits elsewhere
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         self._note_shapes(func, args, kwargs)
         if func.namespace in COLLECTIVES:
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

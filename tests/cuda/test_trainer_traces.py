@@ -4,22 +4,15 @@ collective, and the host is blocked as often as the budget says, no more and no 
 
 import pytest
 
-from tests.cuda.budgets import Blocking, budget
-from tests.cuda.cases import OFFLOADED, PARITY, Case
-from tests.cuda.recording import DOWNLOAD, UPLOAD, WAIT
-from tests.cuda.tracer import Tracer, needs_pretence
+from tests.cuda.budgets import budget
+from tests.cuda.cases import OFFLOADED, PARITY, RANKS, SETTINGS, Case
+from tests.cuda.tracer import Tracer, blocking, lines_of, needs_pretence
 
 pytestmark = needs_pretence
 CASES = [
     pytest.param(case, marks=[pytest.mark.slow] if case.slow else [], id=case.name)
-    for case in PARITY + OFFLOADED
+    for case in [*PARITY, *SETTINGS, *RANKS, *OFFLOADED]
 ]
-
-
-@pytest.fixture(scope="module")
-def tracer(tmp_path_factory):
-    with Tracer(tmp_path_factory.mktemp("cuda")) as tracer:
-        yield tracer
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -43,16 +36,6 @@ def compared(case, trace):
     for name, phase in trace["phases"].items():
         kind, _, label = name.rpartition(" ")
         if label in ("few", "many"):
-            yield name, phase, budget(case, kind, trace["sizes"], trace["sizes"][label])
+            yield name, phase, budget(case, kind, trace["result"], trace["result"][label])
         elif name in ("gather", "park", "save", "load"):
-            yield name, phase, budget(case, name, trace["sizes"], 0)
-
-
-def blocking(counts):
-    return Blocking(counts.get(WAIT, 0), counts.get(UPLOAD, 0), counts.get(DOWNLOAD, 0))
-
-
-def lines_of(phase):
-    return "\n".join(
-        f"    {count:4d} {kind} ({what}) at {line}" for count, kind, what, line in phase["lines"]
-    )
+            yield name, phase, budget(case, name, trace["result"], 0)

@@ -10,7 +10,9 @@ from typing import Any, Self
 import pytest
 import torch
 
+from tests.cuda.budgets import Blocking
 from tests.cuda.cases import Case
+from tests.cuda.recording import DOWNLOAD, UPLOAD, WAIT
 from tests.runner.trainer.trainer_cases import MODELS
 from tests.tiny_models import make_tiny_model
 
@@ -69,27 +71,42 @@ class Tracer:
             self._process.communicate()
 
     def run(self, case: Case) -> dict[str, Any]:
-        """Returns what a case's rank did: see `trainer_trace.traced`."""
-        folder = self._model(case)
-        question = {"spec": case.spec(folder), "folder": str(folder), "rank": case.rank}
-        return self.ask(question)
+        """Returns what a case's rank did (`trainer_trace`)."""
+        folder = self.model(case.model, case.layers)
+        return self.ask(
+            "tests.cuda.trainer_trace", spec=case.spec(folder), folder=str(folder), rank=case.rank
+        )
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer of the tracing process, which is started first if necessary."""
+    def ask(self, module: str, **arguments: Any) -> dict[str, Any]:
+        """Returns what the `trace` of a module did (`child.answer`)."""
         if self._process is None:
-            self._process = start("tests.cuda.trainer_trace", compile_stub(self._folder))
+            self._process = start("tests.cuda.child", compile_stub(self._folder))
+        question = {"module": module, "arguments": arguments}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
-    def _model(self, case: Case) -> Path:
-        folder = self._folder / f"{case.model}-{case.layers}"
+    def model(self, name: str, layers: int) -> Path:
+        """Returns the folder of a tiny model."""
+        folder = self._folder / f"{name}-{layers}"
         if not folder.exists():
-            fields = MODELS[case.model] | {"num_hidden_layers": case.layers}
+            fields = MODELS[name] | {"num_hidden_layers": layers}
             make_tiny_model(folder, pad_token_id=None, **fields)
         return folder
+
+
+def blocking(counts: dict[str, int]) -> Blocking:
+    """Returns a phase's counts of events that block the host."""
+    return Blocking(counts.get(WAIT, 0), counts.get(UPLOAD, 0), counts.get(DOWNLOAD, 0))
+
+
+def lines_of(phase: dict[str, Any]) -> str:
+    """Returns what a phase did, and where, for messages."""
+    return "\n".join(
+        f"    {count:4d} {kind} ({what}) at {line}" for count, kind, what, line in phase["lines"]
+    )
 
 
 needs_pretence = pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip()))

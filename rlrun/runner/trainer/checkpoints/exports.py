@@ -15,6 +15,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.trainer.parameters.gathering import Present
+from rlrun.runner.trainer.parameters.moved_weights import Gather, MovedWeights
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
@@ -35,14 +36,19 @@ def make_writer(
 
     `present` makes parameters readable that were moved off the device.
     """
+    gather: Gather = partial(parameters.gather, present=present)
+    gather_stage: Gather = partial(parameters.gather_stage, present=present)
+    if spec.trainer.lora is not None:
+        gathers = gather, gather_stage
+        gather, gather_stage = _checked(gathers, setup.rank, spec, parameters, present)
     return WeightWriter(
         spec,
         WeightSource(
             setup.rank,
             model,
             parameters.shapes,
-            partial(parameters.gather, present=present),
-            partial(parameters.gather_stage, present=present),
+            gather,
+            gather_stage,
             _stages(setup.rank, spec, parameters),
             device,
             setup.host or setup.master_addr,
@@ -52,6 +58,20 @@ def make_writer(
             engine_process=setup.engine_process,
         ),
     )
+
+
+def _checked(
+    gathers: tuple[Gather, Gather], rank: int, spec: Spec, parameters: Parameters, present: Present
+) -> tuple[Gather, Gather]:
+    """Returns the functions that gather an update, whose merged matrices are compared with the last one's."""
+    names = sorted(name for name in parameters.adapters if name.endswith(".lora_b.weight"))
+    factors = [parameters.masters[name] for name in names if name in parameters.masters]
+    matrices = parameters.adapted
+    own_stage = coordinates(rank, spec.trainer.parallel).pipeline
+    own = [name for name, stage in parameters.stage_of.items() if stage == own_stage]
+    whole = MovedWeights(factors, matrices, list(parameters.shapes)[-1], present)
+    staged = MovedWeights(factors, matrices, own[-1], present)
+    return partial(whole.watch, gathers[0]), partial(staged.watch, gathers[1])
 
 
 def _stages(rank: int, spec: Spec, parameters: Parameters) -> Stages:

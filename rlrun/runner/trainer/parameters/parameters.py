@@ -64,6 +64,7 @@ class Parameters:
         own_adapters = [each for each in adapters(model, lora) if each.matrix in known] if lora else []
         self._adapter_tensors = adapter_tensors(own_adapters)
         self.adapters = frozenset(tensor.parameter for tensor in self._adapter_tensors)
+        self.adapted = frozenset(adapter.matrix.name for adapter in own_adapters)
         self._compute: dict[str, nn.Parameter] = {}
         buffers: dict[str, torch.Tensor] = {}
         for decoder in decoders:

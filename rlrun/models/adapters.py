@@ -90,6 +90,18 @@ def adapters(model: Architecture, lora: LoraShape) -> list[Adapter]:
     return [adapter for adapter in adaptable if adapter.target in targets]
 
 
+def check_ranks(model: Architecture, ranks: int) -> None:
+    """Raises ValueError if the model's adapters cannot be trained by this many ranks.
+
+    torchtitan derives no layout of adapters from matrices that no rank splits, as latent attention has.
+    """
+    if ranks > 1 and (model.latent is not None or model.sinks):
+        raise ValueError(
+            f"[trainer.lora] trains {model.family} models on one rank only, and trainer.parallel has "
+            f"{ranks}: remove [trainer.lora], or the degrees of trainer.parallel"
+        )
+
+
 def _adaptable(model: Architecture) -> Iterator[HfTensor]:
     """Yields the matrices of attention, and of feed-forwards if the model has no experts.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlrun.models.adapters import LoraShape, adapters
+from rlrun.models.adapters import LoraShape, adapters, check_ranks
 from rlrun.models.config_json import read_architecture
 from tests.tiny_models import make_tiny_model
 
@@ -39,3 +39,11 @@ def test_a_target_that_the_model_does_not_have(tmp_path):
     model = read_architecture(make_tiny_model(tmp_path / "model", "qwen3_moe"))
     with pytest.raises(ValueError, match=r"has no gate_proj .*only attention.*choose among q_proj, k_proj"):
         adapters(model, LoraShape(4, 8, ("q_proj", "gate_proj")))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
+def test_some_families_are_trained_on_one_rank_only(family, tmp_path):
+    model = read_architecture(make_tiny_model(tmp_path / "model", family))
+    check_ranks(model, 1)
+    with pytest.raises(ValueError, match=rf"trains {family} models on one rank only, .* has 2"):
+        check_ranks(model, 2)

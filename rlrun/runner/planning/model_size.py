@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from math import prod
 
-from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
+from rlrun.models.adapters import LoraShape, adapter_tensors, adapters, check_ranks
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
@@ -113,6 +113,8 @@ def _stacks(model: Architecture) -> tuple[_Stack, ...]:
 def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     """Returns the share of the policy's rank that holds most."""
     lora = trainer.lora.shape if trainer.lora else None
+    if lora is not None:
+        check_ranks(model, trainer.parallel.world_size)
     return largest_share(model, trainer.parallel, trainer.freeze, lora)
 
 

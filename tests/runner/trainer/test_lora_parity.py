@@ -31,7 +31,16 @@ WORKER = Path(__file__).with_name("lora_worker.py")
 LORA = {"rank": 4, "alpha": 6, "rslora": True}
 ATTENTION = {"targets": ["q_proj", "v_proj"], "rank": 2, "alpha": 4}
 FAST = {"qwen3-alone-1", "qwen3-fsdp-2"}
-LAYOUTS = {case.name: (case, LORA) for case in CASES if MODELS[case.model]["family"] not in FOREIGN} | {
+
+
+def is_supported(case):
+    """Whether adapters can be trained in a layout; `rlrun validate` and `plan` refuse the others."""
+    schedule = case.parallel.get("pipeline_schedule", "1F1B")
+    one_rank_only = case.model in ("deepseek", "gpt-oss") and case.ranks > 1
+    return MODELS[case.model]["family"] not in FOREIGN and schedule == "1F1B" and not one_rank_only
+
+
+LAYOUTS = {case.name: (case, LORA) for case in CASES if is_supported(case)} | {
     "two-targets-alone": (Case("qwen2"), ATTENTION),
     "two-targets-tensor": (Case("qwen2", {"tensor": 2}), ATTENTION),
 }

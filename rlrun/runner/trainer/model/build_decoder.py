@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlrun.models.adapters import LoraShape
+from rlrun.models.adapters import LoraShape, check_ranks
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
@@ -58,6 +58,8 @@ def build_model(
     _set_experts(config, wide=router_dtype == "float32", balanced=balanced)
     if dims is not None:
         check_layout(model, parallel, section)
+        if lora is not None:
+            check_ranks(model, parallel.world_size)
         set_sharding(config, parallel)
     adapted = None if lora is None else AdaptedConfig(config, model, lora)
     ranges = stage_layers(model.layers, parallel)

@@ -45,7 +45,7 @@ def _replace_peers(pipeline: int) -> None:
     """Answers for the other ranks of a pipeline: the next one has the parameters of all other stages."""
     real_init = gathering.Gathering.__init__
 
-    def init(self: Any, tensors: Sequence[HfTensor], names: Any, stages: Any) -> None:
+    def init(self: Any, tensors: Sequence[HfTensor], names: Any, stages: Any, **settings: Any) -> None:
         def owners(names: Any, stages: Any) -> dict[str, int]:
             mine, me = set(names), 0 if stages is None else dist.get_rank(stages)
             return {
@@ -54,7 +54,7 @@ def _replace_peers(pipeline: int) -> None:
             }
 
         gathering._owners = owners
-        real_init(self, tensors, names, stages)
+        real_init(self, tensors, names, stages, **settings)
 
     gathering.Gathering.__init__ = init
 

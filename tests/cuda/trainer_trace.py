@@ -24,7 +24,7 @@ def trace(end_phase: EndPhase, spec: dict[str, Any], folder: str, rank: int) -> 
     """Makes every call of a rank, each a phase; returns what budgets are multiplied by (`sizes_of`)."""
     job = Spec.model_validate(spec)
     for module in (learner, critic):
-        module.load_checkpoint = lambda *args: 1  # the files are read without a GPU
+        module.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
     with lone_rank(job.trainer.parallel, rank):
         trainer = TrainerRank(setup_of(job, folder, rank))
         end_phase("start")

@@ -106,6 +106,13 @@ ROWS = [
     Row(
         "experts' splits", PASSES, SPARSE_LAYER, Blocking(downloads=1), lambda case: case.degree("expert") > 1
     ),
+    Row(
+        "tokens of each expert, where experts compute one after the other",
+        PASSES,
+        SPARSE_LAYER,
+        Blocking(waits=1),
+        lambda case: case.trainer.get("dtype") == "float32",
+    ),
     Row("splits of recomputed layers", (TRAIN,), SPARSE_LAYER, Blocking(downloads=1), recomputes_splits),
     Row(
         "a copy of the state",

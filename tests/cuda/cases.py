@@ -59,7 +59,8 @@ class Case:
     @property
     def layers(self) -> int:
         """The number of the model's layers: few, because each costs time."""
-        return max(2, ParallelSpec(**self.parallel).stages)
+        parallel = ParallelSpec(**self.parallel)
+        return sum(parallel.pipeline_layers or ()) or max(2, parallel.stages)
 
     def spec(self, folder: Path) -> dict[str, Any]:
         """Returns the job's spec."""

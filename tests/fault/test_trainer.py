@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,22 @@ def test_ranks_that_die_or_hang_change_nothing_that_is_learnt(jobs: Jobs, refere
     assert "trainer 0 hangs: 'ping' did not end within 10 s" in ended.output
     assert ended.curve == reference.curve
     assert_nothing_left(processes, ended)
+
+
+@pytest.mark.slow
+def test_adapters_resume_after_a_kill_bit_for_bit(jobs: Jobs) -> None:
+    settings = {"trainer__steps": STEPS, "trainer__lora": {"rank": 4, "alpha": 8.0}}
+    undisturbed = jobs.run("adapters", **settings)
+    assert undisturbed.code == 0, undisturbed.output
+    running = jobs.start("adapters-killed", **settings)
+    running.until_step(6)
+    running.signal(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    resumed = jobs.run("adapters-killed", "--resume", **settings)
+    assert resumed.code == 0, resumed.output
+    assert resumed.curve == undisturbed.curve
+    adapter = Path("model", "adapter", "adapter_model.safetensors")
+    assert (resumed.folder.path / adapter).read_bytes() == (undisturbed.folder.path / adapter).read_bytes()
 
 
 @pytest.mark.slow

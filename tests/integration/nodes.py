@@ -8,12 +8,14 @@ processes end at once, and nothing answers at its address any more.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,7 +39,7 @@ _QUICK_CHECKS = {
 
 def can_make_networks() -> bool:
     """Whether this user may create networks: that needs iproute2, and namespaces for users."""
-    if not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
+    if not all(map(shutil.which, ("ip", "ss", "unshare", "nsenter"))):
         return False
     tried = [*_NEW_HEAD, "ip", "link", "add", "br0", "type", "bridge"]
     return subprocess.run(tried, capture_output=True, check=False).returncode == 0
@@ -90,11 +92,23 @@ class TwoNodes:
         """Ends every process of the second node at once: they go with their namespace's first process."""
         psutil.Process(self._second).kill()
 
+    def listening_on_head(self) -> dict[int, set[str]]:
+        """Returns the addresses at which each process of the head's network listens, by process id."""
+        command = [*self.enter, "ss", "--no-header", "--listening", "--tcp", "--processes", "--numeric"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        addresses: dict[int, set[str]] = {}
+        for line in listed.splitlines():
+            address = line.split()[3].rsplit(":", 1)[0]
+            for pid in re.findall(r"pid=(\d+)", line):
+                addresses.setdefault(int(pid), set()).add(address)
+        return addresses
+
     def stop(self) -> None:
         """Ends everything."""
         for process in reversed(self._started):
             for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             process.kill()
             process.wait()
         shutil.rmtree(self._files, ignore_errors=True)

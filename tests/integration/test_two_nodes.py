@@ -1,13 +1,17 @@
-"""Where the processes of a job over two nodes are; each node has a network of its own."""
+"""A job over two nodes with networks of their own: its order, its addresses, and the loss of a node."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from rlrun.runner.records.run_folder import RunFolder
+from tests.integration.jobs import Jobs, Running
 from tests.integration.nodes import HEAD, SECOND, TwoNodes, can_make_networks
 
 pytestmark = [
@@ -34,6 +38,14 @@ async def main():
 asyncio.run(main())
 """
 
+SETTINGS: dict[str, Any] = {
+    "cluster__nodes": 2,
+    "cluster__threads": 2,  # all of a node's cores, so that each node has one rank and one engine
+    "trainer__parallel": {"fsdp": 2},
+    "engine__type": "sleeping",
+    "engine__sleeping": {"token_seconds": 0.05, "mean_tokens": 10.0, "spread": 0.5},
+}
+
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
@@ -44,6 +56,37 @@ def nodes() -> Iterator[TwoNodes]:
         print(nodes.log[-3000:])
     finally:
         nodes.stop()
+
+
+@pytest.fixture
+def jobs(nodes: TwoNodes, tiny_model: Path, tmp_path: Path) -> Iterator[Jobs]:
+    with Jobs(tmp_path, tiny_model, nodes.address, prefix=nodes.enter) as jobs:
+        yield jobs
+
+
+def steps_of(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    """Returns the metrics of each step that do not depend on the clock."""
+    steps = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return {
+        step["step"]: {key: value for key, value in step.items() if not key.startswith("perf/")}
+        for step in steps
+    }
+
+
+def check_addresses(nodes: TwoNodes, running: Running) -> None:
+    """Asserts that the head's rank and engine listen at its address for others, not at a loopback address."""
+    listening = nodes.listening_on_head()
+    pids = [pid for pid in process_ids(running) if pid in listening]
+    assert pids
+    for pid in pids:
+        assert HEAD in listening[pid], (psutil.Process(pid).cmdline(), listening[pid])
+        assert not any(ip.startswith("127.") for ip in listening[pid]), (pid, listening[pid])
+
+
+def process_ids(running: Running) -> list[int]:
+    """Returns the ids of ranks and engines on this host."""
+    ids = running.folder.read_state()["processes"].values()
+    return [pid for pid in ids if psutil.pid_exists(pid)]
 
 
 def test_ranks_follow_one_another_on_a_node_and_have_a_gpu_each(nodes: TwoNodes, tmp_path: Path) -> None:
@@ -61,3 +104,33 @@ def test_ranks_follow_one_another_on_a_node_and_have_a_gpu_each(nodes: TwoNodes,
     assert sorted((host, gpu) for host, gpu in ranks) == [(h, g) for h in (HEAD, SECOND) for g in "01"]
     assert ranks[0][0] == ranks[1][0]  # a tensor-parallel pair
     assert ranks[2][0] == ranks[3][0]
+
+
+def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: TwoNodes, jobs: Jobs) -> None:
+    settings = SETTINGS | {"trainer__steps": 100, "fault_tolerance__node_timeout": 2.0}
+    running = jobs.start("lost", **settings)
+    running.until_step(6)
+    check_addresses(nodes, running)
+    nodes.kill_second()
+    ended = running.wait(200)
+    assert ended.code == 3, ended.output
+    assert f"node {SECOND} is lost; waiting up to 2 s for another one in its place" in ended.output
+    [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
+    assert f"node {SECOND} of the cluster is lost" in failed
+    assert "launch again with --resume" in failed
+    assert "Traceback" not in ended.output
+    before = steps_of(ended.folder)
+    assert max(before) > 4  # later than the checkpoint
+
+    nodes.start_second()
+    settings |= {"trainer__steps": 16, "fault_tolerance__node_timeout": 120.0}
+    running = jobs.start("lost", "--resume", **settings)
+    running.until(lambda: f"step {max(before) + 1}/16" in running.output, "a step beyond the first loss")
+    nodes.kill_second()
+    nodes.start_second()
+    resumed = running.wait(200)
+    assert resumed.code == 0, resumed.output
+    assert "the trainer is back after" in resumed.output
+    after = steps_of(resumed.folder)
+    assert list(after) == list(range(1, 17))
+    assert {step: after[step] for step in before} == before

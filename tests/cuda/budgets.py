@@ -33,7 +33,8 @@ class Blocking:
 STEP, MICRO_BATCH, SPARSE_LAYER, TENSOR = "step", "micro-batch", "sparse layer", "tensor"
 UPDATE, LATER_GRADIENT = "update", "later gradient"
 """What a cost is for: a call of the driver (a step); one of its updates; a micro-batch; a layer with experts
-in a micro-batch; one of the rank's parameters, or its gradient in each micro-batch but the first."""
+in a micro-batch; one of the rank's parameters in an update, or its gradient in each micro-batch of an update
+but the first."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ ROWS = [
     Row(
         "gradients of one rank that keeps them in host memory",
         UPDATES,
-        STEP,
+        UPDATE,
         Blocking(waits=1),
         lambda case: keeps_all_on_host(case) and case.ranks == 1,
     ),
@@ -99,7 +100,7 @@ ROWS = [
     Row(
         "a tied head's gradient in host memory",
         (TRAIN,),
-        STEP,
+        UPDATE,
         Blocking(downloads=1),
         lambda case: keeps_all_on_host(case) and has_tied_stages(case),
     ),
@@ -154,17 +155,18 @@ ROWS = [
 
 
 def budget(case: Case, phase: str, sizes: Mapping[str, int], micro_batches: int) -> Blocking:
-    """Returns what a phase of a case may block the host, with this number of micro-batches.
+    """Returns what a phase of a case may block the host, with this number of micro-batches in each update.
 
     `sizes` are those of `trainer_trace.sizes_of`.
     """
+    updates = sizes["optimizer steps"]
     counts = {
         STEP: 1,
-        UPDATE: sizes["optimizer steps"],
-        MICRO_BATCH: micro_batches,
-        SPARSE_LAYER: micro_batches * sizes["sparse layers"],
-        TENSOR: sizes["tensors"],
-        LATER_GRADIENT: (micro_batches - 1) * sizes["tensors"],
+        UPDATE: updates,
+        MICRO_BATCH: updates * micro_batches,
+        SPARSE_LAYER: updates * micro_batches * sizes["sparse layers"],
+        TENSOR: updates * sizes["tensors"],
+        LATER_GRADIENT: updates * (micro_batches - 1) * sizes["tensors"],
     }
     costs = [row.cost * counts[row.unit] for row in ROWS if phase in row.phases and row.applies(case)]
     return sum(costs, Blocking())

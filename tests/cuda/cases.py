@@ -81,7 +81,8 @@ class Case:
 
 
 OPTIMIZER, ALL = {"offload": "optimizer"}, {"offload": "all"}
-REPLAY = {"moe": {"routing_replay": "trainer"}, "optimizer_steps": 2}
+TWO_UPDATES = {"optimizer_steps": 2}
+REPLAY = {"moe": {"routing_replay": "trainer"}} | TWO_UPDATES
 BALANCING = {"moe": {"balancing": "bias"}}
 MUON = {"optimizer": "muon"}
 STAGES = pipeline("1F1B")
@@ -95,6 +96,9 @@ SETTINGS = [
     Case("qwen3", {"fsdp": 2}, MUON),
     Case("qwen3", {"fsdp": 2, "tensor": 2}, MUON, slow=True),
     Case("qwen3-moe", trainer=REPLAY),
+    Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, REPLAY),
+    Case("qwen3-moe", {"context": 2}, REPLAY, slow=True),
+    Case("qwen3-moe", {"pipeline": 2, "context": 2}, REPLAY, slow=True),
     Case("qwen3-moe", {"fsdp": 2}, BALANCING),
     Case("deepseek", {"tensor": 2, "expert": 2}),
     Case("qwen3", algorithm="ppo"),
@@ -126,6 +130,9 @@ OFFLOADED = [
     Case("qwen3-tied", STAGES, ALL),
     Case("qwen3-tied", STAGES, ALL, rank=1),
     Case("qwen3-tied", STAGES, OPTIMIZER, rank=1),
+    Case("qwen3", trainer=ALL | TWO_UPDATES, slow=True),
+    Case("qwen3", {"fsdp": 2}, ALL | TWO_UPDATES, slow=True),
+    Case("qwen3-tied", STAGES, ALL | TWO_UPDATES, rank=1, slow=True),
     Case("qwen3-tied", pipeline("1F1B", fsdp=2), ALL, rank=2, slow=True),
     Case("qwen3", {"fsdp": 2}, ALL, algorithm="ppo", slow=True),
 ]

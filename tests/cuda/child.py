@@ -22,6 +22,7 @@ WARM = (
     "transformers",
     "tests.cuda.trainer_trace",
     "tests.cuda.engine_trace",
+    "tests.cuda.carrier_trace",
 )
 """Modules that are imported once, for all forks."""
 

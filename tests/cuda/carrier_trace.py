@@ -1,0 +1,80 @@
+"""How a trainer rank hands its weights to engines on a pretended GPU, by each carrier that copies them.
+
+Three things are replaced, because they need memory with content or a peer: the file or CUDA IPC handle of a
+shared buffer (its payload is the name of the buffer's device), and the process group of a broadcast, which
+notes what NCCL would get. Whether a server can open a handle, and whether NCCL delivers, no trace can tell.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rlrun.runner.contracts.weight_updates import Readers
+from rlrun.runner.trainer.roles import learner
+from rlrun.runner.trainer.roles.rank import TrainerRank
+from rlrun.runner.weights import broadcast, sharing, writer
+from rlrun.specs.sections.job import Spec
+from tests.cuda.lone_rank import lone_rank
+from tests.cuda.recording import RECORDING
+from tests.cuda.trainer_trace import setup_of
+
+BUCKET = 20_000
+"""Bytes of a bucket: the model is sent in several of them."""
+PROCESSES = 2
+"""Processes of the engine."""
+
+
+def trace(end_phase: Callable[[str], None], spec: dict[str, Any], folder: str, rank: int) -> dict[str, Any]:
+    """Hands weights over twice, each time a phase; returns what the last update consisted of."""
+    job = Spec.model_validate(spec)
+    learner.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
+    replace_peers()
+    with lone_rank(job.trainer.parallel, rank):
+        trainer = TrainerRank(replace(setup_of(job, folder, rank), engine_process=0))
+        end_phase("start")
+        hand_over(trainer)
+        end_phase("first update")
+        result = hand_over(trainer)
+        end_phase("second update")
+        if job.engine.type == "native":
+            trainer._writer.close()  # removes the segments, the only memory here that is real
+    return result
+
+
+def replace_peers() -> None:
+    """Replaces the handles of shared buffers, the process group of a broadcast and the size of buckets."""
+    planned = writer.bucket_bytes
+    writer.bucket_bytes = lambda spec: None if planned(spec) is None else BUCKET
+    torch.Tensor.share_memory_ = lambda self: self
+    sharing._payload = lambda buffer, bucket: str(buffer.device)
+    broadcast._join = lambda address, store, device, timeout: Group()
+
+
+class Group:
+    """A process group that sends to nobody."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: object) -> SimpleNamespace:
+        RECORDING.note_collective("broadcast", tensors)
+        return SimpleNamespace(wait=lambda: None)
+
+
+def hand_over(trainer: TrainerRank) -> dict[str, Any]:
+    """Writes an update, and sends its buckets where they are streamed, as the driver asks for them."""
+    update = trainer.write_weights(1)
+    tensors = len(trainer._writer._source.shapes)
+    if not trainer._writer._is_streamed:
+        payloads = getattr(update, "payloads", ())
+        return {"tensors": tensors, "buckets": 1, "devices": sorted(set(payloads))}
+    trainer.begin_weights(Readers((0,), (0,), PROCESSES))
+    devices: set[str] = set()
+    buckets = 0
+    while (bucket := trainer.next_bucket()) is not None:
+        assert bucket.error is None, bucket.error
+        if not bucket.tensors:
+            break
+        devices |= set(bucket.payloads.values())
+        buckets += 1
+    return {"tensors": tensors, "buckets": buckets, "devices": sorted(devices)}

@@ -1,0 +1,73 @@
+"""The trainer's side of each weight carrier on a pretended GPU: where its buffers are, and how often the host
+waits for the device. What the readers do is beyond these traces (`carrier_trace`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.cuda.budgets import Blocking
+from tests.cuda.carrier_trace import PROCESSES
+from tests.cuda.cases import Case
+from tests.cuda.tracer import Tracer, blocking, lines_of, needs_pretence
+
+pytestmark = needs_pretence
+CASE = Case("qwen3", {"fsdp": 2})
+SGLANG = {"type": "sglang", "dtype": "bfloat16", "tensor": PROCESSES, "count": 1, "weight_check": "none"}
+TENSOR, BROADCAST = SGLANG | {"weight_sync": "tensor"}, SGLANG | {"weight_sync": "broadcast"}
+CHECKED = {"weight_check": "all"}
+NOTHING = Blocking()
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A carrier, and what it costs."""
+
+    engine: dict[str, Any]
+    tensor: Blocking = NOTHING
+    """What each of the policy's tensors blocks the host."""
+    bucket: Blocking = NOTHING
+    """What each bucket blocks the host."""
+    update: Blocking = NOTHING
+    """What blocks the host once."""
+    device: str | None = None
+    """Where the buffers are that servers open; None where they open none."""
+    placement: str = "disaggregated"
+    """Where the engines are; "colocated": on the trainer's GPUs."""
+
+
+COPY = Blocking(downloads=1)
+"""A tensor's copy to memory of the host that is not page-locked."""
+HASHES = Blocking(waits=PROCESSES)
+"""Reading the checksums, for each process of the engine."""
+CARRIERS = {
+    "segments of native engines": Carrier({"type": "native", "dtype": "bfloat16"}, tensor=COPY),
+    "one buffer in host memory": Carrier(TENSOR, tensor=COPY, device="cpu"),
+    "buckets in host memory": Carrier(TENSOR | {"weight_bucket": 1}, tensor=COPY, device="cpu"),
+    "host memory, checked": Carrier(
+        TENSOR | CHECKED, tensor=COPY + Blocking(uploads=PROCESSES), update=HASHES, device="cpu"
+    ),
+    "buckets on a GPU": Carrier(TENSOR, bucket=Blocking(waits=1), device="cuda:0", placement="colocated"),
+    "broadcast": Carrier(BROADCAST),
+    "broadcast, checked": Carrier(BROADCAST | CHECKED, update=HASHES),
+}
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_handing_weights_over_blocks_as_often_as_the_carrier_needs(name: str, tracer: Tracer):
+    carrier, folder = CARRIERS[name], tracer.model(CASE.model, CASE.layers)
+    gpus = CASE.ranks + (PROCESSES if carrier.placement == "disaggregated" else 0)
+    cluster = {"gpus_per_node": gpus, "placement": carrier.placement}
+    spec = CASE.spec(folder) | {"engine": carrier.engine, "cluster": cluster}
+    trace = tracer.ask("tests.cuda.carrier_trace", spec=spec, folder=str(folder), rank=CASE.rank)
+    assert trace["error"] is None, trace["error"]
+    assert not trace["defects"]
+    result = trace["result"]
+    assert result["devices"] == ([carrier.device] if carrier.device else [])
+    budget = carrier.tensor * result["tensors"] + carrier.bucket * result["buckets"] + carrier.update
+    for update in ("first update", "second update"):
+        phase = trace["phases"][update]
+        assert blocking(phase["counts"]) == budget, lines_of(phase)
+        sent = phase["collectives"].get("broadcast uint8", 0)
+        assert sent == (result["buckets"] if carrier.engine.get("weight_sync") == "broadcast" else 0)

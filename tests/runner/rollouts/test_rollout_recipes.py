@@ -17,6 +17,7 @@ SMALL = [
     "trainer.steps=1",
     "trainer.dtype=float32",
     "trainer.max_tokens_per_rank=4096",
+    "engine.type=native",
     "engine.dtype=float32",
     "eval.before_training=false",
     "filters=[]",

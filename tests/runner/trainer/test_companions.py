@@ -121,7 +121,7 @@ def make_setup(spec, sections=None):
     spec = type(spec).model_validate(values)
     job = make_plan(spec)
     ranks = TrainerRanks(None, [], spec, job, folders=[Path("model")], weights=Path("weights"))
-    return ranks._setup(job.ranks[0], ("host", 1))
+    return ranks._setup(job.ranks[0], "host", ("host", 1))
 
 
 def test_steps_of_the_critic_alone_do_not_count_in_the_policy_s_schedule(folder):

@@ -5,7 +5,7 @@ resume on another number of ranks. Random states are per rank: a rank that the c
 keeps its current one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,12 @@ def check_adapters(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: 
     if bool(ours) != bool(theirs):
         has, cure = ("no adapters", "remove") if ours else ("adapters", "add the run's")
         raise ValueError(f"checkpoint {folder} has {has}: {cure} [trainer.lora], or start another run")
-    if ours != theirs:
-        targets = {_matrix(key) for key in ours ^ theirs}
+    missing = _matrices(ours - theirs)
+    further = _matrices(theirs) - _matrices(ours)  # a pipeline stage has only its layers' adapters
+    if targets := missing or further:
         raise ValueError(
             f"checkpoint {folder} was saved with other trainer.lora.targets: it "
-            f"{'lacks' if ours - theirs else 'also has'} adapters of {', '.join(sorted(targets))}. Set the "
+            f"{'lacks' if missing else 'also has'} adapters of {', '.join(sorted(targets))}. Set the "
             "targets that the run began with, or start another run"
         )
     for key in sorted(ours):
@@ -177,9 +178,9 @@ def check_scale(folder: Path, stored: float, lora: LoraShape) -> None:
         )
 
 
-def _matrix(key: str) -> str:
-    """Returns the name of the matrix that an adapter's tensor of a checkpoint belongs to."""
-    return key.partition(ADAPTER)[0].rpartition(".")[2]
+def _matrices(keys: Iterable[str]) -> set[str]:
+    """Returns the names of the matrices that adapters' tensors of a checkpoint belong to."""
+    return {key.partition(ADAPTER)[0].rpartition(".")[2] for key in keys}
 
 
 def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:

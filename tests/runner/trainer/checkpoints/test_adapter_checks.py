@@ -41,6 +41,11 @@ def test_the_same_adapters_are_accepted(shapes):
     check_adapters(Path("step-1"), shapes, stored(shapes))
 
 
+def test_a_pipeline_stage_reads_the_adapters_of_its_layers():
+    whole = state("wq") | {name.replace("layers.0", "layers.1"): shape for name, shape in state("wq").items()}
+    check_adapters(Path("step-1"), state("wq"), stored(whole))
+
+
 def test_another_scale_is_refused():
     check_scale(Path("step-1"), 2.0, LoraShape(4, 8))
     with pytest.raises(ValueError, match=r"adapters times 2, and trainer.lora.alpha = 16, rank = 4"):

@@ -8,7 +8,6 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,30 +17,22 @@ from rlrun.converters.families.mapping import STRICT, check_names
 from rlrun.converters.families.model_folder import write_safetensors
 from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo, read_header
-from rlrun.converters.tensors.stored import Files
+from rlrun.converters.tensors.stored import OpenFiles
 from rlrun.models.adapters import Adapter, LoraShape, adapter_tensors
 from rlrun.models.checked_names import file_inside
 
 
-class AdapterFolder:
+class AdapterFolder(OpenFiles):
     """The factors of a folder in peft's layout; a context manager."""
 
     def __init__(self, folder: Path, adapters: list[Adapter], lora: LoraShape) -> None:
         """Opens the folder. Raises ValueError if its settings, names or shapes are not those expected."""
+        super().__init__()
         check_adapter_config(folder, lora)
         self._tensors = read_header(file_inside(folder, ADAPTER_WEIGHTS))
         expected = {tensor.name: tensor.shape for tensor in adapter_tensors(adapters)}
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         check_names(expected, shapes, f"{folder} (the adapters that [trainer.lora] describes)", STRICT)
-        self._files = Files()
-
-    def __enter__(self) -> "AdapterFolder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
 
     def read(self, name: str) -> torch.Tensor:
         """Returns a factor, by peft's name, in float32."""

@@ -6,7 +6,6 @@ writes from memory.
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -14,7 +13,7 @@ from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
 from rlrun.converters.folders.hf_folder import INDEX, companions, read_tensors
 from rlrun.converters.tensors.precision import keeps_precision
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
-from rlrun.converters.tensors.stored import Files
+from rlrun.converters.tensors.stored import OpenFiles
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_config
 from rlrun.models.tensor_names import HfTensor, is_derived
@@ -22,25 +21,17 @@ from rlrun.models.tensor_names import HfTensor, is_derived
 SHARD_BYTES = 5 * 10**9
 
 
-class WeightFolder:
+class WeightFolder(OpenFiles):
     """The weights of a model folder, memory-mapped; a context manager."""
 
     def __init__(self, folder: Path, model: Architecture) -> None:
         """Opens the files. Raises ValueError if names or shapes are not those of the architecture."""
+        super().__init__()
         self.folder = folder
         _check_not_quantised(folder)
         self._tensors = read_tensors(folder)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
         check_names(hf_shapes(model), shapes, str(folder), STRICT)
-        self._files = Files()
-
-    def __enter__(self) -> "WeightFolder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
 
     def read(self, name: str) -> torch.Tensor:
         """Returns the tensor as stored. Its bytes are read when they are used."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -133,3 +135,18 @@ class Files:
             if path not in self._maps:
                 self._maps[path] = mmap.mmap(self.open(path), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE)
             return self._maps[path]
+
+
+class OpenFiles:
+    """Holds the files that an object reads tensors from; a context manager that closes them."""
+
+    def __init__(self) -> None:
+        self._files = Files()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()

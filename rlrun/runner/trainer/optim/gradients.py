@@ -4,7 +4,7 @@ gradients ─▶ norm, on the device ─▶ (the host reads it with the metrics)
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,8 @@ def gradient_norm(
     `copies` names parameters that another rank counts already: a tied head on another pipeline stage than
     its embedding. `stages` are the ranks of the pipeline, which hold other layers.
     """
-    # torch computes a norm only over tensors of one mesh, and expert-parallel experts have their own
-    grads_by_mesh: dict[tuple[str, ...] | None, list[torch.Tensor]] = {}
-    for name, parameter in parameters.items():
-        if parameter.grad is not None and name not in copies:
-            grads_by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(parameter.grad)
     squares = torch.zeros((), device=mesh_device(next(iter(parameters.values()))))
-    for grads in grads_by_mesh.values():
+    for grads in _grads_by_mesh(parameters, copies):
         norm = torch.linalg.vector_norm(torch.stack(_on_device(torch._foreach_norm(grads), squares.device)))
         squares += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
     if stages is not None:
@@ -56,12 +51,22 @@ def clip_gradients(parameters: Mapping[str, nn.Parameter], max_norm: float, norm
     factor = float(max_norm / (torch.tensor(norm, dtype=torch.float32) + 1e-6))
     if factor >= 1.0:
         return
-    grads_by_mesh: dict[tuple[str, ...] | None, list[torch.Tensor]] = {}
-    for parameter in parameters.values():
-        if parameter.grad is not None:
-            grads_by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(parameter.grad)
-    for grads in grads_by_mesh.values():
+    for grads in _grads_by_mesh(parameters):
         torch._foreach_mul_(grads, factor)
+
+
+def _grads_by_mesh(
+    parameters: Mapping[str, nn.Parameter], without: Collection[str] = ()
+) -> Iterable[list[torch.Tensor]]:
+    """Returns the gradients in groups of one mesh each, except those of the parameters `without`.
+
+    torch's operators over many tensors take tensors of one mesh, and expert-parallel experts have their own.
+    """
+    groups: dict[tuple[str, ...] | None, list[torch.Tensor]] = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and name not in without:
+            groups.setdefault(_mesh_axes(parameter.grad), []).append(parameter.grad)
+    return groups.values()
 
 
 def _mesh_axes(grad: torch.Tensor) -> tuple[str, ...] | None:

@@ -31,23 +31,23 @@ class MovedWeights:
         """
         self._factors, self._matrices, self._last = factors, matrices, last
         self._present = present
-        self._trained: int | None = None
-        self._sent: dict[str, int] = {}
+        self._trained: list[int] | None = None
+        self._sent: list[int] = []
 
     def watch(self, gather: Gather, dtype: torch.dtype | None = None) -> Tensors:
         """Yields the gathered tensors. Raises RuntimeError before the last one, if the adapters have changed
         and no matrix has.
         """
-        trained = sum(_bit_sum(self._present(factor)) for factor in self._factors)
-        sent: dict[str, int] = {}
+        trained = [_bit_sum(self._present(factor)) for factor in self._factors]
+        sent: list[torch.Tensor] = []
         for name, tensor in gather(dtype):
             if name in self._matrices and len(tensor):
-                sent[name] = _bit_sum(tensor)
+                sent.append(_bit_sum(tensor))
             if name == self._last:
-                self._compare(trained, sent)
+                self._compare(_read(trained), _read(sent))
             yield name, tensor
 
-    def _compare(self, trained: int, sent: dict[str, int]) -> None:
+    def _compare(self, trained: list[int], sent: list[int]) -> None:
         if self._trained not in (None, trained) and sent and sent == self._sent:
             raise RuntimeError(
                 "the adapters were trained since the last update of the engines, but the merged weights are "
@@ -57,8 +57,15 @@ class MovedWeights:
         self._trained, self._sent = trained, sent
 
 
-def _bit_sum(tensor: torch.Tensor) -> int:
-    """Returns the sum of a tensor's elements as integers, which changes if a few of them change."""
+def _bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of a tensor's elements as integers, which changes if a few of them change: a scalar on
+    its device.
+    """
     part = local_part(tensor).detach().contiguous()
     integers = part.view({2: torch.int16, 4: torch.int32}[part.itemsize])
-    return int(integers.sum(dtype=torch.int64))
+    return integers.sum(dtype=torch.int64)
+
+
+def _read(sums: Sequence[torch.Tensor]) -> list[int]:
+    """Returns the sums; the host waits for the device once for all of them."""
+    return torch.stack(list(sums)).tolist() if sums else []

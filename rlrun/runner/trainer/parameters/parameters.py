@@ -194,11 +194,6 @@ class Parameters:
         yield from self._gathering.run_adapters(self.masters)
 
     @property
-    def adapter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor of the adapters, by peft's names, in order."""
-        return {tensor.name: tensor.shape for tensor in self._adapter_tensors}
-
-    @property
     def _exported(self) -> dict[str, torch.Tensor]:
         return self.masters | self._fixed | (self._loaded_biases or {})
 

@@ -135,7 +135,8 @@ def _evaluation(
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
     if not spec.cluster.gpus_per_node:
         return None
-    return gpus_of_job(plan, read_model(model.folder, spec.model.implementation), local_gpu())
+    architecture = read_model(model.folder, spec.model.implementation)
+    return gpus_of_job(plan, architecture, spec.trainer, local_gpu())
 
 
 def _device_sharing(spec: Spec, running: RunningJob) -> DeviceSharing:

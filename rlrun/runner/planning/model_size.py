@@ -70,11 +70,31 @@ def active_parameters(model: Architecture) -> int:
 
     Only those experts count that a token is routed to. The embedding is a lookup, so it does not count.
     """
-    return sum(
-        _active_size(stack, model)
-        for stack in _stacks(model)
-        if model.tied or stack.tensor.parameter not in _EMBEDDINGS
-    )
+    return sum(_active_size(stack, model) for stack in _multiplied(model))
+
+
+def token_operations(model: Architecture, trainer: TrainerSpec) -> int:
+    """Returns the operations of matrix products per token in a forward and backward pass of the policy.
+
+    Each parameter takes two operations in the forward pass, two for the gradient of its input, and another
+    two for its own gradient unless it is frozen.
+    """
+    if trainer.lora is not None:
+        factors = sum(prod(tensor.shape) for tensor in adapter_tensors(adapters(model, trainer.lora.shape)))
+        return 4 * active_parameters(model) + 6 * factors
+    trained = [stack for stack in _multiplied(model) if not _is_frozen(stack.tensor, trainer.freeze)]
+    return 4 * active_parameters(model) + 2 * sum(_active_size(stack, model) for stack in trained)
+
+
+def _multiplied(model: Architecture) -> list[_Stack]:
+    """Returns the tensors that tokens are multiplied by."""
+    stacks = _stacks(model)
+    return [stack for stack in stacks if model.tied or stack.tensor.parameter not in _EMBEDDINGS]
+
+
+def _is_frozen(tensor: HfTensor, patterns: Sequence[str]) -> bool:
+    """Returns whether a pattern of `trainer.freeze` matches the tensor."""
+    return any(fnmatchcase(tensor.name, pattern) for pattern in patterns)
 
 
 def _active_size(stack: _Stack, model: Architecture) -> int:
@@ -169,7 +189,7 @@ def _share(
     last: bool,
 ) -> RankShare:
     sizes = [_sharded_size(stack, parallel) for stack in stacks]
-    trained = [not any(fnmatchcase(stack.tensor.name, pattern) for pattern in frozen) for stack in stacks]
+    trained = [not _is_frozen(stack.tensor, frozen) for stack in stacks]
     blocks: dict[str, int] = {}
     for stack in stacks:
         name = ".".join(_decoder_name(stack.tensor).split(".")[:2])

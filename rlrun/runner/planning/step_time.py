@@ -13,7 +13,13 @@ from rlrun.plugins.types import Needs
 from rlrun.runner.planning.activations import ITEM_BYTES
 from rlrun.runner.planning.hardware import Device
 from rlrun.runner.planning.memory import cache_token_bytes
-from rlrun.runner.planning.model_size import active_parameters, parameter_count, pipeline_imbalance
+from rlrun.runner.planning.model_size import (
+    active_parameters,
+    parameter_count,
+    pipeline_imbalance,
+    policy_share,
+    token_operations,
+)
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.server_size import gpus_of
@@ -142,22 +148,29 @@ def _engine_devices(job: PlannedJob) -> int:
 def step_training_seconds(job: PlannedJob) -> float:
     """Returns the seconds of all passes of a step over its samples."""
     tokens = job.plan.batch.samples * (job.load.prompt + job.load.response)
-    return _passes(job) / 3 * training_seconds(job, tokens)
+    whole = _training_seconds(job, tokens, 6 * active_parameters(job.model), reduced=1.0)
+    share = policy_share(job.model, job.spec.trainer)
+    update = _training_seconds(
+        job,
+        tokens,
+        token_operations(job.model, job.spec.trainer),
+        reduced=share.trained / share.parameters,
+    )
+    return update + _other_passes(job) / 3 * whole
 
 
-def training_seconds(job: PlannedJob, tokens: float) -> float:
+def _training_seconds(job: PlannedJob, tokens: float, operations: int, *, reduced: float) -> float:
     """Returns the seconds of forward and backward passes over `tokens` tokens.
 
-    FSDP's gathers overlap with matrix products, so the slower of both counts. Tensor-parallel collectives
-    wait for products and come on top, and the pipeline's bubble stretches everything. All pipeline ranks wait
-    for the busiest of them.
+    `operations` are those of matrix products per token, and `reduced` is the share of the parameters whose
+    gradients ranks add up. FSDP's gathers overlap with matrix products, so the slower of both counts.
+    Tensor-parallel collectives wait for products and come on top, and the pipeline's bubble stretches
+    everything. All pipeline ranks wait for the busiest of them.
     """
     spec, model, parallel = job.spec, job.model, job.spec.trainer.parallel
     data_rank_tokens = tokens / parallel.data_degree
     sample_tokens = job.load.prompt + job.load.response
-    flops_per_token = (
-        6 * active_parameters(model) + 6 * model.layers * model.heads * model.head_dim * sample_tokens
-    )
+    flops_per_token = operations + 6 * model.layers * model.heads * model.head_dim * sample_tokens
     ranks_per_sample = parallel.tensor * parallel.context * parallel.pipeline
     compute = data_rank_tokens * flops_per_token / ranks_per_sample / (job.device.flops * TRAIN_EFFICIENCY)
     compute *= pipeline_imbalance(model, parallel)
@@ -167,14 +180,15 @@ def training_seconds(job: PlannedJob, tokens: float) -> float:
     micro_batches = max(1, math.ceil(data_rank_tokens / budget))
     bubble = 1 + (parallel.pipeline - 1) / micro_batches
     return (
-        max(compute, _gather_seconds(job, micro_batches)) + _tensor_seconds(job, data_rank_tokens)
+        max(compute, _gather_seconds(job, micro_batches, reduced)) + _tensor_seconds(job, data_rank_tokens)
     ) * bubble
 
 
-def _gather_seconds(job: PlannedJob, micro_batches: int) -> float:
+def _gather_seconds(job: PlannedJob, micro_batches: int, reduced: float) -> float:
     """Returns the seconds of FSDP's traffic.
 
-    Each micro-batch gathers the weights twice, or once if they stay gathered, and reduces the gradients once.
+    Each micro-batch gathers the weights twice, or once if they stay gathered, and reduces the gradients of
+    the trained ones, a share `reduced` of all, once.
     A pipeline reduces gradients once per optimizer step, and also gathers once if weights stay gathered.
     """
     spec, parallel = job.spec, job.spec.trainer.parallel
@@ -184,7 +198,7 @@ def _gather_seconds(job: PlannedJob, micro_batches: int) -> float:
     shards = parallel.fsdp * parallel.context
     runs = min(micro_batches, job.plan.batch.optimizer_steps) if parallel.pipeline > 1 else micro_batches
     gathers = runs if parallel.keeps_gathered else 2 * micro_batches
-    return (gathers + runs) * weights * (shards - 1) / shards / _link(job, shards * parallel.tensor)
+    return (gathers + runs * reduced) * weights * (shards - 1) / shards / _link(job, shards * parallel.tensor)
 
 
 def _tensor_seconds(job: PlannedJob, tokens: float) -> float:
@@ -195,14 +209,16 @@ def _tensor_seconds(job: PlannedJob, tokens: float) -> float:
     return sent / _link(job, parallel.tensor)
 
 
-def _passes(job: PlannedJob) -> float:
-    """Returns the number of forward passes of the policy per step; a backward pass counts as two."""
+def _other_passes(job: PlannedJob) -> float:
+    """Returns the work per step besides the policy's update, in forward passes of the policy; a backward
+    pass counts as two.
+    """
     several_steps = job.plan.batch.optimizer_steps > 1
     source = old_log_probs_of(job.spec, corrected=job.needs.trainer_log_probs)
     old_policy = job.needs.old_log_probs and source == "trainer" and several_steps
     critic = 4.0 if job.needs.critic else 0.0  # one pass for values, three for its update
     teacher = active_parameters(job.teacher) / active_parameters(job.model) if job.teacher else 0.0
-    return 3.0 + old_policy + job.needs.reference + critic + teacher
+    return old_policy + job.needs.reference + critic + teacher
 
 
 def _link(job: PlannedJob, ranks: int) -> float:

@@ -8,6 +8,7 @@ from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.planning.hardware import find_gpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.trainer import TrainerSpec
 
 MODEL = architecture(
     {
@@ -42,12 +43,12 @@ def test_who_has_how_many(cluster: dict[str, Any], counts: tuple[int, int] | Non
         "cluster": cluster,
     }
     plan = make_plan(Spec.model_validate(document), cores=2)
-    found = gpus_of_job(plan, MODEL, find_gpu("H200"))
+    found = gpus_of_job(plan, MODEL, TrainerSpec(steps=1), find_gpu("H200"))
     assert (found and (found.trainer, found.engines)) == counts
 
 
 def test_training_is_six_operations_a_parameter_and_attention_to_all_tokens_before() -> None:
-    gpus = ComputeBudget(trainer=2, engines=2, flops=1e6, parameters=1000, attention=10)
+    gpus = ComputeBudget(trainer=2, engines=2, flops=1e6, token_operations=6000, attention=10)
     work = gpus.training_flops([100, 10])
     assert work == 6 * (100 * (1000 + 10 * 100) + 10 * (1000 + 10 * 10))
     assert gpus.utilisation(work, seconds=4.0) == pytest.approx(work / 8e6)
@@ -65,8 +66,8 @@ def test_a_token_meets_every_matrix_once() -> None:
             }
         )
     )
-    found = gpus_of_job(plan, MODEL, None)
+    found = gpus_of_job(plan, MODEL, TrainerSpec(steps=1), None)
     assert found is not None and found.flops is None
     matrices = 2 * (64 * 12 * 16 + 3 * 64 * 96) + 64 * 320
-    assert matrices < found.parameters < 1.01 * matrices
+    assert 6 * matrices < found.token_operations < 6.06 * matrices
     assert found.attention == 2 * 4 * 16

@@ -34,7 +34,7 @@ def test_metrics_of_a_step() -> None:
 
 def test_speeds_of_gpus() -> None:
     """800 tokens in 4 s on two of 1 GFLOP/s, of 6 · 800 · 1000 operations."""
-    gpus = ComputeBudget(trainer=2, engines=4, flops=1e9, parameters=1000, attention=0)
+    gpus = ComputeBudget(trainer=2, engines=4, flops=1e9, token_operations=6000, attention=0)
     metrics = usage(gpus=gpus, training_flops=gpus.training_flops([800])).metrics()
     assert metrics["perf/tokens_per_second/generated_per_gpu"] == 25.0
     assert metrics["perf/tokens_per_second/trained_per_gpu"] == 100.0

@@ -20,6 +20,7 @@ from rlrun.runner.planning.model_size import (
     parameter_count,
     pipeline_imbalance,
     rank_shares,
+    token_operations,
 )
 from rlrun.runner.planning.storage import checkpoint_bytes, offloaded_bytes
 from rlrun.runner.trainer.model.build_decoder import build_model
@@ -196,6 +197,27 @@ def test_the_busiest_stage_includes_the_head(layers: Any, work: Any) -> None:
 def test_what_is_frozen_has_no_gradient() -> None:
     share = largest_share(QWEN3_8B, ParallelSpec(), ["model.embed_tokens.*", "lm_head.*"])
     assert share.parameters - share.trained == 2 * 151936 * 4096
+
+
+_ADAPTERS = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))
+"""Parameters of Qwen3-8B's adapters of rank 16."""
+_ATTENTION = 36 * 2 * (4096 * 4096 + 4096 * 1024)
+"""Parameters of Qwen3-8B's matrices of attention."""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "saved", "added"),
+    [
+        ({}, 0, 0),
+        ({"freeze": ["*.self_attn.?_proj.*"]}, _ATTENTION, 0),
+        ({"freeze": ["model.embed_tokens.*"]}, 0, 0),  # a lookup is no product
+        ({"lora": {"rank": 16}}, active_parameters(QWEN3_8B), _ADAPTERS),
+    ],
+    ids=["whole", "frozen attention", "frozen embedding", "adapters"],
+)
+def test_frozen_matrices_need_no_weight_gradients(trainer: Any, saved: int, added: int) -> None:
+    operations = token_operations(QWEN3_8B, TrainerSpec(steps=1, **trainer))
+    assert operations == 6 * (active_parameters(QWEN3_8B) + added) - 2 * saved
 
 
 @pytest.mark.parametrize(("optimizer", "each"), [("adamw", 8), ("sgd", 4)])

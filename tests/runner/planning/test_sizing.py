@@ -9,7 +9,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.hardware import GIB, GPUS, find_gpu, local_cpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
-from rlrun.runner.planning.step_time import PlannedJob, Workload
+from rlrun.runner.planning.step_time import PlannedJob, Workload, step_training_seconds
 from rlrun.specs.sections.job import Spec
 from tests.runner.planning.test_memory import QWEN3_8B
 
@@ -103,6 +103,14 @@ def test_copies_in_host_memory_count_on_a_cpu_host() -> None:
 
 
 JUDGES = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2, "count": 2, "max_length": 4096}
+
+
+def test_adapters_take_two_thirds_of_the_time_of_whole_training() -> None:
+    whole, adapters = (
+        step_training_seconds(planned_job(trainer={"parallel": {"fsdp": 8}} | lora))
+        for lora in ({}, {"lora": {"rank": 16}})
+    )
+    assert 0.66 < adapters / whole < 0.75
 
 
 def judged(**changes: Any) -> PlannedJob:

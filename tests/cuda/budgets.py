@@ -68,9 +68,19 @@ def receives_tied_head(case: Case) -> bool:
     return has_tied_stages(case) and case.has_loss
 
 
-def recomputes_splits(case: Case) -> bool:
-    """Returns whether the backward pass exchanges the experts' tokens again."""
-    return case.degree("expert") > 1 and case.trainer.get("activation_checkpointing") == "full"
+def recomputes_layers(case: Case) -> bool:
+    """Returns whether the backward pass runs every layer again."""
+    return case.trainer.get("activation_checkpointing") == "full"
+
+
+def uses_deepep(case: Case) -> bool:
+    """Returns whether experts' tokens travel through DeepEP's buffer."""
+    return case.parallel.get("token_dispatcher") == "deepep"
+
+
+def exchanges_splits(case: Case) -> bool:
+    """Returns whether ranks tell each other how many tokens they exchange."""
+    return case.degree("expert") > 1 and not uses_deepep(case)
 
 
 LOG_PROBS, REFERENCE, TRAIN = "log-probs", "reference", "train"
@@ -104,8 +114,20 @@ ROWS = [
         Blocking(downloads=1),
         lambda case: keeps_all_on_host(case) and has_tied_stages(case),
     ),
+    Row("experts' splits", PASSES, SPARSE_LAYER, Blocking(downloads=1), exchanges_splits),
     Row(
-        "experts' splits", PASSES, SPARSE_LAYER, Blocking(downloads=1), lambda case: case.degree("expert") > 1
+        "DeepEP's counts, and torchtitan's order of what it received",
+        PASSES,
+        SPARSE_LAYER,
+        Blocking(waits=4, uploads=1),
+        uses_deepep,
+    ),
+    Row(
+        "the same in recomputed layers",
+        (TRAIN,),
+        SPARSE_LAYER,
+        Blocking(waits=4, uploads=1),
+        lambda case: uses_deepep(case) and recomputes_layers(case),
     ),
     Row(
         "tokens of each expert, where experts compute one after the other",
@@ -114,7 +136,13 @@ ROWS = [
         Blocking(waits=1),
         lambda case: case.trainer.get("dtype") == "float32",
     ),
-    Row("splits of recomputed layers", (TRAIN,), SPARSE_LAYER, Blocking(downloads=1), recomputes_splits),
+    Row(
+        "splits of recomputed layers",
+        (TRAIN,),
+        SPARSE_LAYER,
+        Blocking(downloads=1),
+        lambda case: exchanges_splits(case) and recomputes_layers(case),
+    ),
     Row(
         "a copy of the state",
         ("save",),

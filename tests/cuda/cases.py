@@ -106,6 +106,14 @@ SETTINGS = [
 ]
 """Settings that the parity matrix does not vary."""
 
+EXCHANGES = [
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2, "token_dispatcher": "deepep"}, slow=True),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2, "token_dispatcher": "deepep"}, layouts.FULL, slow=True),
+    Case("qwen3", {"tensor": 2, "async_tensor": True}, slow=True),
+    Case("qwen3", {"fsdp": 2, "symmetric_memory": True}, slow=True),
+]
+"""Exchanges by other means than NCCL's collectives."""
+
 RANKS = [
     Case("qwen3", {"fsdp": 2}, rank=1),
     Case("qwen3", {"context": 2, "tensor": 2}, rank=3, slow=True),

@@ -21,6 +21,7 @@ from rlrun.runner.trainer.model.layers import Experts
 from rlrun.runner.trainer.model.transformers_decoder import TransformersDecoder
 from rlrun.runner.trainer.parameters import gathering
 from rlrun.specs.sections.trainer import ParallelSpec
+from tests.cuda import exchanges
 from tests.cuda.recording import RECORDING, Recorder
 
 
@@ -31,6 +32,7 @@ def lone_rank(parallel: ParallelSpec, rank: int) -> Iterator[None]:
         if parallel.world_size > 1:
             # Like NCCL's, a group of CUDA tensors alone.
             dist.init_process_group("cuda:fake", store=FakeStore(), rank=rank, world_size=parallel.world_size)
+        exchanges.install()
         _replace_peers(parallel.pipeline)
         _lay_out_for_real()
         waits = _waits_of_routing()

@@ -41,7 +41,8 @@ NCCL_DTYPES = frozenset(
 """What torch can give to NCCL (ProcessGroupNCCL's ncclDataType table)."""
 
 aten = torch.ops.aten
-READS = frozenset({aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default})
+READ_ONE = frozenset({aten._local_scalar_dense.default, aten.item.default})
+READS = READ_ONE | {aten.equal.default, aten.is_nonzero.default}
 """Operations that return a tensor's content to the host."""
 DYNAMIC = frozenset(
     {
@@ -192,7 +193,7 @@ class Recorder(TorchDispatchMode):
         tensor = args[0]
         if tensor.device.type == "cuda":
             self._recording.note(WAIT, func.overloadpacket.__name__)
-        if func is not aten._local_scalar_dense.default:
+        if func not in READ_ONE:
             return True
         return {torch.bool: True}.get(tensor.dtype, 1.0 if tensor.dtype.is_floating_point else 1)
 

@@ -98,8 +98,8 @@ def _assumptions(job: PlannedJob, traced: RankTrace) -> Iterator[str]:
     if job.spec.trainer.compile:
         yield "compiled layers keep the same tensors as uncompiled ones"
     yield (
-        "gaps between the blocks of torch's allocator, the memory of CUDA and NCCL, a critic, a teacher and "
-        "engines are not included"
+        "gaps between the blocks of torch's allocator, the memory of CUDA and NCCL, exchange buffers, a "
+        "critic, a teacher and engines are not included"
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.activations import ITEM_BYTES, activation_bytes, logit_bytes, mask_bytes
 from rlrun.runner.planning.model_size import RankShare, largest_share, parameter_count, policy_share
+from rlrun.runner.planning.rank_layout import largest_micro_batch
 from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
@@ -60,13 +61,9 @@ def training_phase(
 ) -> Phase:
     """Returns the memory of the fullest rank during the backward pass of its largest micro-batch.
 
-    The largest micro-batch is a full one, or a single sample of `longest` tokens if that is larger. If
-    `micro_batch_size` counts samples, all of them are assumed to have `longest` tokens. `candidates` is the
-    number of ids per token in sampling masks.
+    Samples have at most `longest` tokens. `candidates` is the number of ids per token in sampling masks.
     """
-    samples, context = trainer.micro_batch_size, trainer.parallel.context
-    largest = max(trainer.max_tokens_per_rank * context, longest) if samples is None else samples * longest
-    tokens = -(-largest // context)
+    tokens = -(-largest_micro_batch(trainer, longest) // trainer.parallel.context)
     share = policy_share(model, trainer)
     alone = trainer.parallel.world_size == 1
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))

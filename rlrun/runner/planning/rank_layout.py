@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rlrun.models.architecture import Architecture
-from rlrun.specs.sections.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
 """Schedules that put the first and the last stage on the same rank."""
@@ -97,6 +97,28 @@ def token_multiple(parallel: ParallelSpec) -> int:
     return pieces * parallel.tensor
 
 
+def largest_micro_batch(trainer: TrainerSpec, longest: int) -> int:
+    """Returns the greatest number of tokens of a micro-batch, over all context-parallel ranks.
+
+    That is a full one, or a single sample of `longest` tokens if it is longer. If `micro_batch_size` counts
+    samples, all of them may have `longest` tokens.
+    """
+    if trainer.micro_batch_size is not None:
+        return trainer.micro_batch_size * longest
+    return max(trainer.max_tokens_per_rank * trainer.parallel.context, longest)
+
+
+def most_routed_tokens(trainer: TrainerSpec, longest: int) -> int:
+    """Returns the greatest number of tokens of a micro-batch that one rank sends to experts.
+
+    Context-parallel ranks each have a piece of the tokens, and so have tensor-parallel ranks when they choose
+    experts.
+    """
+    multiple = token_multiple(trainer.parallel)
+    padded = -(-largest_micro_batch(trainer, longest) // multiple) * multiple
+    return padded // (trainer.parallel.context * trainer.parallel.tensor)
+
+
 def uses_balanced_context(parallel: ParallelSpec) -> bool:
     """Returns whether each context-parallel rank holds an early and a late piece of the tokens.
 
@@ -122,6 +144,11 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
     for name, size in sizes.items():
         if size % parallel.tensor:
             raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
+    if parallel.async_tensor and (model.latent is not None or model.sinks):
+        kind = "latent attention" if model.latent is not None else "attention sinks"
+        raise ValueError(
+            f"{section}.parallel.async_tensor = true does not support models with {kind}: remove it"
+        )
     if parallel.stages > model.layers:
         raise ValueError(
             f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "

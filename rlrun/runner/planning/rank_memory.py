@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlrun.runner.planning.exchange_memory import exchange_buffers
 from rlrun.runner.planning.memory import (
     Part,
     Phase,
@@ -24,6 +25,7 @@ PERSISTENT_PARTS = (
     "reference",
     "unfinished checkpoint",
     "CUDA and NCCL",
+    "exchange buffers",
 )
 """Memory that ranks keep while engines generate, by the part's name."""
 
@@ -50,12 +52,26 @@ def rank_memory(job: PlannedJob) -> RankMemory:
         job.model, job.spec.trainer, job.plan.max_sample_tokens, gpu=job.on_gpu, candidates=candidates
     )
     host_copies = () if job.on_gpu else _host_copies(job)
-    rank = Phase(training.name, (*training.parts, *_companions(job), *host_copies))
+    rank = Phase(training.name, (*training.parts, *_companions(job), *_exchange_buffers(job), *host_copies))
     count = 1 if job.on_gpu else job.most_on_a_node(job.plan.ranks)
     persistent = count * sum(rank.part_bytes(name) for name in PERSISTENT_PARTS)
     # on CPU there is no other memory to release it to
-    after_release = rank.part_bytes("CUDA and NCCL") if job.on_gpu else persistent
+    after_release = sum(map(rank.part_bytes, _kept_parts(job))) if job.on_gpu else persistent
     return RankMemory(multiply_phase(rank, count), persistent, after_release)
+
+
+def _kept_parts(job: PlannedJob) -> tuple[str, ...]:
+    """Returns the names of the parts that ranks cannot release to engines."""
+    # gathered layers are in a pool of NCCL's symmetric memory, which keeps what it has allocated
+    pool = ("gathered layers",) if job.spec.trainer.parallel.symmetric_memory else ()
+    return ("CUDA and NCCL", "exchange buffers", *pool)
+
+
+def _exchange_buffers(job: PlannedJob) -> Iterator[Part]:
+    spec = job.spec
+    longest = job.plan.max_sample_tokens * (2 if job.needs.pairs else 1)
+    for size, how in exchange_buffers(job.model, spec.trainer, longest, spec.cluster.gpus_per_node):
+        yield Part("exchange buffers", size, how)
 
 
 def reference_bytes(job: PlannedJob) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.findings import Finding, dotted
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
@@ -33,6 +33,8 @@ def settings_of_unused_parallelism(spec: Spec) -> Iterator[Finding]:
         ("context_balance", "context"),
         ("pipeline_schedule", "pipeline"),
         ("pipeline_layers", "pipeline"),
+        ("token_dispatcher", "expert"),
+        ("async_tensor", "tensor"),
     ):
         if is_given(spec.trainer.parallel, setting) and getattr(spec.trainer.parallel, degree) == 1:
             related = ((*PARALLEL, degree),)
@@ -45,6 +47,69 @@ def resharding(spec: Spec) -> Iterator[Finding]:
     parallel, path = spec.trainer.parallel, (*PARALLEL, "reshard_after_forward")
     if is_given(parallel, "reshard_after_forward") and parallel.world_size == 1:
         yield no_effect(path, "one rank does not shard parameters", "remove it", ((*PARALLEL, "fsdp"),))
+
+
+def gpu_exchanges(spec: Spec) -> Iterator[Finding]:
+    """Exchanges by other means than NCCL's plain collectives run on GPUs only."""
+    parallel, gpus = spec.trainer.parallel, (("cluster", "gpus_per_node"),)
+    dispatcher = parallel.token_dispatcher
+    for setting, used in (
+        ("token_dispatcher", dispatcher != "standard"),
+        ("async_tensor", parallel.async_tensor),
+        ("symmetric_memory", parallel.symmetric_memory),
+    ):
+        if used and not spec.cluster.gpus_per_node:
+            message = "needs GPUs, and the job has none (cluster.gpus_per_node = 0)"
+            found = getattr(parallel, setting)
+            yield Finding((*PARALLEL, setting), message, "remove it", found=found, related=gpus)
+    if dispatcher == "deepep" and spec.trainer.dtype == "float32":
+        message, dtype = "DeepEP only exchanges bfloat16", (("trainer", "dtype"),)
+        cure = 'set trainer.dtype = "bfloat16", or token_dispatcher = "standard"'
+        yield Finding((*PARALLEL, "token_dispatcher"), message, cure, found=dispatcher, related=dtype)
+
+
+def symmetric_memory(spec: Spec) -> Iterator[Finding]:
+    """NCCL's symmetric memory holds gathered parameters, on the GPU, and excludes torch's own symmetric
+    memory.
+    """
+    parallel, path = spec.trainer.parallel, (*PARALLEL, "symmetric_memory")
+    if not parallel.symmetric_memory:
+        return
+    if parallel.fsdp * parallel.context == 1:
+        related: tuple[KeyPath, ...] = ((*PARALLEL, "fsdp"), (*PARALLEL, "context"))
+        why = "trainer.parallel.fsdp and context are 1, so no rank gathers parameters"
+        yield no_effect(path, why, "remove it, or raise fsdp", related)
+    if parallel.async_tensor:
+        message = "cannot be used with async_tensor: a process has either NCCL's symmetric memory or torch's"
+        related = ((*PARALLEL, "async_tensor"),)
+        yield Finding(path, message, "remove one of the two", found=True, related=related)
+
+
+def async_tensor(spec: Spec) -> Iterator[Finding]:
+    """Overlapped exchanges gather and reduce parts of the sequence, among GPUs of one node."""
+    parallel, path = spec.trainer.parallel, (*PARALLEL, "async_tensor")
+    if not parallel.async_tensor or parallel.tensor == 1:
+        return
+    tensor = (*PARALLEL, "tensor")
+    if not parallel.sequence_parallel:
+        message = "needs sequence_parallel, whose gathers and reductions it overlaps"
+        related: tuple[KeyPath, ...] = ((*PARALLEL, "sequence_parallel"), tensor)
+        yield Finding(path, message, "remove one of the two", found=True, related=related)
+    gpus = spec.cluster.gpus_per_node
+    if 0 < gpus < parallel.tensor:
+        message = (
+            f"needs tensor-parallel ranks on one node, and tensor = {parallel.tensor} is more than "
+            f"cluster.gpus_per_node = {gpus}"
+        )
+        related = (tensor, ("cluster", "gpus_per_node"))
+        yield Finding(path, message, "remove it, or lower tensor", found=True, related=related)
+    for key, value in (
+        (("trainer", "lora"), spec.trainer.lora),
+        (("trainer", "compile"), spec.trainer.compile),
+    ):
+        if value:
+            message = f"is not supported together with {dotted(key)}"
+            yield Finding(path, message, "remove one of the two", found=True, related=(key, tensor))
 
 
 def pipeline_stages(spec: Spec) -> Iterator[Finding]:
@@ -73,6 +138,7 @@ def transformers_layers(spec: Spec) -> Iterator[Finding]:
             cure = "use fsdp or replicate instead"
             yield Finding((*PARALLEL, name), message, cure, found=degree, related=chosen)
     for path, value in (
+        ((*PARALLEL, "symmetric_memory"), spec.trainer.parallel.symmetric_memory),
         (("trainer", "compile"), spec.trainer.compile),
         (("model", "random_init"), spec.model.random_init),
     ):
@@ -88,6 +154,9 @@ PARALLEL_RULES: tuple[Rule, ...] = (
     expert_ranks,
     settings_of_unused_parallelism,
     resharding,
+    gpu_exchanges,
+    symmetric_memory,
+    async_tensor,
     pipeline_stages,
     transformers_layers,
 )

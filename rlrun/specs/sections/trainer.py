@@ -12,6 +12,7 @@ PipelineSchedule = Literal[
     "1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
 ]
 ONE_STAGE_SCHEDULES = ("1F1B", "GPipe")
+TokenDispatcher = Literal["standard", "deepep"]
 
 
 class ParallelSpec(Section):
@@ -48,6 +49,17 @@ class ParallelSpec(Section):
     expert: int = Field(default=1, ge=1)
     """Number of ranks that divide the experts of a layer among them. It must divide fsdp × context × tensor,
     whose ranks it uses."""
+    token_dispatcher: TokenDispatcher = "standard"
+    """How tokens reach the ranks of their experts, and come back. `standard`: all-to-all of NCCL. `deepep`:
+    the kernels of DeepEP 2 (package deep_ep), which send a token once to each rank, however many of its
+    experts are there. They need GPUs from Hopper on, and bfloat16."""
+    async_tensor: bool = False
+    """Tensor-parallel ranks exchange tokens while they multiply (torch's symmetric memory): the gathers and
+    reductions of dense layers are cut into pieces that overlap with the matrix products. It needs GPUs of one
+    node that reach each other's memory, and `sequence_parallel`."""
+    symmetric_memory: bool = False
+    """FSDP gathers parameters and reduces gradients in NCCL's symmetric memory, which occupies fewer of the
+    GPU's multiprocessors. It needs GPUs from Hopper on."""
 
     @property
     def world_size(self) -> int:

@@ -11,7 +11,7 @@ from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
 from rlrun.runner.planning.step_time import PlannedJob, Workload, step_training_seconds
 from rlrun.specs.sections.job import Spec
-from tests.runner.planning.test_memory import QWEN3_8B
+from tests.runner.planning.test_memory import QWEN3_8B, QWEN3_30B_A3B
 
 
 def planned_job(device: str = "H100-80GB", **changes: Any) -> PlannedJob:
@@ -49,6 +49,35 @@ def test_engines_that_sleep_leave_the_device_to_the_trainer_and_the_other_way_ro
     assert generation.part_bytes("KV cache") == beside[1].part_bytes("KV cache")
     assert update.part_bytes("trainer") > training.part_bytes("optimizer")
     assert update.part_bytes("weights") == generation.part_bytes("weights")
+
+
+def test_buffers_of_exchanges_stay_while_engines_generate() -> None:
+    expert = {"fsdp": 8, "expert": 8, "token_dispatcher": "deepep"}
+    job = replace(planned_job(trainer={"parallel": expert}), model=QWEN3_30B_A3B)
+    training, _, generation = size_job(job).phases
+    buffer = 8 * 9216 * (2 * QWEN3_30B_A3B.hidden + 8 * 8)  # ranks × longest sample × a token
+    assert training.part_bytes("exchange buffers") == buffer
+    plain = replace(planned_job(trainer={"parallel": {"fsdp": 8, "expert": 8}}), model=QWEN3_30B_A3B)
+    without = size_job(plain).phases[2]
+    kept = generation.part_bytes("trainer (memory released)") - without.part_bytes(
+        "trainer (memory released)"
+    )
+    assert kept == buffer
+    overlapped = planned_job(trainer={"parallel": {"fsdp": 4, "tensor": 2, "async_tensor": True}})
+    rows = 9216 // 2
+    assert size_job(overlapped).phases[0].part_bytes("exchange buffers") == 2 * rows * QWEN3_8B.hidden * 2
+
+
+def test_gathered_layers_stay_in_symmetric_memory() -> None:
+    plain, symmetric = (
+        size_job(planned_job(trainer={"parallel": {"fsdp": 8, "symmetric_memory": used}})).phases
+        for used in (False, True)
+    )
+    gathered = plain[0].part_bytes("gathered layers")
+    kept = symmetric[2].part_bytes("trainer (memory released)") - plain[2].part_bytes(
+        "trainer (memory released)"
+    )
+    assert kept == gathered > 0
 
 
 def test_a_layout_that_does_not_fit_is_reported_with_a_cure() -> None:

@@ -15,6 +15,8 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 from torchtitan.distributed.full_dtensor import resolve_fsdp_mesh, resolve_sparse_fsdp_mesh
 
+from rlrun.specs.sections.trainer import ParallelSpec
+
 if ON_CPU:
     # Page-locked memory needs a GPU; torchtitan offers no way to turn it off.
     torchtitan.distributed.fsdp.CPUOffloadPolicy = partial(CPUOffloadPolicy, pin_memory=False)
@@ -24,14 +26,14 @@ def shard_data_parallel(
     model: nn.Module,
     dims: ParallelDims,
     dtype: torch.dtype,
+    parallel: ParallelSpec,
     *,
     on_host: bool = False,
-    reshard_after_forward: str = "default",
 ) -> None:
     """Applies FSDP (HSDP with replicas) to each block, the embedding and the head; sums gradients in float32.
 
     With expert parallelism, experts are sharded over the ranks that hold the same experts. `on_host`: shards
-    and their gradients are in host memory. `reshard_after_forward`: as in `[trainer.parallel]`.
+    and their gradients are in host memory.
     """
     mesh, mesh_dims = resolve_fsdp_mesh(dims)
     expert_mesh, expert_mesh_dims = resolve_sparse_fsdp_mesh(dims)
@@ -42,11 +44,12 @@ def shard_data_parallel(
         reduce_dtype=torch.float32,
         pp_enabled=dims.pp_enabled,
         cpu_offload=on_host,
-        reshard_after_forward_policy=reshard_after_forward,
+        reshard_after_forward_policy=parallel.reshard_after_forward,
         dp_mesh_dims=mesh_dims,
         ep_degree=dims.ep,
         edp_mesh=expert_mesh,
         edp_mesh_dims=expert_mesh_dims,
+        enable_symm_mem=parallel.symmetric_memory,
     )
     if ON_CPU:
         for module in _sharded([model]):

@@ -51,6 +51,7 @@ from rlrun.specs.derived.sampling_mask import candidates_of
 from rlrun.specs.sections.job import Spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+PLAIN_EXCHANGES = {"token_dispatcher": "standard", "async_tensor": False, "symmetric_memory": False}
 
 
 def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
@@ -73,7 +74,8 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
         decoders = build_model(
             model,
             dims,
-            parallel,
+            # a laptop lacks DeepEP, and symmetric memory needs other ranks: plain exchanges stand in for them
+            parallel.model_copy(update=PLAIN_EXCHANGES),
             dtype,
             META,
             checkpointing=spec.trainer.activation_checkpointing,

@@ -14,6 +14,7 @@ from rlrun.models.adapters import LoraShape, check_ranks
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
+from rlrun.runner.trainer.compat.experts import exchange_through_buffers
 from rlrun.runner.trainer.compat.layouts import set_sharding
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
@@ -21,6 +22,7 @@ from rlrun.runner.trainer.model.adapted_config import AdaptedConfig, freeze_base
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
+from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
@@ -40,6 +42,7 @@ def build_model(
     compiled: bool = False,
     balanced: bool = False,
     lora: LoraShape | None = None,
+    most_tokens: int = 0,
 ) -> list[PackedDecoder]:
     """Returns this rank's pipeline stages, in order, with undefined parameters; one stage without a pipeline.
 
@@ -50,7 +53,8 @@ def build_model(
     `checkpointing`: `trainer.activation_checkpointing`. `on_host`: shards are in host memory; a single rank's
     parameters stay on its device. `router_dtype`: `trainer.moe.router_dtype`. `head_dtype`: the policy's
     `trainer.head_dtype`. `compiled`: `trainer.compile`. `balanced`: experts have a bias that balances their
-    load. `lora`: matrices get adapters, and all other parameters are frozen.
+    load. `lora`: matrices get adapters, and all other parameters are frozen. `most_tokens`: the greatest
+    number of tokens of a micro-batch that one rank sends to experts, which exchanges through buffers need.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head.wide = head_dtype == "float32"
@@ -60,6 +64,10 @@ def build_model(
         check_layout(model, parallel, section)
         if lora is not None:
             check_ranks(model, parallel.world_size)
+        if parallel.token_dispatcher == "deepep":
+            exchange_through_buffers(config, most_tokens)
+        if parallel.async_tensor:
+            overlap_exchanges(config)
         set_sharding(config, parallel)
     adapted = None if lora is None else AdaptedConfig(config, model, lora)
     ranges = stage_layers(model.layers, parallel)
@@ -131,8 +139,7 @@ def _materialize(  # noqa: PLR0917
     if compiled:
         compile_layers(decoder)
     if dims is not None:
-        policy = parallel.reshard_after_forward
-        shard_data_parallel(decoder, dims, dtype, on_host=on_host, reshard_after_forward=policy)
+        shard_data_parallel(decoder, dims, dtype, parallel, on_host=on_host)
     decoder.to_empty(device="cpu" if on_host and dims is not None else device)
     if dims is None:
         _tie(decoder)

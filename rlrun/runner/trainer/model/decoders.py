@@ -6,8 +6,11 @@ from typing import Any
 import torch
 
 from rlrun.models.architecture import Architecture
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.planning.rank_layout import most_routed_tokens
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.build_decoder import build_model
+from rlrun.specs.derived.lengths import longest_sample
 from rlrun.specs.sections.job import Spec
 
 
@@ -50,4 +53,5 @@ def build_decoders(
         compiled=trainer.compile,
         balanced=trainer.moe.balancing == "bias",
         lora=trainer.lora.shape if trainer.lora else None,
+        most_tokens=most_routed_tokens(trainer, longest_sample(spec) * (2 if needs_of(spec).pairs else 1)),
     )

@@ -27,6 +27,7 @@ from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
 from rlrun.runner.trainer.cpu_ops.library import load as load_operators
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
 from rlrun.runner.trainer.flash_attention import use_flash_attention
+from rlrun.runner.trainer.layout_support import check_support
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.passes.forward import Sequences
@@ -58,6 +59,7 @@ class TrainerRank:
         self._architecture = read_model(Path(setup.model_folder), spec.model.implementation)
         self._device = device = start_process(setup, spec.deterministic)
         use_flash_attention(spec.trainer.flash_attention, device)
+        check_support(spec.trainer.parallel, device)
         if device.type == "cpu":
             load_operators()  # compiling takes a minute: better now than in the first step
         self.policy = Learner(setup, spec, self._algorithm, model=self._architecture, device=device)

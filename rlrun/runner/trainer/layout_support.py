@@ -1,0 +1,44 @@
+"""Checks that this rank's GPU and packages can run what `[trainer.parallel]` asks for."""
+
+from importlib import import_module
+
+import torch
+
+from rlrun.specs.sections.trainer import ParallelSpec
+
+HOPPER = (9, 0)
+"""The compute capability from which GPUs have the kernels of DeepEP and NCCL's symmetric memory."""
+DEEPEP = "https://github.com/deepseek-ai/DeepEP"
+
+
+def check_support(parallel: ParallelSpec, device: torch.device) -> None:
+    """Raises ValueError, with the remedy, for a setting that this rank cannot run."""
+    if parallel.token_dispatcher == "deepep":
+        _check_gpu('token_dispatcher = "deepep"', device, HOPPER)
+        _check_deepep()
+    if parallel.symmetric_memory:
+        _check_gpu("symmetric_memory = true", device, HOPPER)
+    if parallel.async_tensor:
+        _check_gpu("async_tensor = true", device, (8, 0))
+
+
+def _check_gpu(setting: str, device: torch.device, capability: tuple[int, int]) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= capability:
+        return
+    found = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    oldest = "Hopper" if capability == HOPPER else "Ampere"
+    raise ValueError(
+        f"trainer.parallel.{setting} needs GPUs from {oldest} on, and this rank has {found}: remove it"
+    )
+
+
+def _check_deepep() -> None:
+    """DeepEP 1, and the branch with HybridEP, have a package of the same name without this class."""
+    try:
+        import_module("deep_ep").ElasticBuffer  # noqa: B018
+    except (ImportError, OSError, AttributeError) as error:
+        raise ValueError(
+            'trainer.parallel.token_dispatcher = "deepep" needs DeepEP 2, whose package deep_ep cannot be '
+            f"used here ({error}): install it from {DEEPEP} on every node of the trainer, or remove "
+            "token_dispatcher"
+        ) from error

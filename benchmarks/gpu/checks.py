@@ -36,6 +36,8 @@ CHECKS: Sequence[Check] = (
     Check("job", "benchmarks.gpu.job", 85, ("native",)),
     Check("step MoE", "benchmarks.gpu.step", 40, ("MoE",)),
     Check("step variants", "benchmarks.gpu.step", 65, ("offload optimizer", "offload all", "compile")),
-    Check("ranks", "benchmarks.gpu.ranks", 180, beyond=True),
+    Check("ranks", "benchmarks.gpu.ranks", 300, beyond=True),
+    Check("broadcast", "benchmarks.gpu.broadcast", 120, beyond=True),
+    Check("FlashAttention 3", "benchmarks.gpu.flash3", 120, beyond=True),
     Check("SGLang", "benchmarks.gpu.job", 400, ("SGLang start", "SGLang"), beyond=True),
 )

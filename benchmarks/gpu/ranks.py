@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from benchmarks.gpu.models import (
 from benchmarks.gpu.parity import difference, load_reference, log_probs_and_norm
 from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
 from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.trainer.layout_support import HOPPER
 from rlrun.specs.sections.job import Spec
 
 RANKS = min(torch.cuda.device_count(), 8) // 2 * 2 if ON_GPU else 2
@@ -33,23 +36,15 @@ SECONDS = 150.0
 GOALS = (Goal("max_difference", "<=", 1e-4), Goal("gradient_norm_ratio_off_by", "<=", 1e-3))
 
 
-def parity(name: str, **parallel: int) -> Measurement:
+def parity(name: str, **parallel: Any) -> Measurement:
     """Compares a layout of all ranks."""
     if RANKS < 2:
         raise Skipped("it needs two GPUs")
     folder = model_folder(name, "float32")
     spec = make_spec(folder, dtype="float32", max_tokens_per_rank=512, max_grad_norm=1e9, parallel=parallel)
-    out = FOLDER / f"ranks-{name}-{'-'.join(parallel)}"
-    out.mkdir(parents=True)
-    (out / "spec.json").write_text(spec.model_dump_json())
-    run_ranks(out)
+    log_probs, norms = results_of(spec, FOLDER / f"ranks-{name}-{'-'.join(parallel)}")
     sequences = make_sequences(8, 20, 60, 300)
     [step] = pack_steps(spec, sequences, spec.trainer.parallel.data_degree)
-    log_probs, norms = {}, []
-    for file in out.glob("*.npz"):
-        found = np.load(file)
-        norms.append(float(found["norm"]))
-        log_probs |= {int(index): found[index] for index in found.files if index != "norm"}
     expected, norm = log_probs_and_norm(load_reference(folder), sequences, step, spec.rollout.temperature)
     figures = {
         "ranks": RANKS,
@@ -59,6 +54,55 @@ def parity(name: str, **parallel: int) -> Measurement:
         "gradient_norm_ratio_off_by": max(abs(value / norm - 1) for value in norms),
     }
     return Measurement(figures, (*GOALS, Goal("sequences", "==", len(sequences))))
+
+
+def results_of(spec: Spec, out: Path) -> tuple[dict[int, np.ndarray], list[float]]:
+    """Returns the log-probs of all sequences, and the gradients' norm on each rank."""
+    out.mkdir(parents=True)
+    (out / "spec.json").write_text(spec.model_dump_json())
+    run_ranks(out)
+    log_probs, norms = {}, []
+    for file in out.glob("*.npz"):
+        arrays = np.load(file)
+        norms.append(float(arrays["norm"]))
+        log_probs |= {int(index): arrays[index] for index in arrays.files if index != "norm"}
+    return log_probs, norms
+
+
+def needs_gpus(name: str, **parallel: Any) -> Measurement:
+    """Compares a layout whose exchanges only GPUs have."""
+    if not ON_GPU:
+        raise Skipped("it needs GPUs")
+    if parallel.get("symmetric_memory") and torch.cuda.get_device_capability() < HOPPER:
+        raise Skipped("it needs GPUs from Hopper on")
+    return parity(name, **parallel)
+
+
+def deepep() -> Measurement:
+    """Compares DeepEP's exchange with NCCL's, in bfloat16: DeepEP takes nothing else."""
+    if not ON_GPU or torch.cuda.get_device_capability() < HOPPER or find_spec("deep_ep") is None:
+        raise Skipped("it needs GPUs from Hopper on, and the package deep_ep (DeepEP 2)")
+    if RANKS < 2:
+        raise Skipped("it needs two GPUs")
+    (plain, plain_norm), (ours, norm) = (
+        _exchanged(token_dispatcher) for token_dispatcher in ("standard", "deepep")
+    )
+    figures = {
+        "mean_difference": float(difference(ours, plain).mean()),
+        "gradient_norm_ratio_off_by": abs(norm / plain_norm - 1),
+    }
+    return Measurement(
+        figures, (Goal("mean_difference", "<=", 0.02), Goal("gradient_norm_ratio_off_by", "<=", 0.02))
+    )
+
+
+def _exchanged(token_dispatcher: str) -> tuple[dict[int, np.ndarray], float]:
+    layout = {"fsdp": RANKS, "expert": RANKS, "token_dispatcher": token_dispatcher}
+    spec = make_spec(
+        model_folder("MoE", "bfloat16"), dtype="bfloat16", max_tokens_per_rank=512, parallel=layout
+    )
+    log_probs, norms = results_of(spec, FOLDER / f"ranks-{token_dispatcher}")
+    return log_probs, norms[0]
 
 
 def run_ranks(out: Path) -> None:
@@ -102,6 +146,9 @@ CASES: Mapping[str, Case] = {
     "context": partial(parity, "0.6B", fsdp=RANKS // 2, context=2),
     "pipeline": partial(parity, "0.6B", fsdp=RANKS // 2, pipeline=2),
     "experts": partial(parity, "MoE", fsdp=RANKS, expert=RANKS),
+    "async tensor": partial(needs_gpus, "0.6B", fsdp=RANKS // 2, tensor=2, async_tensor=True),
+    "symmetric memory": partial(needs_gpus, "0.6B", fsdp=RANKS, symmetric_memory=True),
+    "DeepEP": deepep,
 }
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ async def test_a_server_of_two_nodes_is_one_server(ray_cluster: str, tmp_path: P
         requests = engine_requests(
             spec.engine, plan.engines, cluster.placement.engines, RunFolder(tmp_path / "run")
         )
-        served = policy_model_setup(spec, plan, ModelFiles(models[0], None))
+        served = policy_model_setup(spec, plan, ModelFiles(models[0], None), tmp_path)
         [handle] = engine_handles(spec, served, plan.engines, cluster, cluster.launch(requests))
         assert len(handle.processes) == 2
         async with await handle.start() as client:

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from rlrun.runner.records.run_folder import RunFolder
-from tests.integration.jobs import Jobs, Running
+from tests.integration.jobs import Ended, Jobs, Running
 from tests.integration.nodes import HEAD, SECOND, TwoNodes, can_make_networks
+from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
 
 pytestmark = [
     pytest.mark.slow,
@@ -104,6 +105,49 @@ def test_ranks_follow_one_another_on_a_node_and_have_a_gpu_each(nodes: TwoNodes,
     assert sorted((host, gpu) for host, gpu in ranks) == [(h, g) for h in (HEAD, SECOND) for g in "01"]
     assert ranks[0][0] == ranks[1][0]  # a tensor-parallel pair
     assert ranks[2][0] == ranks[3][0]
+
+
+APART: dict[str, Any] = {
+    "cluster__nodes": 2,
+    "cluster__threads": 1,
+    "cluster__placement": "disaggregated",
+    "trainer__steps": 4,
+}
+"""A rank and an engine on each node, with cores of their own."""
+
+
+def check_agreement(ended: Ended) -> None:
+    """Asserts that the engines of both nodes had each version's weights, log-prob by log-prob."""
+    assert ended.code == 0, ended.output
+    assert {"trainer 0", "trainer 1", "engine 0", "engine 1"} <= ended.folder.read_state()["processes"].keys()
+    assert len(ended.curve) == 4
+    for step in ended.curve:
+        assert step["train/train_rollout_logprob_abs_diff"] < 1e-4, step
+        assert step["rollout/staleness/max"] == 0
+    norms = [step["train/grad_norm"] for step in ended.curve]
+    assert all(norm > 1e-3 for norm in norms), "the weights change from step to step"
+
+
+def test_native_engines_on_both_nodes_have_the_weights_of_each_step(nodes: TwoNodes, jobs: Jobs) -> None:
+    """The second node has a /dev/shm of its own, so the weights are read from the run's folder."""
+    check_agreement(jobs.run("native", trainer__parallel__fsdp=2, **APART))
+
+
+def test_a_pipeline_over_both_nodes_broadcasts_to_sglang_servers_of_both(nodes: TwoNodes, jobs: Jobs) -> None:
+    """Each node's rank has a stage of the model, and sends it to both servers in a group of its own."""
+    ended = jobs.run(
+        "sglang",
+        deterministic=False,
+        trainer__parallel__pipeline=2,
+        engine__type="sglang",
+        engine__python=python(),
+        engine__environment=ENVIRONMENT,
+        engine__sglang=ARGUMENTS,
+        engine__weight_bucket=1,
+        engine__weight_check="all",
+        **APART,
+    )
+    check_agreement(ended)
 
 
 def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: TwoNodes, jobs: Jobs) -> None:

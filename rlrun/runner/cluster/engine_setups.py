@@ -4,6 +4,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlrun.runner.cluster.ray_process import Process
@@ -36,6 +37,8 @@ class ServedModelSetup:
     """Tokens of KV cache of each engine; None: as many as fit into its memory."""
     key: str = field(repr=False)
     """The key that the engines ask their clients for."""
+    weights_folder: Path | None = None
+    """Folder that new weights are read from, if they travel by disk."""
 
     @property
     def is_policy(self) -> bool:
@@ -46,10 +49,11 @@ class ServedModelSetup:
         return not isinstance(self.section, NamedEngineSpec)
 
 
-def policy_model_setup(spec: Spec, plan: Plan, model: ModelFiles) -> ServedModelSetup:
+def policy_model_setup(spec: Spec, plan: Plan, model: ModelFiles, weights_folder: Path) -> ServedModelSetup:
     """Returns the model of `[engine]`, with a new key."""
+    key = secrets.token_hex(16)
     return ServedModelSetup(
-        spec.engine, model, plan.max_sample_tokens, plan.cache_tokens, secrets.token_hex(16)
+        spec.engine, model, plan.max_sample_tokens, plan.cache_tokens, key, weights_folder
     )
 
 
@@ -93,6 +97,7 @@ def _native_setup(
         device="cpu" if engine.location.gpu is None else "cuda",
         api_key=served.key,
         job=spec.name if served.is_policy else None,
+        weight_folders=() if served.weights_folder is None else (str(served.weights_folder),),
     )
 
 

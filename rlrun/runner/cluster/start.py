@@ -28,7 +28,6 @@ from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.request_deadlines import answer_timeout
-from rlrun.specs.derived.weight_sync import shares_memory
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -91,7 +90,7 @@ async def start_processes(
     groups = _engines(spec, plan, models, folder, cluster)
     loading_trainer, loading_engines = await in_background(_phases, spec)
     if not cluster.is_local:
-        await _check_hosts(spec, processes, groups[None], [*models.of_trainer, folder.path])
+        await _check_hosts(processes, groups[None], [*models.of_trainer, folder.path])
     trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=folder.weights)
     handles = [handle for group in groups.values() for handle in group]
     if sleeps(spec) and processes and groups[None]:
@@ -133,7 +132,7 @@ def _engines(
             groups[None] = _external(spec, "engine", spec.engine, expected)
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
-        setup = policy_model_setup(spec, plan, models.policy)
+        setup = policy_model_setup(spec, plan, models.policy, folder.weights)
         groups[None] += engine_handles(spec, setup, plan.engines, cluster, cluster.launch(requests))
     for number, section in enumerate(spec.engines):
         model = models.named_engines[section.name]
@@ -160,17 +159,10 @@ def _external(spec: Spec, name: str, section: EngineSpec, expected: ExpectedMode
     ]
 
 
-async def _check_hosts(
-    spec: Spec, trainers: Sequence[Process], engines: Sequence[Handle], paths: Sequence[Path]
-) -> None:
-    """Checks the hosts of a cluster that the job joined. Raises JobError.
-
-    Every host must see the job's files. Where weights go through shared memory, the engines must run on the
-    host of rank 0.
-    """
+async def _check_hosts(trainers: Sequence[Process], engines: Sequence[Handle], paths: Sequence[Path]) -> None:
+    """Raises JobError unless every host of a cluster that the job joined sees the job's files."""
     handles = [engine for engine in engines if isinstance(engine, EngineHandle)]
-    engine_processes = [process for engine in handles for process in engine.processes]
-    processes = [*trainers, *engine_processes]
+    processes = [*trainers, *(process for engine in handles for process in engine.processes)]
     names = [str(path) for path in paths]
     missing = await gather_or_first_cause(
         [process.call("missing", names, deadline=_BOOT_SECONDS) for process in processes]
@@ -180,11 +172,4 @@ async def _check_hosts(
             raise JobError(
                 f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must "
                 "be on a file system that all nodes of the job share"
-            )
-        apart = process in engine_processes and trainers and process.host != trainers[0].host
-        if apart and shares_memory(spec):
-            raise JobError(
-                f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "
-                "weights go through shared memory, so both must be on one host: use cluster.nodes = 1 or, "
-                'with SGLang, engine.weight_sync = "broadcast"'
             )

@@ -12,6 +12,8 @@ A carrier is one of these classes, chosen from the spec:
     broadcast                     a process group per pipeline stage      BucketStream, BroadcastSender
     disk                          a folder, one file per bucket           FolderWriter
 
+Native engines get `native` on one node, and `disk` on several.
+
 There are two ways through this file. A *stored* set (native, the whole-model buffer, disk) is complete when
 `write` returns, and engines read it at any later time. A *streamed* set never exists as a whole: `write` only
 announces it, then the driver (rlrun.runner.engines.pool.delivery) calls `begin` once and `next_bucket` until
@@ -220,10 +222,11 @@ class WeightWriter:
     def _make_recorder(self) -> ChecksumRecorder | None:
         """Returns what records checksums, on the first rank of a stream.
 
-        Only servers that this job started are compared: the layout of an external server is unknown.
+        Only SGLang servers that this job started are compared: the layout of an external server is unknown,
+        and native engines compute no checksums.
         """
         extent = self._spec.engine.weight_check
-        if not self._leads or extent == "none" or self._spec.engine.type == "external":
+        if not self._leads or extent == "none" or self._spec.engine.type != "sglang":
             return None
         compared = ComparedTensors(self._source.model, extent, self._version, self._form, self._readers)
         return ChecksumRecorder(self._readers, compared, self._source.device)

@@ -36,7 +36,6 @@ class Circumstances:
 
     gpus: bool
     """Whether the cluster has GPUs."""
-    nodes: int
     deterministic: bool
     """The spec's `deterministic`."""
     python: str
@@ -51,10 +50,6 @@ def choose_engine(section: Mapping[str, Any], given: Circumstances) -> EngineCho
         return EngineChoice("native", "the cluster has no GPUs")
     if keys := [key for key in SGLANG_KEYS if key in section and section[key] != _default(key)]:
         return EngineChoice("sglang", f"{keys[0]} is set, which only SGLang reads")
-    if given.nodes > 1:
-        return EngineChoice(
-            "sglang", "native engines only run on the trainer's node, and the job has several"
-        )
     if given.deterministic:
         return EngineChoice(
             "native", "SGLang does not sample reproducibly unless it is told to", _DETERMINISTIC

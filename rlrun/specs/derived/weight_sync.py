@@ -1,5 +1,9 @@
 """Decides how weights reach the engines; pure functions, for the rules, the plan and the trainer.
 
+trainer and native engines            (no choice)
+on one node                           native: two segments of shared memory
+on several nodes                      disk
+
 trainer and SGLang servers            default
 on separate devices of one node       tensor: one buffer for the whole model in host memory
 on separate devices of several nodes  broadcast, in one process group for each pipeline stage
@@ -21,9 +25,12 @@ _BUCKET_MIB = 512
 
 
 def carrier_of(spec: Spec) -> Carrier:
-    """Returns `native` for rlrun's own engine, else `engine.weight_sync` or its default."""
+    """Returns how new weights travel: `engine.weight_sync` or its default; `native` for rlrun's own engine.
+
+    A native engine adopts weights in shared memory. That does not reach other nodes, so it reads files there.
+    """
     if spec.engine.type in ("native", "sleeping", None):  # None: no engines, or not loaded from a file
-        return "native"
+        return "disk" if spec.engine.type == "native" and spec.cluster.nodes > 1 else "native"
     if spec.engine.type == "external":
         return spec.engine.weight_sync or "disk"
     if spec.engine.weight_sync is not None:

@@ -28,7 +28,6 @@ def fill_in_engines(data: dict[str, Any], *, rollout: bool = True, other_host: b
     installed = None if other_host else find_spec("sglang") is not None
     given = Circumstances(
         _cluster(data, "gpus_per_node", 0) > 0,
-        _cluster(data, "nodes", 1),
         data.get("deterministic") is True,
         sys.executable,
         installed,

@@ -30,7 +30,7 @@ def setup_of(kind: str, head_dtype: str, **changes: Any) -> Any:
         }
     )
     request = Request("engine 0", EngineActor, None, {}, Path("engine-0.log"))  # type: ignore[arg-type]
-    served = ServedModelSetup(spec.engine, ModelFiles(Path("tiny"), None), 100, None, "key")
+    served = ServedModelSetup(spec.engine, ModelFiles(Path("tiny"), None), 100, None, "key", Path("weights"))
     return engine_setup(
         spec, served, make_plan(spec, cores=1).engines[0], Process(request, None, Node("127.0.0.1", 1)), 0
     )
@@ -43,6 +43,10 @@ def test_engines_are_told_of_a_float32_head(head_dtype: str) -> None:
     assert isinstance(sglang, SglangSetup)
     assert native.head_dtype == head_dtype
     assert ("--enable-fp32-lm-head" in command(sglang, 1)) == (head_dtype == "float32")
+
+
+def test_a_native_engine_reads_weights_only_from_the_folder_of_its_run() -> None:
+    assert setup_of("native", "model").weight_folders == ("weights",)
 
 
 GPU = {"cluster": {"gpus_per_node": 1}}

@@ -10,19 +10,17 @@ HERE = "/opt/bin/python"
 @pytest.mark.parametrize(
     ("section", "given", "kind", "reason"),
     [
-        ({}, Circumstances(False, 1, False, HERE, True), "native", "the cluster has no GPUs"),
-        ({"tensor": 2}, Circumstances(False, 1, False, HERE, True), "native", "the cluster has no GPUs"),
-        ({}, Circumstances(True, 1, False, HERE, True), "sglang", f"SGLang is installed for {HERE}"),
-        ({}, Circumstances(True, 1, False, HERE, False), "native", f"SGLang is not installed for {HERE}"),
-        ({}, Circumstances(True, 1, False, HERE, None), "sglang", "assumed to be installed"),
-        ({"python": "/a"}, Circumstances(True, 1, False, HERE, False), "sglang", "python is set"),
-        ({"sglang": {"a": 1}}, Circumstances(True, 1, True, HERE, False), "sglang", "sglang is set"),
-        ({"tensor": 1, "sglang": {}}, Circumstances(True, 1, False, HERE, False), "native", "not installed"),
-        ({"count": 2}, Circumstances(True, 1, False, HERE, False), "native", "not installed"),
-        ({}, Circumstances(True, 2, True, HERE, False), "sglang", "the job has several"),
-        ({}, Circumstances(False, 2, False, HERE, True), "native", "the cluster has no GPUs"),
-        ({}, Circumstances(True, 1, True, HERE, True), "native", "does not sample reproducibly"),
-        ({}, Circumstances(True, 1, True, HERE, None), "native", "does not sample reproducibly"),
+        ({}, Circumstances(False, False, HERE, True), "native", "the cluster has no GPUs"),
+        ({"tensor": 2}, Circumstances(False, False, HERE, True), "native", "the cluster has no GPUs"),
+        ({}, Circumstances(True, False, HERE, True), "sglang", f"SGLang is installed for {HERE}"),
+        ({}, Circumstances(True, False, HERE, False), "native", f"SGLang is not installed for {HERE}"),
+        ({}, Circumstances(True, False, HERE, None), "sglang", "assumed to be installed"),
+        ({"python": "/a"}, Circumstances(True, False, HERE, False), "sglang", "python is set"),
+        ({"sglang": {"a": 1}}, Circumstances(True, True, HERE, False), "sglang", "sglang is set"),
+        ({"tensor": 1, "sglang": {}}, Circumstances(True, False, HERE, False), "native", "not installed"),
+        ({"count": 2}, Circumstances(True, False, HERE, False), "native", "not installed"),
+        ({}, Circumstances(True, True, HERE, True), "native", "does not sample reproducibly"),
+        ({}, Circumstances(True, True, HERE, None), "native", "does not sample reproducibly"),
     ],
 )
 def test_the_engine_of_a_section_without_a_type(
@@ -37,6 +35,6 @@ def test_the_engine_of_a_section_without_a_type(
 
 
 def test_only_what_is_installed_here_makes_a_choice_depend_on_the_host() -> None:
-    choices = [choose_engine({}, Circumstances(True, 1, False, HERE, has)) for has in (True, False, None)]
+    choices = [choose_engine({}, Circumstances(True, False, HERE, has)) for has in (True, False, None)]
     assert [choice.depends_on_host for choice in choices] == [True, True, False]
-    assert not choose_engine({"tensor": 2}, Circumstances(True, 1, False, HERE, True)).depends_on_host
+    assert not choose_engine({"tensor": 2}, Circumstances(True, False, HERE, True)).depends_on_host

@@ -46,4 +46,6 @@ def test_the_way_of_weights(name: str) -> None:
 
 def test_engines_that_read_no_weights_may_be_on_any_host() -> None:
     assert shares_memory(spec_of({}, {"type": "native"}, {}))
+    assert not shares_memory(spec_of({"nodes": 2}, {"type": "native"}, {}))
+    assert carrier_of(spec_of({"nodes": 2}, {"type": "native"}, {})) == "disk"
     assert not shares_memory(spec_of({}, {"type": "sleeping"}, {}))

@@ -19,10 +19,12 @@ from rlrun.runner.engines.native.engine.thread import EngineThread
 from rlrun.runner.engines.native.model.cache import KVCache, make_cache
 from rlrun.runner.engines.native.model.fused_weights import (
     ModelWeights,
+    OpenFolder,
+    Tensors,
     allocate,
     check_shapes,
     fuse,
-    read_folder,
+    is_packable,
 )
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
@@ -40,7 +42,6 @@ class Engine:
         """The parts whose memory is released at the moment."""
         self._scheduler = loaded.scheduler
         self._attached_segment: AttachedWeights | None = None
-        self._copied_weights: dict[str, torch.Tensor] | None = None
         self._pinned_segments = PinnedSegments()
         self._thread = EngineThread(loaded.scheduler, self._release_memory, threads)
 
@@ -171,13 +172,18 @@ class Engine:
         return self._thread.call(lambda: self._swap(weights, manifest.version, attached))
 
     def load_folder(self, folder: str, version: int) -> "Future[None]":
-        """Reads a model folder in the caller's thread, then swaps the weights between two steps.
+        """Reads a model folder: in the caller's thread where weights are packed afterwards, as on a CPU, and
+        otherwise between two steps and into the memory of the old weights, since a GPU may have no room for
+        both.
 
         Raises ValueError, and keeps the old weights, where the folder does not fit the model.
         """
         architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
+        opened = OpenFolder(folder, architecture)
+        if not is_packable(current):
+            return self._thread.call(lambda: self._read_in_place(opened, version))
         named = allocate(architecture, current.dtype, current.device)
-        read_folder(folder, architecture, into=named)
+        opened.read(named)
         weights = fuse(named, architecture)
         return self._thread.call(lambda: self._swap(weights, version, None))
 
@@ -190,20 +196,42 @@ class Engine:
             sample.finish = {"type": "length", "length": 0}
 
     def _copy(self, attached: AttachedWeights, version: int) -> None:
-        """Copies weights of another device or dtype, from the second update on into the memory of the
-        last.
-        """
-        architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
-        owned = self._copied_weights or allocate(architecture, current.dtype, current.device)
-        on_gpu = current.device.type == "cuda"
+        """Copies weights of another device or dtype."""
+        owned, device = self._own_tensors(), self._scheduler.model.device
+        on_gpu = device.type == "cuda"
         sources = self._pinned_segments.tensors(attached) if on_gpu else attached.tensors
         for name, tensor in owned.items():
             tensor.copy_(sources[name], non_blocking=True)
         if on_gpu:
-            torch.cuda.synchronize(current.device)  # the trainer may write into the segment once it is closed
+            torch.cuda.synchronize(device)  # the trainer may write into the segment once it is closed
         attached.close()
-        self._swap(fuse(owned, architecture), version, None)
-        self._copied_weights = owned
+        self._swap(fuse(owned, self.loaded.architecture), version, None)
+
+    def _read_in_place(self, opened: OpenFolder, version: int) -> None:
+        """Reads new weights tensor by tensor into the memory of the old ones.
+
+        Raises ValueError where that fails half-way; the engine has no weights then until the next update.
+        """
+        owned = self._own_tensors()
+        try:
+            opened.read(owned)
+        except Exception as error:
+            self._scheduler.abort(lambda sample: True, "new weights could not be read")
+            self._scheduler.model.release_weights()
+            self.released_parts.add("weights")
+            raise ValueError(
+                f"new weights could not be read, and the old ones are partly replaced: {error}"
+            ) from error
+        self._swap(fuse(owned, self.loaded.architecture), version, None)
+
+    def _own_tensors(self) -> Tensors:
+        """Returns the tensors to write new weights into: the current ones, unless another process owns their
+        memory, or they are released or packed.
+        """
+        weights = self._scheduler.model.weights
+        if weights.named and self._attached_segment is None:
+            return weights.named
+        return allocate(self.loaded.architecture, weights.norm.dtype, weights.norm.device)
 
     def _swap(self, weights: ModelWeights, version: int, attached: AttachedWeights | None) -> None:
         self._scheduler.set_weights(weights, version)
@@ -217,8 +245,7 @@ class Engine:
         self._pinned_segments.close()
 
     def _drop_old_weights(self) -> None:
-        """Lets go of the memory of weights that are no longer used."""
-        self._copied_weights = None
+        """Lets go of the segment of weights that are no longer used."""
         segment, self._attached_segment = self._attached_segment, None
         if segment is not None:
             segment.close()

@@ -21,7 +21,7 @@ from rlrun.runner.engines.native.model.cache import (
 )
 from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.engines.native.model.forward import Model
-from rlrun.runner.engines.native.model.fused_weights import allocate, fuse, read_folder
+from rlrun.runner.engines.native.model.fused_weights import OpenFolder, allocate, fuse
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
 MEMORY_SHARE = 0.5
@@ -47,7 +47,7 @@ def load(setup: EngineSetup) -> LoadedEngine:
     device = pick_device(setup.device)
     length = _max_length(setup, architecture)
     named = allocate(architecture, dtype, device)
-    read_folder(setup.model_folder, architecture, into=named)
+    OpenFolder(setup.model_folder, architecture).read(named)
     paged = flash_ops.takes(architecture.head_dim, dtype, device)
     block = block_size(paged=paged)
     cache_tokens = _cache_tokens(setup, token_bytes(architecture, dtype), block, device, length)

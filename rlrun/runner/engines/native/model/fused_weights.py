@@ -3,8 +3,7 @@ one.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +56,8 @@ class ModelWeights:
     """`[H]`"""
     head: torch.Tensor
     """`[V, H]`; the embedding if they are tied."""
+    named: Tensors = field(default_factory=dict)
+    """The checkpoint's tensors, which the matrices above are views of; empty where matrices are packed."""
 
 
 def fuse(named: Tensors, model: Architecture) -> ModelWeights:
@@ -84,7 +85,7 @@ def fuse(named: Tensors, model: Architecture) -> ModelWeights:
         )
     embedding = named["model.embed_tokens.weight"]
     head = embedding if model.tied else named["lm_head.weight"]
-    return ModelWeights(embedding, tuple(layers), named["model.norm.weight"], head)
+    return ModelWeights(embedding, tuple(layers), named["model.norm.weight"], head, named)
 
 
 def pack_for_onednn(weights: ModelWeights, *, wide_head: bool = False) -> ModelWeights:
@@ -97,7 +98,7 @@ def pack_for_onednn(weights: ModelWeights, *, wide_head: bool = False) -> ModelW
     """
     if wide_head and weights.head.device.type == "cpu":
         weights = replace(weights, head=weights.head.float())
-    if not _packable(weights.norm):
+    if not is_packable(weights.norm):
         return weights
     reorder = torch.ops.mkldnn._reorder_linear_weight
     layers = tuple(
@@ -110,7 +111,14 @@ def pack_for_onednn(weights: ModelWeights, *, wide_head: bool = False) -> ModelW
         )
         for layer in weights.layers
     )
-    return replace(weights, layers=layers, head=reorder(weights.head))
+    return replace(weights, layers=layers, head=reorder(weights.head), named={})
+
+
+def is_packable(example: torch.Tensor) -> bool:
+    """Returns whether oneDNN computes on the device and in the dtype of a tensor."""
+    if example.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return example.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def without_elements(weights: ModelWeights) -> ModelWeights:
@@ -121,7 +129,7 @@ def without_elements(weights: ModelWeights) -> ModelWeights:
 
     norm = weights.norm.new_empty(0)
     layers = tuple(
-        LayerWeights(**{field.name: emptied(getattr(layer, field.name)) for field in fields(layer)})
+        LayerWeights(**{name.name: emptied(getattr(layer, name.name)) for name in fields(layer)})
         for layer in weights.layers
     )
     return ModelWeights(norm, layers, norm, norm)
@@ -139,21 +147,23 @@ def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> d
     }
 
 
-def read_folder(folder: str | Path, model: Architecture, into: Tensors) -> None:
-    """Fills `into` from a folder's `*.safetensors`, converting dtypes.
+class OpenFolder:
+    """The tensors of a folder's `*.safetensors`, which has every weight of a model."""
 
-    Raises ValueError, before it writes anything, if a tensor is missing or has another shape.
-    """
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} has no *.safetensors file")
-    with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(str(file), framework="pt")) for file in files]
-        readers = {name: reader for reader in opened for name in reader.keys()}  # noqa: SIM118
-        shapes = {name: tuple(readers[name].get_slice(name).get_shape()) for name in readers}
+    def __init__(self, folder: str | Path, model: Architecture) -> None:
+        """Opens the files. Raises ValueError if a tensor is missing or has another shape."""
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"{folder} has no *.safetensors file")
+        opened = [safe_open(str(file), framework="pt") for file in files]
+        self._readers = {name: reader for reader in opened for name in reader.keys()}  # noqa: SIM118
+        shapes = {name: tuple(reader.get_slice(name).get_shape()) for name, reader in self._readers.items()}
         check_shapes(shapes, model, str(folder))
+
+    def read(self, into: Tensors) -> None:
+        """Fills `into`, converting dtypes; one tensor at a time is in memory besides."""
         for name, tensor in into.items():
-            tensor.copy_(readers[name].get_tensor(name))
+            tensor.copy_(self._readers[name].get_tensor(name))
 
 
 def check_shapes(shapes: Mapping[str, Sequence[int]], model: Architecture, source: str) -> None:
@@ -180,13 +190,6 @@ class _LayerTensors:
 
     def fused(self, block: str, names: Sequence[str], kind: str) -> torch.Tensor:
         return _join([self(f"{block}.{name}_proj.{kind}") for name in names])
-
-
-def _packable(example: torch.Tensor) -> bool:
-    """Returns whether oneDNN computes on the device and in the dtype of a tensor."""
-    if example.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return example.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

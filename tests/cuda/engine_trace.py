@@ -24,7 +24,8 @@ def trace(
     end_phase: Callable[[str], None], folder: str, dtype: Literal["float32", "bfloat16"]
 ) -> dict[str, str]:
     """Runs an engine's work in this thread; returns the devices of its weights and cache at the end."""
-    loading.read_folder = lambda folder, architecture, into: None  # safetensors makes tensors of storages
+    # safetensors makes tensors of storages, which a fake tensor does not have
+    loading.OpenFolder = lambda folder, architecture: SimpleNamespace(read=lambda into: None)
     with FakeTensorMode(allow_non_fake_inputs=True), Recorder(RECORDING):
         loaded = loading.load(EngineSetup(folder, dtype=dtype, max_running=8, max_length=256, device="cuda"))
         end_phase("start")
@@ -46,7 +47,9 @@ def phases_of(loaded: loading.LoadedEngine) -> Iterator[str]:
     engine._pinned_segments = PretendedSegments()
     attached = SimpleNamespace(tensors=host_tensors(loaded.architecture, loaded.dtype), close=lambda: None)
     for update in ("first update", "second update"):
+        memory = engine._scheduler.model.weights.head
         engine._copy(attached, 1)
+        assert engine._scheduler.model.weights.head is memory, "a second copy of the model is allocated"
         yield update
     engine.release(["weights", "kv_cache"])
     engine.restore(["weights"])

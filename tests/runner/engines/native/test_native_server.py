@@ -1,6 +1,7 @@
 """The native engine over HTTP: the protocol, control calls, weights, errors."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
@@ -20,6 +21,7 @@ from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
+from rlrun.runner.engines.native.model.fused_weights import OpenFolder
 from rlrun.runner.engines.process.health import ask_health
 from rlrun.runner.weights.shared_memory import SharedWeights
 from tests.runner.engines.engine_cases import random_prompts
@@ -276,6 +278,62 @@ async def test_a_bfloat16_engine_takes_float32_weights(tiny_folder: Path, tmp_pa
     engine.stop()
     shared.close()
     np.testing.assert_array_equal(after.log_probs, before.log_probs)
+
+
+@pytest.fixture
+async def unpacked(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """An engine whose weights stay as they were read, as on a GPU, and its client."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    setup = EngineSetup(str(tiny_folder), dtype="float32", threads=1, max_length=256)
+    server = NativeServer(replace(setup, weight_folders=(str(tmp_path),)))
+    async with EngineClient(server.start()) as client:
+        yield server, client
+    server.stop()
+
+
+async def test_a_folder_is_read_into_the_memory_of_the_old_weights(
+    unpacked: Any, tiny_folder: Path, tmp_path: Path
+) -> None:
+    server, client = unpacked
+    [before] = await client.generate(request(min_new_tokens=12))
+    memory = server._engine._scheduler.model.weights.embedding.data_ptr()
+    doubled = tiny_folder_of(tiny_folder, tmp_path, lambda tensor: tensor * 2)
+    for version, folder in ((1, doubled), (2, tiny_folder)):
+        assert await client.update_weights(FolderWeights(str(folder), 0, version)) == version
+        assert server._engine._scheduler.model.weights.embedding.data_ptr() == memory
+        [after] = await client.generate(request(min_new_tokens=12))
+        assert np.array_equal(after.log_probs, before.log_probs) == (folder == tiny_folder)
+
+
+async def test_an_engine_that_read_half_of_a_folder_generates_only_after_the_next_update(
+    unpacked: Any, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = unpacked
+    [before] = await client.generate(request(min_new_tokens=12))
+
+    def read_half(opened: OpenFolder, into: dict[str, torch.Tensor]) -> None:
+        next(iter(into.values())).zero_()
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenFolder, "read", read_half)
+        with pytest.raises(EngineError, match="the disk is gone"):
+            await client.update_weights(FolderWeights(str(tiny_folder), 0, 1))
+    await client.resume()
+    with pytest.raises(EngineError, match="has released weights"):
+        await client.generate(request())
+    assert await client.update_weights(FolderWeights(str(tiny_folder), 0, 2)) == 2
+    [after] = await client.generate(request(min_new_tokens=12))
+    np.testing.assert_array_equal(after.log_probs, before.log_probs)
+
+
+def tiny_folder_of(source: Path, folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """Writes a copy of a model folder with changed weights."""
+    copy = folder / "changed"
+    shutil.copytree(source, copy)
+    tensors = load_file(source / "model.safetensors")
+    save_file({name: change(tensor) for name, tensor in tensors.items()}, copy / "model.safetensors")
+    return copy
 
 
 def test_a_port_in_use_is_named(server: Any, tiny_folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Tiny random models and a tiny tokenizer in Hugging Face format."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,22 @@ from transformers import (
     Olmo2Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
+
+# transformers takes fla's kernels of Gated DeltaNet where fla is installed, and these only run on a GPU
+_FLA = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "fla"}
+for _name in _FLA:
+    del sys.modules[_name]
+sys.modules["fla"] = None  # type: ignore[assignment]
+for _family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
+    importlib.import_module(f"transformers.models.{_family}.modeling_{_family}")
+del sys.modules["fla"]
+sys.modules |= _FLA
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 END_ID, PAD_ID = 1, 0
@@ -26,7 +41,10 @@ CONFIGS = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
+    "qwen3_5_text": Qwen3_5TextConfig,
     "qwen3_moe": Qwen3MoeConfig,
+    "qwen3_next": Qwen3NextConfig,
 }
 FOREIGN = {"mistral": MistralConfig, "olmo2": Olmo2Config}
 """Families that transformers computes for the trainer."""
@@ -70,6 +88,23 @@ GPT_OSS = {
         "truncate": False,
         "original_max_position_embeddings": 128,
     },
+}
+DELTA_NET = {
+    "num_hidden_layers": 4,  # three with Gated DeltaNet, one with attention
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+MROPE = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+"""RoPE of Qwen3.5, whose text has the same position in all three sections."""
+SHARED_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
 }
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -116,11 +151,18 @@ def make_tiny_model(
             "norm_topk_prob": True,
         }
     fields |= {"deepseek_v3": DEEPSEEK, "gpt_oss": GPT_OSS}.get(family, {})
+    if family.startswith(("qwen3_5", "qwen3_next")):
+        rope = DELTA_NET["rope_parameters"] | (MROPE if family.startswith("qwen3_5") else {})
+        fields |= DELTA_NET | {"rope_parameters": rope}
+        fields |= {} if family == "qwen3_5_text" else SHARED_EXPERTS
+        if family == "qwen3_5_moe_text":
+            del fields["intermediate_size"]  # it has no dense feed-forward
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config((CONFIGS | FOREIGN)[family](**(fields | config)), dtype=dtype)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones by default, which would hide a norm that is left out
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            offset = 1.0 if "linear_num_key_heads" in fields and "linear_attn" not in name else 0.0
+            torch.nn.init.uniform_(parameter, 0.5 - offset, 1.5 - offset)
         if "bias" in name:  # zeros by default
             torch.nn.init.normal_(parameter, 0.0, scale)
     for name, buffer in model.named_buffers():

@@ -47,6 +47,53 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Gated DeltaNet (arXiv:2412.06464): linear attention with a recurrent state, in place of some layers'
+    attention.
+
+    Each value head has a state `[key_dim, value_dim]`; value heads share the queries and keys of a key head.
+    """
+
+    layers: frozenset[int]
+    """The layers that have it; all other layers have attention."""
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    """Size of each head's queries and keys."""
+    value_dim: int
+    """Size of each head's values."""
+    taps: int
+    """Number of tokens that the convolution over queries, keys and values sees, the newest included."""
+    by_head: bool
+    """The checkpoint stores queries, keys, values and gates in one matrix, head by head (Qwen3-Next)."""
+
+    @property
+    def repeats(self) -> int:
+        """Number of value heads for each key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Numbers of queries, keys and values of one key head."""
+        return self.key_dim, self.key_dim, self.repeats * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Number of queries, keys and values together, which is that of the convolution's channels."""
+        return self.key_heads * sum(self.rows)
+
+    @property
+    def values(self) -> int:
+        """Number of values of all heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state_size(self) -> int:
+        """Number of elements of one layer's recurrent state."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class ClampedGate:
     """gpt-oss's activation: gate · sigmoid(`alpha` · gate) · (up + 1).
 
@@ -78,6 +125,8 @@ class Experts:
     chosen_groups: int = 1
     shared: int = 0
     """Inner width of the feed-forward that every token passes through; 0: there is none."""
+    shared_gate: bool = False
+    """That feed-forward's output is multiplied by the sigmoid of one number per token (Qwen3-Next)."""
     correction_bias: bool = False
     """Each expert has a bias that is added to its weight when experts are chosen, but not to the weight that
     multiplies its output (DeepSeek)."""
@@ -124,6 +173,17 @@ class Architecture:
     """The three matrices of the dense feed-forward have biases."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    delta: DeltaNet | None = None
+    output_gate: bool = False
+    """Attention's output is multiplied by the sigmoid of a gate, which is projected together with the
+    queries (Qwen3-Next)."""
+    offset_norms: bool = False
+    """Norms multiply by 1 + weight, except those within Gated DeltaNet."""
+    rotary_dim: int | None = None
+    """Dimensions of each head that RoPE rotates, the first ones; None: all."""
+    prefix: str = "model."
+    """The names of the checkpoint's tensors begin with this, except the head's. Text models within
+    multimodal checkpoints have a longer one."""
     sinks: bool = False
     """Each head has an attention sink: the logit of a key that does not exist (gpt-oss)."""
     stored_tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -136,7 +196,16 @@ class Architecture:
     @property
     def rotated_dim(self) -> int:
         """Number of dimensions of each head that RoPE rotates."""
-        return self.latent.rotated_dim if self.latent else self.head_dim
+        return self.latent.rotated_dim if self.latent else self.rotary_dim or self.head_dim
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers that have attention, whose keys and values engines cache."""
+        return self.layers - (len(self.delta.layers) if self.delta else 0)
+
+    def is_delta(self, layer: int) -> bool:
+        """Returns whether a layer has Gated DeltaNet in place of attention."""
+        return self.delta is not None and layer in self.delta.layers
 
     def window(self, layer: int) -> int | None:
         """Returns how many tokens a layer's attention sees; None: all."""

@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.models.architecture import LatentAttention, Rope
+from rlrun.models.architecture import DeltaNet, LatentAttention, Rope
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+DELTA_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""`model_type`s of text models with Gated DeltaNet."""
 
 
 def read_rope(config: Mapping[str, Any]) -> Rope:
@@ -18,7 +20,7 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     rope_type = values.get("rope_type") or values.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    if values.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in {None, 1}:
+    if not has_delta_net(config) and _rotary_factor(config) not in {None, 1}:
         raise ValueError(
             "partial_rotary_factor in config.json is not supported: RoPE always rotates whole heads"
         )
@@ -98,6 +100,57 @@ def read_latent(config: Mapping[str, Any]) -> LatentAttention:
     )
 
 
+def has_delta_net(config: Mapping[str, Any]) -> bool:
+    """Returns whether a `config.json` is of a family with Gated DeltaNet."""
+    return config["model_type"] in DELTA_FAMILIES
+
+
+def read_rotary_dim(config: Mapping[str, Any], head_dim: int) -> int | None:
+    """Returns how many dimensions of each head RoPE rotates; None: all."""
+    factor = _rotary_factor(config)
+    return None if factor in {None, 1} else int(head_dim * factor)
+
+
+def _rotary_factor(config: Mapping[str, Any]) -> Any:
+    return _rope_values(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+
+
+def read_delta_net(config: Mapping[str, Any]) -> DeltaNet | None:
+    """Reads the sizes of Gated DeltaNet and the layers that have it; None without such layers.
+
+    Without `layer_types` every `full_attention_interval`-th layer has attention.
+    """
+    layers, interval = config["num_hidden_layers"], config["full_attention_interval"]
+    layer_types = config.get("layer_types") or [
+        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)
+    ]
+    _check_layer_types(layer_types, layers, ("full_attention", "linear_attention"))
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if value_heads % key_heads:
+        raise ValueError(
+            f"linear_num_value_heads = {value_heads} in config.json must be a multiple of "
+            f"linear_num_key_heads = {key_heads}"
+        )
+    delta = DeltaNet(
+        layers=frozenset(i for i, layer_type in enumerate(layer_types) if layer_type == "linear_attention"),
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+        taps=config["linear_conv_kernel_dim"],
+        by_head=config["model_type"] == "qwen3_next",
+    )
+    return delta if delta.layers else None
+
+
+def _check_layer_types(layer_types: Any, layers: int, accepted: tuple[str, str]) -> None:
+    if len(layer_types) != layers or not set(accepted).issuperset(layer_types):
+        raise ValueError(
+            f"layer_types in config.json must be a list of {layers} values, one per layer, each "
+            + " or ".join(accepted)
+        )
+
+
 def read_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Reads the window of each layer of a gpt-oss model.
 
@@ -107,11 +160,7 @@ def read_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     layer_types = config.get("layer_types") or [
         "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
     ]
-    if len(layer_types) != layers or not {"full_attention", "sliding_attention"}.issuperset(layer_types):
-        raise ValueError(
-            f"layer_types in config.json must be a list of {layers} values, one per layer, each "
-            "full_attention or sliding_attention"
-        )
+    _check_layer_types(layer_types, layers, ("full_attention", "sliding_attention"))
     return tuple(
         config["sliding_window"] if layer_type == "sliding_attention" else None for layer_type in layer_types
     )

@@ -18,6 +18,23 @@ _COMMON: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+_DELTA_NET: Mapping[str, Any] = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "partial_rotary_factor": 0.25,
+}
+_DELTA_EXPERTS: Mapping[str, Any] = {
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+
 _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
@@ -64,7 +81,25 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
     },
+    "qwen3_next": {
+        **_DELTA_NET,
+        **_DELTA_EXPERTS,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
+        "norm_topk_prob": True,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "qwen3_5_text": {**_DELTA_NET, "num_key_value_heads": 4},
+    "qwen3_5_moe_text": {
+        **_DELTA_NET,
+        **_DELTA_EXPERTS,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
 }
+TEXT_FAMILIES: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""`model_type`s of multimodal checkpoints whose text model is read, with the `model_type` of that model."""
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MAY_BE_NULL = {
@@ -95,6 +130,7 @@ def with_family_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     The sizes of the matrices (vocabulary, width, layers, heads) have no default here: a file without them is
     damaged, and transformers' defaults would describe a different model.
     """
+    config = text_config(config)
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         return dict(config)
@@ -104,6 +140,19 @@ def with_family_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     if family == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
         defaults["rope_scaling"] = _GPT_OSS_ROPE
     return defaults | dict(config)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config of a multimodal checkpoint's text model; any other config as it is.
+
+    Whether embedding and head are tied is a property of the whole checkpoint.
+    """
+    family, inner = config.get("model_type"), config.get("text_config")
+    if not isinstance(family, str) or family not in TEXT_FAMILIES or not isinstance(inner, Mapping):
+        return config
+    shared = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    dtype = inner.get("dtype") or inner.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    return dict(inner) | shared | {"model_type": TEXT_FAMILIES[family], "dtype": dtype}
 
 
 def refuse_nulls(config: Mapping[str, Any], where: str = "config.json") -> None:

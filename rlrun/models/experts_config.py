@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.models.architecture import ClampedGate, Experts
+from rlrun.models.attention_config import has_delta_net
 
 
 def read_experts(config: Mapping[str, Any]) -> Experts:
@@ -18,12 +19,15 @@ def read_experts(config: Mapping[str, Any]) -> Experts:
 def _qwen3_experts(config: Mapping[str, Any]) -> Experts:
     count = config.get("num_experts") or config["num_local_experts"]
     dense_layers = set(config.get("mlp_only_layers") or ())
-    sparse_step = config["decoder_sparse_step"]
+    sparse_step = config.get("decoder_sparse_step", 1)
     return Experts(
         count=count,
         per_token=config["num_experts_per_tok"],
         intermediate=config["moe_intermediate_size"],
-        normalize=config["norm_topk_prob"],
+        # Qwen3.5 has no such option
+        normalize=config.get("norm_topk_prob", True),
+        shared=config["shared_expert_intermediate_size"] if has_delta_net(config) else 0,
+        shared_gate=has_delta_net(config),
         layers=frozenset(
             layer
             for layer in range(config["num_hidden_layers"])

@@ -30,6 +30,18 @@ def download(name: str, patterns: Sequence[str], revision: str | None = None) ->
         raise ValueError(first_line(error)) from error
 
 
+def cached_config(name: str, revision: str | None = None) -> Path | None:
+    """Returns the cached folder with a model's config.json, without a request; None if it is not cached."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

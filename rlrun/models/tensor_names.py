@@ -29,6 +29,9 @@ class HfTensor:
     """The one tensor holds all experts of a layer (gpt-oss)."""
     transposed: bool = False
     """The parameter has the last two dimensions swapped."""
+    sections: tuple[int, ...] = ()
+    """The tensor has one section after the other, and the parameter has, for each head, this many rows of
+    each section. So ranks can split the parameter by heads. Empty: rows are in the same order."""
 
     @property
     def is_routed_expert(self) -> bool:
@@ -41,6 +44,10 @@ class HfTensor:
         return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
 
+_BESIDE_THE_POLICY = ("mtp.", "model.visual.")
+"""Beginnings of the names of tensors that predict further tokens, and of the vision tower's."""
+
+
 def hf_tensors(model: Architecture) -> list[HfTensor]:
     """Returns all tensors of the checkpoint in the order in which engines read them.
 
@@ -48,12 +55,11 @@ def hf_tensors(model: Architecture) -> list[HfTensor]:
     """
     if model.stored_tensors:
         return [HfTensor(name, shape, name) for name, shape in model.stored_tensors]
-    tensors = [
-        HfTensor("model.embed_tokens.weight", (model.vocab, model.hidden), "tok_embeddings.weight"),
-    ]
+    embedding = f"{model.prefix}embed_tokens.weight"
+    tensors = [HfTensor(embedding, (model.vocab, model.hidden), "tok_embeddings.weight")]
     for layer in range(model.layers):
         tensors += _layer(model, layer)
-    tensors.append(HfTensor("model.norm.weight", (model.hidden,), "norm.weight"))
+    tensors.append(HfTensor(f"{model.prefix}norm.weight", (model.hidden,), "norm.weight"))
     if not model.tied:
         tensors.append(HfTensor("lm_head.weight", (model.vocab, model.hidden), "lm_head.weight"))
     return tensors
@@ -62,20 +68,33 @@ def hf_tensors(model: Architecture) -> list[HfTensor]:
 def is_derived(name: str, model: Architecture) -> bool:
     """Returns whether a checkpoint's tensor is not part of the policy.
 
-    Such tensors follow from others, or predict further tokens (the layers that DeepSeek stores after the
-    last).
+    Such tensors follow from others, or are beside the policy (`is_beside_policy`).
+    """
+    if is_beside_policy(name, model):
+        return True
+    return name.endswith(".rotary_emb.inv_freq") or (model.tied and name == "lm_head.weight")
+
+
+def is_beside_policy(name: str, model: Architecture) -> bool:
+    """Returns whether a checkpoint's tensor is neither trained nor computed, and is exported unchanged.
+
+    These tensors predict further tokens (the layers that DeepSeek stores after the last, and Qwen's `mtp`),
+    or belong to the vision tower of a multimodal checkpoint.
     """
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if name.startswith("model.layers.") and layer.isdecimal() and int(layer) >= model.layers:
         return model.latent is not None
-    return name.endswith(".rotary_emb.inv_freq") or (model.tied and name == "lm_head.weight")
+    return model.output_gate and name.startswith(_BESIDE_THE_POLICY)
 
 
 def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
-    hf, ours, hidden = f"model.layers.{layer}", f"layers.{layer}", model.hidden
+    hf, ours, hidden = f"{model.prefix}layers.{layer}", f"layers.{layer}", model.hidden
     yield HfTensor(f"{hf}.input_layernorm.weight", (hidden,), f"{ours}.attention_norm.weight")
-    attention = _attention if model.latent is None else _latent_attention
-    yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
+    if model.is_delta(layer):
+        yield from _delta_net(model, f"{hf}.linear_attn", f"{ours}.attention")
+    else:
+        attention = _attention if model.latent is None else _latent_attention
+        yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
     yield HfTensor(f"{hf}.post_attention_layernorm.weight", (hidden,), f"{ours}.ffn_norm.weight")
     if model.experts and layer in model.experts.layers:
         yield from (_gpt_oss_experts if model.experts.clamped_gate else _experts)(model, layer)
@@ -88,7 +107,8 @@ def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
 def _attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
-    projections = (("q", queries), ("k", keys), ("v", keys))
+    gates = queries if model.output_gate else 0
+    projections = (("q", queries + gates), ("k", keys), ("v", keys))
     for name, rows in projections:
         yield HfTensor(f"{hf}.{name}_proj.weight", (rows, hidden), f"{ours}.qkv_linear.w{name}.weight")
     for name, rows in projections if model.qkv_bias else ():
@@ -101,6 +121,27 @@ def _attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
         yield HfTensor(f"{hf}.o_proj.bias", (hidden,), f"{ours}.wo.bias")
     if model.sinks:
         yield HfTensor(f"{hf}.sinks", (model.heads,), f"{ours}.sinks")
+
+
+def _delta_net(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
+    delta, hidden = model.delta, model.hidden
+    assert delta is not None
+    channels, heads = delta.channels, delta.value_heads
+    if delta.by_head:
+        projections = {"in_proj_qkvz": channels + delta.values, "in_proj_ba": 2 * heads}
+    else:
+        projections = {"in_proj_qkv": channels, "in_proj_z": delta.values, "in_proj_b": heads}
+        projections["in_proj_a"] = heads
+    for name, rows in projections.items():
+        sections = delta.rows if name == "in_proj_qkv" else ()
+        yield HfTensor(f"{hf}.{name}.weight", (rows, hidden), f"{ours}.{name}.weight", sections=sections)
+    yield HfTensor(
+        f"{hf}.conv1d.weight", (channels, 1, delta.taps), f"{ours}.conv1d.weight", sections=delta.rows
+    )
+    for name in ("A_log", "dt_bias"):
+        yield HfTensor(f"{hf}.{name}", (heads,), f"{ours}.{name}")
+    yield HfTensor(f"{hf}.norm.weight", (delta.value_dim,), f"{ours}.norm.weight")
+    yield HfTensor(f"{hf}.out_proj.weight", (hidden, delta.values), f"{ours}.wo.weight")
 
 
 def _latent_attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
@@ -133,14 +174,16 @@ def _feed_forward(hf: str, ours: str, inner: int, hidden: int, *, bias: bool = F
 def _experts(model: Architecture, layer: int) -> Iterator[HfTensor]:
     experts = model.experts
     assert experts is not None
-    hf, ours = f"model.layers.{layer}.mlp", f"layers.{layer}.moe"
+    hf, ours = f"{model.prefix}layers.{layer}.mlp", f"layers.{layer}.moe"
     yield HfTensor(f"{hf}.gate.weight", (experts.count, model.hidden), f"{ours}.router.gate.weight")
     if experts.correction_bias:
         yield HfTensor(f"{hf}.gate.e_score_correction_bias", (experts.count,), f"{ours}.expert_bias_E")
     if experts.shared:
-        yield from _feed_forward(
-            f"{hf}.shared_experts", f"{ours}.shared_experts", experts.shared, model.hidden
-        )
+        name = "shared_expert" if experts.shared_gate else "shared_experts"
+        yield from _feed_forward(f"{hf}.{name}", f"{ours}.shared_experts", experts.shared, model.hidden)
+    if experts.shared_gate:
+        gate = f"{hf}.shared_expert_gate.weight"
+        yield HfTensor(gate, (1, model.hidden), f"{ours}.shared_experts.gate.weight")
     stacks = {"w1": "w1_EFD", "w2": "w2_EDF", "w3": "w3_EFD"}
     for expert in range(experts.count):
         for name, ffn, shape in _swiglu_matrices(experts.intermediate, model.hidden):

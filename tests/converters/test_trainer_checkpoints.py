@@ -29,6 +29,7 @@ MODELS = {
     "moe on expert-parallel ranks": {"family": "qwen3_moe"},
     "deepseek": {"family": "deepseek_v3"},
     "gpt-oss": {"family": "gpt_oss"},
+    "Gated DeltaNet": {"family": "qwen3_5_moe_text"},
     "adapters": {"family": "qwen3"},
     "gpt-oss on expert-parallel ranks": {"family": "gpt_oss"},
 }

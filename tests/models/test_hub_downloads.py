@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from rlrun.models.hub import download
+from rlrun.models.hub import cached_config, download
 
 
 @pytest.fixture
@@ -27,6 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_downloaded_model_is_returned_without_asking_the_hub(cache: Path) -> None:
     assert download("a/here", ["config.json"]) == cache / "models--a--here" / "snapshots" / "c0ffee"
+
+
+def test_a_cached_config_is_found_without_a_request(cache: Path) -> None:
+    assert cached_config("a/here") == cache / "models--a--here" / "snapshots" / "c0ffee"
+    assert cached_config("a/there") is None
+    assert cached_config("not a model's name") is None
 
 
 def test_a_missing_model_fails_at_once_if_the_hub_cannot_be_reached(cache: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.families.families import map_to_hf, map_to_parameters
+from rlrun.converters.families.families import is_native, map_to_hf, map_to_parameters
 from rlrun.converters.families.lora import LORA_SCALE, merge_trained
 from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters
 from rlrun.converters.folders.dcp_folder import DcpFolder
@@ -16,7 +16,8 @@ from rlrun.converters.tensors.content import Content, cast, plain
 from rlrun.converters.tensors.precision import keeps_precision, parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files, StoredTensor
-from rlrun.models.config_json import FAMILIES, read_config, weight_dtype
+from rlrun.models.config_json import FAMILIES, architecture, read_config, weight_dtype
+from rlrun.models.tensor_names import is_beside_policy
 
 _OWN = "parameters."
 """Prefix of the names of parameters in checkpoints of rlrun's trainer."""
@@ -95,7 +96,7 @@ def _stored_hf(
         contents = dequantise(contents, config, dtype or _dtype(config))
     elif config.get("quantization_config"):
         return Mapped(contents)
-    if config.get("model_type") not in FAMILIES:
+    if not is_native(config):
         return Mapped(contents)
     mapped = map_to_parameters(config, contents, str(source.folder), lenience)
     mapped.contents = {name: content for name, content in contents.items() if name not in mapped.unknown}
@@ -124,7 +125,7 @@ def _from_parameters(
                 f"{source.folder} has the optimizer's state of adapters, not of weights: remove --optimizer"
             )
         return _merged(source, config, folder, described, read)
-    fixed = _fixed(source) if start == _OWN else {}
+    fixed = _fixed(source, config) if start == _OWN else {}
     return map_to_hf(config, StoredParameters(described, read, str(source.folder), own, fixed), lenience)
 
 
@@ -145,12 +146,15 @@ def _merged(
     return Mapped(merge_trained(contents, config, described, read, scale))
 
 
-def _fixed(source: Checkpoint) -> dict[str, Content]:
+def _fixed(source: Checkpoint, config: Mapping[str, Any]) -> dict[str, Content]:
     """Returns the tensors of the initial model that are not trained, and therefore not in checkpoints."""
     if source.model is None or not is_hf_folder(source.model):
         return {}
+    model = architecture(config) if config.get("model_type") in FAMILIES else None
     return {
-        name: plain(tensor) for name, tensor in read_tensors(source.model).items() if keeps_precision(name)
+        name: plain(tensor)
+        for name, tensor in read_tensors(source.model).items()
+        if keeps_precision(name) or (model is not None and is_beside_policy(name, model))
     }
 
 

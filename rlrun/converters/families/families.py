@@ -29,7 +29,7 @@ def map_to_parameters(
 ) -> Mapped:
     """Maps Hugging Face tensors to torchtitan's parameters. Raises ValueError for wrong tensors."""
     check_family(config)
-    if config["model_type"] in FAMILIES:
+    if is_native(config):
         return to_parameters(architecture(config), contents, where, lenience)
     return AdaptedFamily(config).to_parameters(contents, where, lenience)
 
@@ -40,11 +40,20 @@ def map_to_hf(config: Mapping[str, Any], parameters: StoredParameters, lenience:
         # `implementation = "transformers"` trains parameters under their Hugging Face names
         return Mapped({name: plain(parameters.read(name)) for name in parameters.described})
     check_family(config)
-    if config["model_type"] in FAMILIES:
+    if parameters.own or is_native(config):
         return to_hf(architecture(config), parameters, lenience)
     return AdaptedFamily(config).to_hf(parameters, lenience)
 
 
 def alias_names(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the second names that parameters have in torchtitan's checkpoints."""
-    return alias_names_of(architecture(config)) if config["model_type"] in FAMILIES else {}
+    return alias_names_of(architecture(config)) if is_native(config) else {}
+
+
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Returns whether a family's tensors are mapped here.
+
+    torchtitan's adapters map whole multimodal checkpoints, of which the trainer has the text model only.
+    """
+    family = config.get("model_type")
+    return family in FAMILIES and family not in PACKAGES

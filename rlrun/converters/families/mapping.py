@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rlrun.converters.families.expert_storage import each_expert
 from rlrun.converters.tensors.arranged import Paired, stack_contents, transpose
-from rlrun.converters.tensors.content import Content, plain
+from rlrun.converters.tensors.content import Content, Plain, plain
+from rlrun.converters.tensors.heads import reorder
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.checked_names import abbreviated
-from rlrun.models.tensor_names import HfTensor, hf_tensors, is_derived
+from rlrun.models.tensor_names import HfTensor, hf_tensors, is_beside_policy, is_derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def to_parameters(
     model: Architecture, contents: Mapping[str, Content], where: str, lenience: Lenience
 ) -> Mapped:
     """Maps Hugging Face tensors to torchtitan's parameters, in the layout of torchtitan's own checkpoints."""
+    contents = _each_expert(contents, model)
     known = {name: content for name, content in contents.items() if not is_derived(name, model)}
     shapes = {name: content.tensor.shape for name, content in known.items()}
     mapped = check_names(hf_shapes(model), shapes, where, lenience)
@@ -95,6 +98,8 @@ def to_parameters(
             whole = members[0] if tensors[0].expert is None else stack_contents(members)
             if tensors[0].transposed:
                 whole = transpose(whole)
+            if tensors[0].sections:
+                whole = reorder(whole, tensors[0].sections, heads_first=True)
             mapped.contents[name] = _paired(model, name, whole, side_by_side=True)
     return mapped
 
@@ -121,10 +126,22 @@ def to_hf(model: Architecture, parameters: StoredParameters, lenience: Lenience)
         content: Content = plain(whole if tensor.expert is None else whole.index(tensor.expert))
         if tensor.transposed:
             content = transpose(content)
+        if tensor.sections:
+            content = reorder(content, tensor.sections, heads_first=False)
         if not parameters.own:
             content = _paired(model, tensor.parameter, content, side_by_side=False)
         mapped.contents[tensor.name] = content
+    mapped.contents |= {name: content for name, content in fixed.items() if is_beside_policy(name, model)}
     return mapped
+
+
+def _each_expert(contents: Mapping[str, Content], model: Architecture) -> dict[str, Content]:
+    """Returns the contents with one for each matrix of each expert; quantised experts stay together."""
+    stored = {name: content.stored for name, content in contents.items() if isinstance(content, Plain)}
+    others = {name: content for name, content in contents.items() if name not in stored}
+    if (split := each_expert(stored, model)).keys() == stored.keys():
+        return dict(contents)
+    return others | {name: plain(tensor) for name, tensor in split.items()}
 
 
 def alias_names_of(model: Architecture) -> dict[str, str]:

@@ -5,18 +5,20 @@ writes from memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
 
+from rlrun.converters.families.expert_storage import each_expert
 from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
-from rlrun.converters.folders.hf_folder import INDEX, companions, read_tensors
+from rlrun.converters.folders.hf_folder import INDEX, companions, is_hf_folder, read_tensors
 from rlrun.converters.tensors.precision import keeps_precision
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
-from rlrun.converters.tensors.stored import OpenFiles
+from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_config
-from rlrun.models.tensor_names import HfTensor, is_derived
+from rlrun.models.tensor_names import HfTensor, is_beside_policy, is_derived
 
 SHARD_BYTES = 5 * 10**9
 
@@ -29,7 +31,7 @@ class WeightFolder(OpenFiles):
         super().__init__()
         self.folder = folder
         _check_not_quantised(folder)
-        self._tensors = read_tensors(folder)
+        self._tensors = each_expert(read_tensors(folder), model)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
         check_names(hf_shapes(model), shapes, str(folder), STRICT)
 
@@ -51,13 +53,19 @@ def _check_not_quantised(folder: Path) -> None:
 def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:
     """Returns initial values that depend only on seed and name.
 
-    Norms are 1 and biases 0; other weights are normal with standard deviation `initializer_range`.
+    Norms multiply by 1, and biases are 0; other weights are normal with standard deviation
+    `initializer_range`. The decay of Gated DeltaNet is drawn as in transformers.
     """
+    if tensor.name.endswith(".dt_bias"):
+        return torch.ones(tensor.shape)
     if tensor.name.endswith("bias"):
         return torch.zeros(tensor.shape)
     if tensor.name.endswith("norm.weight"):
-        return torch.ones(tensor.shape)
+        is_offset = model.offset_norms and ".linear_attn." not in tensor.name
+        return torch.zeros(tensor.shape) if is_offset else torch.ones(tensor.shape)
     generator = named_generator(tensor.name, seed)
+    if tensor.name.endswith(".A_log"):
+        return torch.empty(tensor.shape).uniform_(0.01, 16.0, generator=generator).log()
     return torch.empty(tensor.shape).normal_(0.0, model.initializer_range, generator=generator)
 
 
@@ -69,13 +77,16 @@ def named_generator(name: str, seed: int) -> torch.Generator:
 def write_folder(
     folder: Path,
     source: Path,
+    model: Architecture,
     tensors: Iterable[tuple[str, torch.Tensor]],
     shapes: Mapping[str, tuple[int, ...]],
+    *,
     dtype: torch.dtype,
 ) -> None:
     """Writes a model folder: `tensors`, in the order of `shapes`, and small files copied from `source`.
 
     Tensors whose precision must not change (`keeps_precision`) are written in float32, as they are trained.
+    Tensors of `source` that are beside the policy are copied.
     One tensor is in memory at a time. Raises OSError, for instance for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,12 +96,24 @@ def write_folder(
         name: TensorInfo(torch.float32 if keeps_precision(name) else dtype, shape)
         for name, shape in shapes.items()
     }
+    beside = _beside_policy(source, model)
+    described |= {name: TensorInfo(tensor.dtype, tensor.shape) for name, tensor in beside.items()}
     shards = split_shards(described, SHARD_BYTES)
-    stream = iter(tensors)
+    files = Files()
+    copied = ((name, files.array(tensor.chunks[0], tensor.dtype)) for name, tensor in beside.items())
+    stream = chain(tensors, copied)
     for file, names in shards.items():
         write_safetensors(folder / file, {name: described[name] for name in names}, stream)
+    files.close()
     if len(shards) > 1:
         (folder / INDEX).write_bytes(make_index(described, shards))
+
+
+def _beside_policy(folder: Path, model: Architecture) -> dict[str, StoredTensor]:
+    """Returns the tensors of a model folder that are exported unchanged; none where it has no weights."""
+    if not is_hf_folder(folder):
+        return {}
+    return {name: tensor for name, tensor in read_tensors(folder).items() if is_beside_policy(name, model)}
 
 
 def write_safetensors(

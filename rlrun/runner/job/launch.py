@@ -56,7 +56,7 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     Before anything is started, raises SpecError if files of the model or the data cannot be used, and
     RunFolderError if the run's name cannot be used.
     """
-    check_files(loaded)
+    check_files(loaded, online=True)
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
         folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=resume, new=new))

@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlrun.models.config_json import architecture, read_config
+from rlrun.models.config_json import read_config
+from rlrun.models.hub import cached_config, download
+from rlrun.models.transformers_models import read_model
 from rlrun.plugins.data.columns import LABEL_NAMES, RESPONSE_NAMES, likely
 from rlrun.plugins.data.rows import RowKeys
 from rlrun.plugins.registry import PluginError, checked_params, load
 from rlrun.plugins.row_checks import row_check
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
+from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.prompts.template_files import template_problem
+from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.problems.findings import Finding, SpecError
 from rlrun.specs.problems.positions import KeyPath
@@ -37,9 +41,13 @@ _NAMING_KEYS = ("path", "task", "taskset")
 RowCheck = Callable[[Row], None]
 
 
-def check_files(loaded: LoadedSpec) -> None:
-    """Raises SpecError with every problem of the model's and the data's files and the trackers' packages."""
-    findings = [*_model(loaded.spec), *_data(loaded.spec), *_trackers(loaded.spec)]
+def check_files(loaded: LoadedSpec, *, online: bool = False) -> None:
+    """Raises SpecError with every problem of the model's and the data's files and the trackers' packages.
+
+    `online`: the config.json of a model on the hub is downloaded. Otherwise it is checked only if it is in
+    the cache.
+    """
+    findings = [*_model(loaded.spec, online), *_data(loaded.spec), *_trackers(loaded.spec)]
     if findings:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
 
@@ -54,19 +62,47 @@ def fitted_to_model(spec: Spec) -> Spec:
     return fit_to_model(spec, positions if isinstance(positions, int) else None)
 
 
-def _model(spec: Spec) -> Iterator[Finding]:
-    """Checks a local folder; the files of a model on the hub are not here yet."""
+def _model(spec: Spec, online: bool) -> Iterator[Finding]:
+    """Checks a local folder, and the family of a model on the hub, whose other files are not here yet."""
     folder, path = Path(spec.model.path), ("model", "path")
     if not folder.is_absolute() or not folder.is_dir():
+        on_hub = None if folder.is_absolute() else _config_from_hub(spec, online)
+        if on_hub is not None and (problem := _family_problem(spec, on_hub)):
+            yield Finding(path, f"{spec.model.path}: {problem}")
         return
-    if spec.model.implementation == "torchtitan":
-        try:
-            architecture(read_config(folder), str(folder / "config.json"))
-        except ValueError as error:
-            yield Finding(path, str(error))
+    if problem := _family_problem(spec, folder):
+        yield Finding(path, problem)
     sources = [spec.data, *spec.eval.datasets]
     if problem := template_problem(folder, template=any(source.apply_chat_template for source in sources)):
         yield Finding(path, problem)
+
+
+def _config_from_hub(spec: Spec, online: bool) -> Path | None:
+    """Returns a folder with the config.json of a model on the hub; None if there is none.
+
+    Why a download fails is reported when the whole model is downloaded.
+    """
+    if not online:
+        return cached_config(spec.model.path, spec.model.revision)
+    try:
+        return download(spec.model.path, ["config.json"], spec.model.revision)
+    except ValueError:
+        return None
+
+
+def _family_problem(spec: Spec, folder: Path) -> str:
+    """Returns why the trainer or the native engine cannot compute a model; empty if they can.
+
+    `folder` needs only the model's config.json, except for a model that transformers computes.
+    """
+    try:
+        if spec.model.implementation == "torchtitan" or list(folder.glob("*.safetensors")):
+            read_model(folder, spec.model.implementation)
+        if spec.engine.type == "native" and layout_of(spec, needs_of(spec).rollout).engines:
+            engine_architecture(folder)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _trackers(spec: Spec) -> Iterator[Finding]:

@@ -135,6 +135,13 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
         "vocab_size": model.vocab,
         "intermediate_size": model.intermediate,
     }
+    if model.delta is not None:
+        sizes["linear_num_key_heads"] = model.delta.key_heads
+        if parallel.context > 1:
+            raise ValueError(
+                f"{section}.parallel.context = {parallel.context} is not supported for {model.family}: the "
+                "recurrent state of Gated DeltaNet passes through all tokens of a sequence in order; use 1"
+            )
     if model.experts is not None:
         if parallel.expert == 1:
             sizes["moe_intermediate_size"] = model.experts.intermediate

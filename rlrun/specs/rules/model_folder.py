@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.attention_config import DELTA_FAMILIES
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 from rlrun.specs.derived.lengths import longest_response, longest_sample
 from rlrun.specs.problems.findings import Finding
@@ -40,6 +41,7 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     yield from _quantised(spec, config)
     yield from _length(spec, config)
     yield from _heads(spec, config)
+    yield from _delta_net(spec, config)
     yield from _layers(spec, config)
     yield from _stage_layers(spec, config)
     yield from _experts(spec, config)
@@ -97,7 +99,7 @@ def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 def _split(
     config: dict[str, Any], degree: int, section: str, source: KeyPath = ("model", "path")
 ) -> Iterator[Finding]:
-    for name in ("num_attention_heads", "num_key_value_heads", "vocab_size"):
+    for name in ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "vocab_size"):
         size = config.get(name)
         if isinstance(size, int) and size % degree:
             message = f"must divide the model's {name} = {size}, found {degree}"
@@ -105,6 +107,18 @@ def _split(
             path = (section, "parallel", "tensor")
             yield Finding(path, message, f"use {fits}", found=degree, related=(source,))
             return
+
+
+def _delta_net(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """Checks that no layer with Gated DeltaNet is cut along the sequence."""
+    if config.get("model_type") not in DELTA_FAMILIES:
+        return
+    layouts = {"trainer": spec.trainer.parallel, "critic": spec.critic.parallel}
+    for section, parallel in layouts.items():
+        if parallel is not None and parallel.context > 1:
+            message = "the recurrent state of Gated DeltaNet passes through all tokens of a sequence in order"
+            path = (section, "parallel", "context")
+            yield Finding(path, message, "use 1", found=parallel.context, related=(("model", "path"),))
 
 
 def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

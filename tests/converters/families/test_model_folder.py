@@ -78,7 +78,8 @@ def test_what_is_written_is_what_transformers_reads(folder, tmp_path, monkeypatc
     stored = load_file(folder / "model.safetensors")
     shapes = {tensor.name: tensor.shape for tensor in hf_tensors(model)}
     out = tmp_path / "out"
-    write_folder(out, folder, ((name, stored[name]) for name in shapes), shapes, torch.float32)
+    tensors = ((name, stored[name]) for name in shapes)
+    write_folder(out, folder, model, tensors, shapes, dtype=torch.float32)
     files = sorted(path.name for path in out.glob("*.safetensors"))
     assert (len(files) > 1) == (shard_bytes < 10**6)
     read = transformers.AutoModelForCausalLM.from_pretrained(out).state_dict()

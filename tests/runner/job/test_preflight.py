@@ -178,6 +178,45 @@ def test_a_model_that_cannot_be_used_is_named(
     assert message in problem.message
 
 
+MOE = {"model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+MOE |= {"num_hidden_layers": 1, "num_attention_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "message"),
+    [
+        ({"model_type": "gemma7"}, "sglang", "model_type 'gemma7' is not supported"),
+        (MOE, "sglang", ""),
+        (MOE, "native", "the native engine does not run model_type 'qwen3_moe'"),
+    ],
+)
+def test_a_family_on_the_hub_is_checked_by_its_config_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], engine: str, message: str
+) -> None:
+    hub, online = tmp_path / "hub", []
+    hub.mkdir()
+    (hub / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("rlrun.runner.job.preflight.cached_config", lambda name, revision: hub)
+    monkeypatch.setattr(
+        "rlrun.runner.job.preflight.download", lambda name, files, revision: online.append(files) or hub
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "label": 0}\n')
+    spec = tmp_path / "job.toml"
+    spec.write_text(
+        '[model]\npath = "acme/model"\n[data]\npath = "rows.jsonl"\n[[rewards]]\ntype = "math"\n'
+        f'[engine]\ntype = "{engine}"\n'
+        "[rollout]\nmax_prompt_tokens = 48\nmax_response_tokens = 64\n[trainer]\nsteps = 1\n"
+    )
+    for is_launch in (False, True):
+        try:
+            check_files(load_checked_spec([spec]), online=is_launch)
+            assert not message
+        except SpecError as error:
+            [problem] = error.problems
+            assert (problem.key, message in problem.message) == ("model.path", True)
+    assert online == [["config.json"]]
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "tensorboard"])
 def test_a_tracker_whose_package_is_not_installed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

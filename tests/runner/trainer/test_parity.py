@@ -34,7 +34,8 @@ TOGETHER = [each for each in ALL if BY_NAME[each.id].parallel]
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return {
-        name: make_tiny_model(root / name, pad_token_id=None, scale=0.1, **MODELS[name]) for name in MODELS
+        name: make_tiny_model(root / name, **({"pad_token_id": None, "scale": 0.1} | MODELS[name]))
+        for name in MODELS
     }
 
 

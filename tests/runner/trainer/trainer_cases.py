@@ -22,6 +22,9 @@ from tests.tiny_models import FOREIGN
 
 TEMPERATURE = 0.7
 LAYERS = {"num_hidden_layers": 4}
+CALM = {"scale": 0.05}
+"""For random models with Gated DeltaNet: with larger weights, transformers' float32 log-probs differ by 3e-5
+from its float64 ones."""
 MODELS = {
     "qwen3": {"family": "qwen3", **LAYERS},
     "qwen3-tied": {"family": "qwen3", "tied": True, **LAYERS},
@@ -53,6 +56,9 @@ MODELS = {
     "mistral-tied": {"family": "mistral", "sliding_window": None, "tied": True, **LAYERS},
     "olmo2": {"family": "olmo2", **LAYERS},
     "qwen3-moe": {"family": "qwen3_moe", "num_experts": 8, **LAYERS},
+    "qwen3-next": {"family": "qwen3_next", "num_experts": 8, "mlp_only_layers": [1], **CALM},
+    "qwen3.5": {"family": "qwen3_5_text", "tied": True, **CALM},
+    "qwen3.5-moe": {"family": "qwen3_5_moe_text", "num_experts": 8, **CALM},
 }
 """A test model by name; without padding token, whose embedding transformers sets to zero and never trains."""
 

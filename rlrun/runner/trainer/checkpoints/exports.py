@@ -100,7 +100,7 @@ def export_folder(
     tensors = parameters.gather()
     if setup.rank == 0:
         dtype = getattr(torch, model.dtype)
-        write_folder(folder, Path(setup.model_folder), tensors, parameters.shapes, dtype)
+        write_folder(folder, Path(setup.model_folder), model, tensors, parameters.shapes, dtype=dtype)
     for _ in tensors:  # gathering is collective: ranks other than 0 must take part to the end
         pass
     if spec.trainer.lora is None:

@@ -1,8 +1,10 @@
 """Kernels without a public name in torch: oneDNN's matrix product, and attention that returns its
-log-sum-exp.
+log-sum-exp. And fla's kernels of Gated DeltaNet.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -85,3 +87,56 @@ def varlen_backward(  # noqa: PLR0917
         [call.window, 0],
     )
     return slopes
+
+
+def causal_convolution(
+    x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, lengths: Sequence[int]
+) -> torch.Tensor:
+    """Returns fla's causal convolution of each channel `[T, C]` within documents, with its SiLU.
+
+    `weight` has the taps `[C, K]`; `offsets` and `lengths` as in `Documents`. Runs only on CUDA.
+    """
+    from fla.modules.conv.causal_conv1d import causal_conv1d  # needs triton, which CPU wheels of torch lack
+
+    borders = _borders(offsets, lengths)
+    output, _ = causal_conv1d(
+        x=x[None], weight=weight, bias=None, activation="silu", backend="triton", **borders
+    )
+    mixed: torch.Tensor = output[0]
+    return mixed
+
+
+def chunked_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    offsets: torch.Tensor,
+    lengths: Sequence[int],
+) -> torch.Tensor:
+    """Returns fla's gated delta rule `[T, N, V]`, with the arguments of `rlrun.models.delta_rule`.
+
+    Runs only on CUDA.
+    """
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    repeats = value.shape[1] // key.shape[1]
+    query, key = (x.repeat_interleave(repeats, dim=1)[None] for x in (query, key))
+    borders = _borders(offsets, lengths)
+    output, _ = chunk_gated_delta_rule(
+        query, key, value[None], decay[None], beta[None], use_qk_l2norm_in_kernel=True, **borders
+    )
+    result: torch.Tensor = output[0]
+    return result
+
+
+def _borders(offsets: torch.Tensor, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Returns the starts of documents as fla takes them.
+
+    fla remembers what it derives from a tensor of starts by the tensor's identity. With a new tensor, forward
+    pass and recomputation run the same operators, on which selective checkpointing relies.
+    """
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=offsets.dtype)
+    return {"cu_seqlens": offsets.clone(), "cu_seqlens_cpu": starts}

@@ -7,16 +7,23 @@ import rlrun.runner.trainer.compat.device  # noqa: F401  (before torchtitan)
 
 # isort: split
 import spmd_types as spmd
+from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.decoder_sharding import (
+    colwise_config,
     dense_activation_placement,
     dense_param_placement,
+    dense_sequence_parallel_placement,
+    norm_config,
+    rowwise_config,
     set_decoder_sharding_config,
+    set_dense_ffn_sharding,
 )
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.deepseek_v3.model import Attention as LatentAttention
 from torchtitan.models.deepseek_v3.sharding import _set_deepseek_v3_layer_sharding
 from torchtitan.models.gpt_oss.model import Attention as SinkAttention
 from torchtitan.models.gpt_oss.sharding import _set_gpt_oss_layer_sharding
-from torchtitan.models.qwen3.sharding import _set_qwen3_layer_sharding
+from torchtitan.models.qwen3.sharding import _GROUPED_EXPERTS_PARAM_LAYOUT, _set_qwen3_layer_sharding
 from torchtitan.protocols.sharding import ShardingConfig
 
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -31,17 +38,59 @@ def set_sharding(config: Any, parallel: ParallelSpec) -> None:
     sequence_parallel = parallel.tensor > 1 and parallel.sequence_parallel
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
     for layer in config.layers:
-        shard = _set_qwen3_layer_sharding
+        shard: Any = _set_qwen3_layer_sharding
         if isinstance(layer.attention, LatentAttention.Config):
             shard = _set_deepseek_v3_layer_sharding
         elif isinstance(layer.attention, SinkAttention.Config):
             shard = _set_gpt_oss_layer_sharding
+        elif not isinstance(layer.attention, GQAttention.Config):
+            shard = _set_delta_net_layer_sharding
         shard(layer, enable_sp=sequence_parallel, enable_ep=parallel.expert > 1)
+        if layer.moe is not None and hasattr(layer.moe.shared_experts, "gate"):
+            _set_shared_gate_sharding(layer.moe.shared_experts.gate, enable_sp=sequence_parallel)
     replicated = dense_activation_placement(tp=spmd.R)
     config.lm_head.sharding_config = ShardingConfig(
         state_shardings=config.lm_head.sharding_config.state_shardings,
         in_src_shardings={"input": replicated},
         in_dst_shardings={"input": replicated},
+    )
+
+
+def _set_delta_net_layer_sharding(layer: Any, *, enable_sp: bool, enable_ep: bool) -> None:
+    """Splits Gated DeltaNet by heads, as torchtitan's Qwen3.5 does, whose blocks differ."""
+    net, norm = layer.attention, norm_config(enable_sp=enable_sp)
+    layer.attention_norm.sharding_config = layer.ffn_norm.sharding_config = norm
+    hidden = dense_sequence_parallel_placement() if enable_sp else dense_activation_placement(tp=spmd.I)
+    by_head = dense_param_placement(tp=spmd.S(0))
+    net.sharding_config = ShardingConfig(
+        state_shardings={"A_log": by_head, "dt_bias": by_head},
+        in_src_shardings={"x_BLD": hidden},
+        in_dst_shardings={"x_BLD": dense_activation_placement(tp=spmd.R)},
+    )
+    for name in [field for field in net.__dataclass_fields__ if field.startswith("in_proj_")]:
+        if getattr(net, name) is not None:
+            getattr(net, name).sharding_config = colwise_config()
+    net.conv1d.sharding_config = ShardingConfig(state_shardings={"weight": by_head})
+    net.norm.sharding_config = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
+    net.wo.sharding_config = rowwise_config(output_sp=enable_sp)
+    if layer.feed_forward is not None:
+        set_dense_ffn_sharding(layer.feed_forward, attn_x_layout=hidden, enable_sp=enable_sp)
+    if layer.moe is not None:
+        set_moe_sharding_config(
+            layer.moe,
+            enable_ep=enable_ep,
+            enable_sp=enable_sp,
+            expert_param_layout=_GROUPED_EXPERTS_PARAM_LAYOUT,
+        )
+
+
+def _set_shared_gate_sharding(gate: Any, *, enable_sp: bool) -> None:
+    """Gives every rank the whole gate; its output is cut like that of the feed-forward that it multiplies."""
+    whole = dense_activation_placement(tp=spmd.R)
+    gate.sharding_config = ShardingConfig(
+        state_shardings={"weight": dense_param_placement(tp=spmd.R)},
+        out_src_shardings=whole,
+        out_dst_shardings=dense_sequence_parallel_placement() if enable_sp else whole,
     )
 
 

@@ -38,8 +38,8 @@ class AdaptedConfig:
         for name in self._without:
             # keys and values share a config, so that the one without an adapter is replaced
             for layer, plain in zip(decoder.layers.values(), self._plain, strict=True):
-                assert plain is not None
-                setattr(layer.attention.qkv_linear, name, plain.build())
+                if plain is not None:  # else the layer has no attention
+                    setattr(layer.attention.qkv_linear, name, plain.build())
         return decoder
 
 

@@ -1,10 +1,19 @@
-"""torchtitan's config of a layer's attention: grouped queries, latent vectors, or sinks."""
+"""torchtitan's config of a layer's attention: grouped queries, latent vectors, sinks, or Gated DeltaNet."""
 
 from typing import Any
 
 from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import DeltaNet as DeltaShape
 from rlrun.models.architecture import LatentAttention as LatentShape
-from rlrun.runner.trainer.compat.modules import GQAttention, LatentAttention, QKVLinear
+from rlrun.runner.trainer.compat.modules import Conv1d, GQAttention, LatentAttention, QKVLinear
+from rlrun.runner.trainer.model.delta_net import (
+    DeltaRule,
+    GatedAttention,
+    GatedDeltaNet,
+    GatedNorm,
+    OffsetNorm,
+    PartialRoPE,
+)
 from rlrun.runner.trainer.model.gpt_oss import SharedBiasMatrix, SinkAttention
 from rlrun.runner.trainer.model.layers import Matrix, Norm, PackedAttention
 from rlrun.runner.trainer.model.rope import InterleavedRoPE, TableRoPE
@@ -17,8 +26,10 @@ FROM_CHECKPOINT: dict[str, Any] = {}
 
 def attention_config(
     model: Architecture, layer: int
-) -> GQAttention.Config | LatentAttention.Config | SinkAttention.Config:
+) -> GQAttention.Config | LatentAttention.Config | SinkAttention.Config | GatedDeltaNet.Config:
     """Returns the config of the attention of layer `layer`."""
+    if model.delta is not None and model.is_delta(layer):
+        return _delta_net(model, model.delta)
     if model.latent is not None:
         return _latent_attention(model, model.latent)
     return _sink_attention(model, layer) if model.sinks else _attention(model)
@@ -43,24 +54,51 @@ def _sink_attention(model: Architecture, layer: int) -> SinkAttention.Config:
     )
 
 
+def _delta_net(model: Architecture, delta: DeltaShape) -> GatedDeltaNet.Config:
+    tensors = {"qkvz": delta.channels + delta.values, "ba": 2 * delta.value_heads}
+    if not delta.by_head:
+        heads = delta.value_heads
+        tensors = {"qkv": delta.channels, "z": delta.values, "b": heads, "a": heads}
+    return GatedDeltaNet.Config(
+        shape=delta,
+        **{f"in_proj_{name}": matrix(model.hidden, rows) for name, rows in tensors.items()},
+        conv1d=Conv1d.Config(
+            in_channels=delta.channels,
+            out_channels=delta.channels,
+            kernel_size=delta.taps,
+            groups=delta.channels,
+            bias=False,
+            param_init=FROM_CHECKPOINT,
+        ),
+        norm=GatedNorm.Config(
+            normalized_shape=delta.value_dim, eps=model.norm_eps, param_init=FROM_CHECKPOINT
+        ),
+        wo=matrix(delta.values, model.hidden),
+        inner_attention=DeltaRule.Config(shape=delta),
+        param_init=FROM_CHECKPOINT,
+    )
+
+
 def _attention(model: Architecture) -> GQAttention.Config:
-    return GQAttention.Config(
+    attention = GatedAttention if model.output_gate else GQAttention
+    return attention.Config(
         n_heads=model.heads,
         n_kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         dim=model.hidden,
         qkv_linear=_qkv(model, bias=model.qkv_bias),
         wo=matrix(model.heads * model.head_dim, model.hidden),
-        qk_norm=norm(model.norm_eps, model.head_dim) if model.qk_norm else None,
+        qk_norm=norm(model, model.head_dim) if model.qk_norm else None,
         inner_attention=PackedAttention.Config(),
         rope=_rope(model),
     )
 
 
 def _qkv(model: Architecture, *, bias: bool) -> QKVLinear.Config:
+    queries = model.heads * model.head_dim * (2 if model.output_gate else 1)
     return QKVLinear.Config(
         head_dim=model.head_dim,
-        wq=matrix(model.hidden, model.heads * model.head_dim, bias=bias),
+        wq=matrix(model.hidden, queries, bias=bias),
         wkv=matrix(model.hidden, model.kv_heads * model.head_dim, bias=bias),
     )
 
@@ -79,8 +117,8 @@ def _latent_attention(model: Architecture, latent: LatentShape) -> LatentAttenti
         wo=matrix(heads * latent.value_dim, hidden),
         q_lora_rank=rank or 0,
         kv_lora_rank=latent.kv_rank,
-        q_norm=norm(LATENT_NORM_EPS, rank or 1),
-        kv_norm=norm(LATENT_NORM_EPS, latent.kv_rank),
+        q_norm=_latent_norm(rank or 1),
+        kv_norm=_latent_norm(latent.kv_rank),
         qk_nope_head_dim=latent.unrotated_dim,
         qk_rope_head_dim=latent.rotated_dim,
         v_head_dim=latent.value_dim,
@@ -91,7 +129,7 @@ def _latent_attention(model: Architecture, latent: LatentShape) -> LatentAttenti
 
 
 def _rope(model: Architecture) -> TableRoPE.Config:
-    rope_class = InterleavedRoPE if model.rope.interleaved else TableRoPE
+    rope_class = InterleavedRoPE if model.rope.interleaved else PartialRoPE if model.rotary_dim else TableRoPE
     # torchtitan's latent attention scales its scores by this factor; everywhere else the table contains it.
     stretched = model.rope.type == "yarn" and model.latent is not None
     return rope_class.Config(
@@ -107,6 +145,11 @@ def matrix(inputs: int, outputs: int, *, bias: bool = False) -> Matrix.Config:
     return Matrix.Config(in_features=inputs, out_features=outputs, bias=bias, param_init=FROM_CHECKPOINT)
 
 
-def norm(eps: float, size: int) -> Norm.Config:
-    """Returns the config of an RMSNorm over `size` numbers."""
-    return Norm.Config(normalized_shape=size, eps=eps, param_init=FROM_CHECKPOINT)
+def norm(model: Architecture, size: int) -> Norm.Config:
+    """Returns the config of one of the model's RMSNorms, over `size` numbers."""
+    kind = OffsetNorm if model.offset_norms else Norm
+    return kind.Config(normalized_shape=size, eps=model.norm_eps, param_init=FROM_CHECKPOINT)
+
+
+def _latent_norm(size: int) -> Norm.Config:
+    return Norm.Config(normalized_shape=size, eps=LATENT_NORM_EPS, param_init=FROM_CHECKPOINT)

@@ -8,6 +8,7 @@ from rlrun.runner.trainer.compat.experts import make_moe_config, make_routed_exp
 from rlrun.runner.trainer.compat.modules import Embedding, Qwen3TransformerBlock
 from rlrun.runner.trainer.model.attention_config import FROM_CHECKPOINT, attention_config, matrix, norm
 from rlrun.runner.trainer.model.decoder import PackedDecoder
+from rlrun.runner.trainer.model.delta_net import GatedSwiGLU
 from rlrun.runner.trainer.model.gpt_oss import ClampedExperts
 from rlrun.runner.trainer.model.head import ResponseHead
 from rlrun.runner.trainer.model.layers import Experts, RouterLinear, SwiGLU
@@ -28,7 +29,7 @@ def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
     return PackedDecoder.Config(
         vocab_size=model.vocab,
         dim=model.hidden,
-        norm=norm(model.norm_eps, model.hidden),
+        norm=norm(model, model.hidden),
         enable_weight_tying=tied,
         layers=[_block(model, layer) for layer in range(model.layers)],
         tok_embeddings=Embedding.Config(
@@ -43,8 +44,8 @@ def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
 def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
     sparse = model.experts is not None and layer in model.experts.layers
     return Qwen3TransformerBlock.Config(
-        attention_norm=norm(model.norm_eps, model.hidden),
-        ffn_norm=norm(model.norm_eps, model.hidden),
+        attention_norm=norm(model, model.hidden),
+        ffn_norm=norm(model, model.hidden),
         attention=attention_config(model, layer),
         feed_forward=None if sparse else _feed_forward(model.hidden, model.intermediate),
         moe=_moe(model.hidden, model.experts) if sparse and model.experts else None,
@@ -53,6 +54,15 @@ def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
 
 def _feed_forward(hidden: int, inner: int) -> SwiGLU.Config:
     return SwiGLU.Config(w1=matrix(hidden, inner), w2=matrix(inner, hidden), w3=matrix(hidden, inner))
+
+
+def _shared_experts(hidden: int, experts: ExpertShape) -> SwiGLU.Config:
+    inner = experts.shared
+    if not experts.shared_gate:
+        return _feed_forward(hidden, inner)
+    return GatedSwiGLU.Config(
+        w1=matrix(hidden, inner), w2=matrix(inner, hidden), w3=matrix(hidden, inner), gate=matrix(hidden, 1)
+    )
 
 
 def _moe(hidden: int, experts: ExpertShape) -> Any:
@@ -85,7 +95,7 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         num_experts=experts.count,
         router=router,
         routed_experts=routed,
-        shared_experts=_feed_forward(hidden, experts.shared) if experts.shared else None,
+        shared_experts=_shared_experts(hidden, experts) if experts.shared else None,
         load_balance_coeff=HAS_BIAS if experts.correction_bias else None,
     )
 

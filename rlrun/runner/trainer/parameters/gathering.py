@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.families.lora import merge_factors
+from rlrun.converters.tensors.heads import by_head, by_section
 from rlrun.models.adapters import Adapter, adapter_tensors
 from rlrun.models.tensor_names import HfTensor
 from rlrun.runner.trainer.compat.meshes import mesh_device
@@ -138,11 +139,17 @@ def by_parameter(tensors: Iterable[HfTensor]) -> dict[str, list[HfTensor]]:
     return tensors_of
 
 
-def transpose_as_stored(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
-    """Converts an HF tensor to its parameter's layout, or back: some models store a matrix transposed.
+def to_parameter(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
+    """Converts an HF tensor to its parameter's layout: some are stored transposed, or section by section."""
+    if tensor.sections:
+        return by_head(value, tensor.sections)
+    return value.transpose(-1, -2) if tensor.transposed else value
 
-    An empty tensor, of another stage, stays empty.
-    """
+
+def to_stored(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
+    """Converts a parameter to its HF tensor's layout. An empty tensor, of another stage, stays empty."""
+    if tensor.sections and len(value):
+        return by_section(value, tensor.sections)
     return value.transpose(-1, -2) if tensor.transposed and len(value) else value
 
 
@@ -167,7 +174,7 @@ def _hf_tensors(tensors: Sequence[HfTensor], whole: Whole) -> Iterator[tuple[str
     for tensor in tensors:
         if tensor.expert is None:
             stacks.clear()
-            yield tensor.name, transpose_as_stored(tensor, whole(tensor.parameter, tensor.parameter_shape))
+            yield tensor.name, to_stored(tensor, whole(tensor.parameter, tensor.parameter_shape))
             continue
         if tensor.parameter not in stacks:
             shape = (len(tensors_of[tensor.parameter]), *tensor.shape)

@@ -23,7 +23,7 @@ from rlrun.runner.trainer.parameters.gathering import (
     as_it_is,
     by_parameter,
     copy_part,
-    transpose_as_stored,
+    to_parameter,
 )
 from rlrun.runner.trainer.transfers import host_copy, host_empty, wait
 
@@ -143,7 +143,7 @@ class Parameters:
         for name, master in (self.masters | self._fixed).items():
             tensors = tensors_of[EMBEDDING if name in self.copies else name]
             if tensors[0].expert is None:
-                full = transpose_as_stored(tensors[0], read(tensors[0]))
+                full = to_parameter(tensors[0], read(tensors[0]))
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
             copy_part(master, full)

@@ -1,0 +1,212 @@
+"""Gated DeltaNet and gated attention: the layers of Qwen3-Next and Qwen3.5.
+
+hidden ─▶ queries, keys, values ─convolution, delta rule─▶ norm, gated ─▶ wo        three layers of four
+hidden ─▶ queries with gates, keys, values ─RoPE, attention─▶ gated ─▶ wo           the fourth
+
+torchtitan's own modules compute the same, but only on a GPU, and in blocks that take masks of another form.
+bfloat16 on a GPU runs fla's kernels, as in torchtitan; everything else runs plain torch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from rlrun.models.architecture import DeltaNet as DeltaShape
+from rlrun.models.delta_rule import delta_rule, document_convolution, log_decay
+from rlrun.runner.trainer.compat.kernels import causal_convolution, chunked_delta_rule
+from rlrun.runner.trainer.compat.modules import Conv1d, GQAttention, Module, RMSNorm
+from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm
+from rlrun.runner.trainer.model.attention import Documents
+from rlrun.runner.trainer.model.layers import Matrix, Norm, SwiGLU
+from rlrun.runner.trainer.model.rope import TableRoPE
+
+PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba")
+"""The projections of the hidden state: Qwen3.5 has the first four, Qwen3-Next the last two."""
+
+
+class OffsetNorm(Norm):
+    """RMSNorm that multiplies by 1 + weight."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Norm.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised `[..., size]`."""
+        assert self.eps is not None
+        # In float32: a sum in half precision would lose most digits of a small weight.
+        scale = 1.0 + self.weight.float()
+        return rms_norm(input.float(), scale, self.eps).type_as(input)
+
+
+class GatedNorm(RMSNorm):
+    """RMSNorm whose result is multiplied by the SiLU of a gate."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RMSNorm.Config):
+        pass
+
+    def forward(self, input: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised and gated `[..., size]`."""
+        assert self.eps is not None
+        normed = rms_norm(input, local(self.weight), self.eps)
+        return (normed * functional.silu(gate.float())).type_as(input)
+
+
+class DeltaRule(Module):
+    """The convolution over queries, keys and values, and the gated delta rule, within documents."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        shape: DeltaShape
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._shape = config.shape
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        taps: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        documents: Documents,
+    ) -> torch.Tensor:
+        """Maps `[T, C]` channels, ordered by head, to `[T, N, V]`; `taps` `[C, K]`, others `[T, N]`."""
+        kernels = qkv.is_cuda and qkv.dtype == torch.bfloat16
+        if kernels:
+            mixed = causal_convolution(qkv, taps, documents.offsets, documents.lengths)
+        else:
+            mixed = document_convolution(qkv, taps, documents.lengths)
+        shape = self._shape
+        query, key, value = mixed.unflatten(1, (-1, sum(shape.rows))).split(shape.rows, dim=2)
+        value = value.unflatten(2, (shape.repeats, shape.value_dim)).flatten(1, 2)
+        if kernels:
+            offsets, lengths = documents.offsets, documents.lengths
+            return chunked_delta_rule(query, key, value, decay, beta, offsets=offsets, lengths=lengths)
+        return delta_rule(query, key, value, decay, beta, lengths=documents.lengths)[0]
+
+
+class GatedDeltaNet(Module):
+    """Linear attention with a recurrent state (arXiv:2412.06464).
+
+    Rows of the projections and of the convolution are ordered by key head, so that tensor-parallel ranks
+    split them by heads.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        shape: DeltaShape
+        in_proj_qkv: Matrix.Config | None = None
+        in_proj_z: Matrix.Config | None = None
+        in_proj_b: Matrix.Config | None = None
+        in_proj_a: Matrix.Config | None = None
+        in_proj_qkvz: Matrix.Config | None = None
+        in_proj_ba: Matrix.Config | None = None
+        conv1d: Conv1d.Config
+        norm: GatedNorm.Config
+        wo: Matrix.Config
+        inner_attention: DeltaRule.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._shape = config.shape
+        for name in PROJECTIONS:
+            projection = getattr(config, name)
+            if projection is not None:
+                setattr(self, name, projection.build())
+        self.conv1d = config.conv1d.build()
+        self.A_log = nn.Parameter(torch.empty(config.shape.value_heads))
+        self.dt_bias = nn.Parameter(torch.empty(config.shape.value_heads))
+        self.norm = config.norm.build()
+        self.wo = config.wo.build()
+        self.inner_attention = config.inner_attention.build()
+
+    def forward(
+        self, x_BLD: torch.Tensor, attention_masks: Documents, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Maps `[1, T, hidden]` to `[1, T, hidden]`; positions do not matter."""
+        qkv, gate, b, a = self._project(x_BLD[0])
+        decay = log_decay(a, local(self.A_log), local(self.dt_bias))
+        taps = local(self.conv1d.weight).squeeze(1)
+        output = self.inner_attention(qkv, taps, decay, b.sigmoid(), attention_masks)
+        gated = self.norm(output, gate.unflatten(1, (-1, self._shape.value_dim)))
+        projected: torch.Tensor = self.wo(gated.flatten(1)[None])
+        return projected
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns channels `[T, C]`, gates `[T, N · V]`, and `[T, N]` for beta and for the decay."""
+        x = x[None]
+        if not self._shape.by_head:
+            qkv, gate, b, a = (getattr(self, name)(x)[0] for name in PROJECTIONS[:4])
+            return qkv, gate, b, a
+        channels = sum(self._shape.rows)
+        qkvz = self.in_proj_qkvz(x)[0].unflatten(1, (-1, channels + self._shape.rows[2]))
+        ba = self.in_proj_ba(x)[0].unflatten(1, (-1, 2 * self._shape.repeats))
+        qkv, gate = qkvz.split((channels, self._shape.rows[2]), dim=2)
+        b, a = ba.chunk(2, dim=2)
+        return qkv.flatten(1), gate.flatten(1), b.flatten(1), a.flatten(1)
+
+
+class GatedAttention(GQAttention):
+    """Grouped-query attention whose output is gated; `wq` yields a head's queries, then its gates."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):
+        pass
+
+    def forward(
+        self, x_BLD: torch.Tensor, attention_masks: Documents, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Maps `[1, T, hidden]` to `[1, T, hidden]`."""
+        both, key, value = self.qkv_linear(x_BLD)
+        query, gate = both.unflatten(2, (-1, 2)).unbind(3)
+        assert self.q_norm is not None and self.k_norm is not None
+        query, key = self.rope(self.q_norm(query), self.k_norm(key), positions)
+        output = self.inner_attention(
+            query,
+            key,
+            value,
+            attention_masks=attention_masks,
+            scale=self.scaling,
+            enable_gqa=self.enable_gqa,
+        )
+        projected: torch.Tensor = self.wo((output * gate.sigmoid()).flatten(2))
+        return projected
+
+
+class PartialRoPE(TableRoPE):
+    """Rotates the first dimensions of each head, as many as the table has, and keeps the others."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TableRoPE.Config):
+        pass
+
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        size = positions.shape[-1]
+        rotated = super()._rotate(x[..., :size].contiguous(), positions)
+        return torch.cat((rotated, x[..., size:]), dim=-1)
+
+
+class GatedSwiGLU(SwiGLU):
+    """A dense feed-forward whose output is multiplied by the sigmoid of one number per token."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SwiGLU.Config):
+        gate: Matrix.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.gate = config.gate.build()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps `[..., hidden]` to `[..., hidden]`."""
+        return self.gate(x).sigmoid() * super().forward(x)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a parameter; its gradient is laid out like the parameter."""
+    return tensor.to_local(grad_placements=tensor.placements) if isinstance(tensor, DTensor) else tensor

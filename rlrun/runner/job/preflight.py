@@ -67,11 +67,11 @@ def _model(spec: Spec, online: bool) -> Iterator[Finding]:
     folder, path = Path(spec.model.path), ("model", "path")
     if not folder.is_absolute() or not folder.is_dir():
         on_hub = None if folder.is_absolute() else _config_from_hub(spec, online)
-        if on_hub is not None and (problem := _family_problem(spec, on_hub)):
-            yield Finding(path, f"{spec.model.path}: {problem}")
+        if on_hub is not None and (family_problem := _family_problem(spec, on_hub)):
+            yield Finding(path, f"{spec.model.path}: {family_problem}")
         return
-    if problem := _family_problem(spec, folder):
-        yield Finding(path, problem)
+    if family_problem := _family_problem(spec, folder):
+        yield Finding(path, family_problem)
     sources = [spec.data, *spec.eval.datasets]
     if problem := template_problem(folder, template=any(source.apply_chat_template for source in sources)):
         yield Finding(path, problem)

@@ -191,7 +191,9 @@ def _comparable(model: Architecture, form: Form, ranks: int) -> Iterator[tuple[s
     layout_is_known = model.family in _FAMILIES and not (model.heads % ranks or model.kv_heads % ranks)
     for tensor in hf_tensors(model):
         is_plain = tensor.expert is None and len(form.described(tensor.name, tensor.shape)) == 1
-        if is_plain and (layout_is_known or tensor.name.endswith("norm.weight")):
+        # the servers of multimodal checkpoints have names of their own
+        is_known = layout_is_known or (tensor.name.endswith("norm.weight") and model.prefix == "model.")
+        if is_plain and is_known:
             yield tensor.name, tensor.shape
 
 

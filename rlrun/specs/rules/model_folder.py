@@ -113,12 +113,11 @@ def _delta_net(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     """Checks that no layer with Gated DeltaNet is cut along the sequence."""
     if config.get("model_type") not in DELTA_FAMILIES:
         return
-    layouts = {"trainer": spec.trainer.parallel, "critic": spec.critic.parallel}
-    for section, parallel in layouts.items():
-        if parallel is not None and parallel.context > 1:
-            message = "the recurrent state of Gated DeltaNet passes through all tokens of a sequence in order"
-            path = (section, "parallel", "context")
-            yield Finding(path, message, "use 1", found=parallel.context, related=(("model", "path"),))
+    degree = spec.trainer.parallel.context
+    if degree > 1:
+        message = "the recurrent state of Gated DeltaNet passes through all tokens of a sequence in order"
+        path = ("trainer", "parallel", "context")
+        yield Finding(path, message, "use 1", found=degree, related=(("model", "path"),))
 
 
 def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.architecture import DeltaNet as DeltaShape
 from rlrun.models.architecture import LatentAttention as LatentShape
 from rlrun.runner.trainer.compat.modules import Conv1d, GQAttention, LatentAttention, QKVLinear
-from rlrun.runner.trainer.model.delta_net import (
+from rlrun.runner.trainer.model.families.delta_net import (
     DeltaRule,
     GatedAttention,
     GatedDeltaNet,
@@ -14,7 +14,7 @@ from rlrun.runner.trainer.model.delta_net import (
     OffsetNorm,
     PartialRoPE,
 )
-from rlrun.runner.trainer.model.gpt_oss import SharedBiasMatrix, SinkAttention
+from rlrun.runner.trainer.model.families.gpt_oss import SharedBiasMatrix, SinkAttention
 from rlrun.runner.trainer.model.layers import Matrix, Norm, PackedAttention
 from rlrun.runner.trainer.model.rope import InterleavedRoPE, TableRoPE
 

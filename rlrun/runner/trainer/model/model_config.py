@@ -8,8 +8,8 @@ from rlrun.runner.trainer.compat.experts import make_moe_config, make_routed_exp
 from rlrun.runner.trainer.compat.modules import Embedding, Qwen3TransformerBlock
 from rlrun.runner.trainer.model.attention_config import FROM_CHECKPOINT, attention_config, matrix, norm
 from rlrun.runner.trainer.model.decoder import PackedDecoder
-from rlrun.runner.trainer.model.delta_net import GatedSwiGLU
-from rlrun.runner.trainer.model.gpt_oss import ClampedExperts
+from rlrun.runner.trainer.model.families.delta_net import GatedSwiGLU
+from rlrun.runner.trainer.model.families.gpt_oss import ClampedExperts
 from rlrun.runner.trainer.model.head import ResponseHead
 from rlrun.runner.trainer.model.layers import Experts, RouterLinear, SwiGLU
 from rlrun.runner.trainer.model.routing import ReplayRouter

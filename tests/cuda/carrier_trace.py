@@ -1,8 +1,9 @@
 """How a trainer rank hands its weights to engines on a pretended GPU, by each carrier that copies them.
 
-Three things are replaced, because they need memory with content or a peer: the file or CUDA IPC handle of a
-shared buffer (its payload is the name of the buffer's device), and the process group of a broadcast, which
-notes what NCCL would get. Whether a server can open a handle, and whether NCCL delivers, no trace can tell.
+Three things are replaced, because they need memory with content, a driver or a peer: the file or CUDA IPC
+handle of a shared buffer (its payload is the name of the buffer's device), the registration of memory with
+CUDA, and the process group of a broadcast, which notes what NCCL would get. Whether a server can open a
+handle, and whether NCCL delivers, no trace can tell.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import torch
 from rlrun.runner.contracts.weight_updates import Readers
 from rlrun.runner.trainer.roles import learner
 from rlrun.runner.trainer.roles.rank import TrainerRank
-from rlrun.runner.weights import broadcast, sharing, writer
+from rlrun.runner.weights import broadcast, page_locking, shared_memory, sharing, writer
 from rlrun.specs.sections.job import Spec
 from tests.cuda.lone_rank import lone_rank
 from tests.cuda.recording import RECORDING
@@ -49,8 +50,19 @@ def replace_peers() -> None:
     planned = writer.bucket_bytes
     writer.bucket_bytes = lambda spec: None if planned(spec) is None else BUCKET
     torch.Tensor.share_memory_ = lambda self: self
+    page_locking.register, page_locking.unregister = RECORDING.pinned.add, lambda memory: None
+    shared_memory._Segment.__init__ = segment_without_content
     sharing._payload = lambda buffer, bucket: str(buffer.device)
     broadcast._join = lambda address, store, device, timeout: Group()
+
+
+real_segment = shared_memory._Segment.__init__
+
+
+def segment_without_content(self: Any, name: str, descriptor: int, size: int, writable: bool) -> None:
+    """Maps the segment's file, but lays tensors out in memory that is as pretended as they are."""
+    real_segment(self, name, descriptor, size, writable)
+    self.memory = torch.empty(size, dtype=torch.uint8)
 
 
 class Group:

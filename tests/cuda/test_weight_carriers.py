@@ -25,8 +25,6 @@ class Carrier:
     """A carrier, and what it costs."""
 
     engine: dict[str, Any]
-    tensor: Blocking = NOTHING
-    """What each of the policy's tensors blocks the host."""
     bucket: Blocking = NOTHING
     """What each bucket blocks the host."""
     update: Blocking = NOTHING
@@ -37,18 +35,15 @@ class Carrier:
     """Where the engines are; "colocated": on the trainer's GPUs."""
 
 
-COPY = Blocking(downloads=1)
-"""A tensor's copy to memory of the host that is not page-locked."""
+WAIT = Blocking(waits=1)
 HASHES = Blocking(waits=PROCESSES)
 """Reading the checksums, for each process of the engine."""
 CARRIERS = {
-    "segments of native engines": Carrier({"type": "native", "dtype": "bfloat16"}, tensor=COPY),
-    "one buffer in host memory": Carrier(TENSOR, tensor=COPY, device="cpu"),
-    "buckets in host memory": Carrier(TENSOR | {"weight_bucket": 1}, tensor=COPY, device="cpu"),
-    "host memory, checked": Carrier(
-        TENSOR | CHECKED, tensor=COPY + Blocking(uploads=PROCESSES), update=HASHES, device="cpu"
-    ),
-    "buckets on a GPU": Carrier(TENSOR, bucket=Blocking(waits=1), device="cuda:0", placement="colocated"),
+    "segments of native engines": Carrier({"type": "native", "dtype": "bfloat16"}, update=WAIT),
+    "one buffer in host memory": Carrier(TENSOR, update=WAIT, device="cpu"),
+    "buckets in host memory": Carrier(TENSOR | {"weight_bucket": 1}, bucket=WAIT, device="cpu"),
+    "host memory, checked": Carrier(TENSOR | CHECKED, update=WAIT + HASHES, device="cpu"),
+    "buckets on a GPU": Carrier(TENSOR, bucket=WAIT, device="cuda:0", placement="colocated"),
     "broadcast": Carrier(BROADCAST),
     "broadcast, checked": Carrier(BROADCAST | CHECKED, update=HASHES),
 }
@@ -65,7 +60,7 @@ def test_handing_weights_over_blocks_as_often_as_the_carrier_needs(name: str, tr
     assert not trace["defects"]
     result = trace["result"]
     assert result["devices"] == ([carrier.device] if carrier.device else [])
-    budget = carrier.tensor * result["tensors"] + carrier.bucket * result["buckets"] + carrier.update
+    budget = carrier.bucket * result["buckets"] + carrier.update
     for update in ("first update", "second update"):
         phase = trace["phases"][update]
         assert blocking(phase["counts"]) == budget, lines_of(phase)

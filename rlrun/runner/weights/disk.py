@@ -20,24 +20,37 @@ from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index
 from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
 
 
 class FolderWriter:
     """Writes each update into a new folder; one bucket is in memory at a time."""
 
-    def __init__(self, folder: Path, buckets: Sequence[Bucket], *, changed_only: bool) -> None:
-        """`changed_only`: also make a folder of changed files, for engines that have the version before."""
+    def __init__(
+        self,
+        folder: Path,
+        buckets: Sequence[Bucket],
+        *,
+        changed_only: bool,
+        source: torch.device = HOST,
+    ) -> None:
+        """`changed_only`: also make a folder of changed files, for engines that have the version before.
+        `source`: where tensors are copied from.
+        """
         self._folder = folder
         self._buckets = buckets
         self._changed_only = changed_only
         self._versions: list[int] = []
         """Versions whose folders exist: at most the last two."""
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._page_lock: PageLock | None = None
+        self._source = source
 
     def write(self, weights: WeightSet, version: int) -> FolderWeights:
         """Writes all tensors. Raises OSError if the disk is full, ValueError for unexpected tensors."""
         if not len(self._buffer):
             self._buffer = torch.empty(max(bucket.size for bucket in self._buckets), dtype=torch.uint8)
+            self._page_lock = lock_where_possible(self._buffer, self._source)
             shutil.rmtree(self._folder, ignore_errors=True)  # left by a trainer that was killed
         previous = self._versions[-1] if self._versions else None
         changed = self._write_files(weights, version, None if previous is None else self._path(previous))
@@ -55,6 +68,9 @@ class FolderWriter:
 
     def close(self) -> None:
         """Removes the folders of all versions."""
+        if self._page_lock is not None:
+            self._page_lock.release()
+            self._page_lock = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

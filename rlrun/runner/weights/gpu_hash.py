@@ -42,7 +42,8 @@ class GpuHash:
         """Adds a piece, which may be larger than one chunk."""
         assert self.is_aligned, "pieces are whole words, except for the last one"
         content = piece.contiguous().view(-1).view(torch.uint8)
-        content = torch.nn.functional.pad(content, (0, -len(content) % 4))
+        if len(content) % 4:
+            content = torch.nn.functional.pad(content, (0, -len(content) % 4))
         words, first = content.view(torch.int32), self._bytes // 4
         self._bytes += piece.nbytes
         for begin, end in _chunks(first, first + len(words)):

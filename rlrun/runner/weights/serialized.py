@@ -10,6 +10,7 @@ import torch
 
 from rlrun.runner.contracts.weight_updates import SerializedWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.sharing import SharedBuffer
 
 _COPIES = 3
@@ -20,8 +21,11 @@ one handle, since the weights themselves are stored once."""
 class SerializedWriter:
     """Writes every update into one buffer, allocated at the first write and removed by `close`."""
 
-    def __init__(self, whole: Bucket, readers: int) -> None:
-        """`whole`: the bucket of all tensors. `readers`: processes that load it, over all servers."""
+    def __init__(self, whole: Bucket, readers: int, source: torch.device) -> None:
+        """`whole`: the bucket of all tensors. `readers`: processes that load it, over all servers. `source`:
+        where tensors are copied from.
+        """
+        self._source = source
         self._whole = whole
         self._readers = readers
         self._buffer: SharedBuffer | None = None
@@ -29,7 +33,7 @@ class SerializedWriter:
     def write(self, weights: WeightSet, version: int) -> SerializedWeights:
         """Copies all tensors into the buffer. ValueError when one is unknown, missing or of another shape."""
         if self._buffer is None:
-            self._buffer = SharedBuffer(self._whole.size, torch.device("cpu"))
+            self._buffer = SharedBuffer(self._whole.size, HOST, self._source)
         weights.fill(self._buffer.bytes, self._whole)
         payloads = self._buffer.payloads(self._whole, self._readers * _COPIES)
         return SerializedWeights(self._whole.size, version, payloads, _COPIES, weights.checksums())

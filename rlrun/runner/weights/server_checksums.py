@@ -66,6 +66,7 @@ class ChecksumRecorder:
         fused_name = engine_name(name)
         if fused_name not in self._tensors.compared:
             return
+        tensor = tensor.to(self._device, non_blocking=True)
         for rank, hashes in enumerate(self._hashes):
             hashes.add(fused_name, rank_part(name, tensor, rank, len(self._hashes), self._device))
 
@@ -104,14 +105,14 @@ class GpuHashes:
     """Hashes as a server on a GPU computes them; nothing is copied from the device before the end."""
 
     def __init__(self, device: torch.device) -> None:
-        """`device`: where hashes are computed, chunk by chunk, also of tensors that are elsewhere."""
+        """`device`: where hashes are computed."""
         self._device = device
         self._hashes: dict[str, GpuHash] = {}
         self._unknown: set[str] = set()
         """Tensors with a piece that begins within a word: they are not compared."""
 
     def add(self, name: str, piece: torch.Tensor) -> None:
-        """Adds a tensor on any device, or the next piece of it."""
+        """Adds a tensor on the device, or the next piece of it."""
         known = self._hashes.setdefault(name, GpuHash(self._device))
         if known.is_aligned:
             known.add(piece)

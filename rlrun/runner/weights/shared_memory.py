@@ -30,6 +30,7 @@ from rlrun.runner.host.segment_files import (
     remove_stale_segments,
 )
 from rlrun.runner.weights.fill import SegmentError, copy_all
+from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
 from rlrun.runner.weights.tensor_slots import ITEM_SIZE, end_of, layout, num_bytes
 
 _HEADER = struct.Struct("<8sqq")
@@ -42,16 +43,26 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_SIZE}
 class SharedWeights:
     """The writer's side: two segments, created at the first write and removed by `close`."""
 
-    def __init__(self, job: str, shapes: Mapping[str, Sequence[int]], dtype: str, wait: float = 60.0) -> None:
+    def __init__(
+        self,
+        job: str,
+        shapes: Mapping[str, Sequence[int]],
+        dtype: str,
+        *,
+        wait: float = 60.0,
+        device: torch.device = HOST,
+    ) -> None:
         """Removes segments left behind by killed writers.
 
         `job`: part of the segments' names. `shapes`: shape of every tensor, by Hugging Face name. `dtype`:
         that of the engines, to which tensors are converted. `wait`: seconds to wait for a segment's lock.
+        `device`: where tensors are copied from.
         """
         self._job = job
         self._slots = layout(shapes, dtype, start=_HEADER_BYTES)
         self._size = end_of(self._slots)
         self._wait = wait
+        self._device = device
         self._turn = 0
         self._segments: list[_Segment] = []
         remove_stale_segments()
@@ -64,7 +75,9 @@ class SharedWeights:
         seconds.
         """
         while len(self._segments) < 2:
-            self._segments.append(_Segment.create(new_segment_name(self._job), self._size))
+            segment = _Segment.create(new_segment_name(self._job), self._size)
+            segment.page_lock = lock_where_possible(segment.memory, self._device)
+            self._segments.append(segment)
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
             segment.write_header(-1)  # a writer that is killed in the middle leaves no valid version behind
@@ -139,6 +152,7 @@ class _Segment:
         self._map = mmap.mmap(descriptor, size)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._writable = writable
+        self.page_lock: PageLock | None = None
 
     @classmethod
     def create(cls, name: str, size: int) -> "_Segment":
@@ -201,6 +215,8 @@ class _Segment:
             self._descriptor = -1
 
     def unlink(self) -> None:
+        if self.page_lock is not None:
+            self.page_lock.release()
         (FOLDER / self.name).unlink(missing_ok=True)
         self.release()
 

@@ -22,6 +22,7 @@ from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.buckets import Bucket, bytes_of
+from rlrun.runner.weights.page_locking import HOST, lock_where_possible
 
 _DEVICE = 6
 """Position of the GPU's number in the arguments of torch's `rebuild_cuda_tensor`."""
@@ -33,7 +34,8 @@ Reduced = tuple[Any, tuple[Any, ...]]
 class SharedBuffer:
     """A buffer of bytes that other processes of this host can open; `close` removes it."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, source: torch.device = HOST) -> None:
+        """`source`: where tensors are copied from."""
         self._device = device
         if device.type == "cpu":
             # Torch's default shares a file descriptor, which cannot be sent over HTTP: a server that gets
@@ -41,6 +43,7 @@ class SharedBuffer:
             torch.multiprocessing.set_sharing_strategy("file_system")
         empty = torch.empty(size, dtype=torch.uint8, device=device)
         self.bytes: torch.Tensor = empty.share_memory_()
+        self._page_lock = lock_where_possible(self.bytes, source) if device.type == "cpu" else None
 
     def payloads(self, bucket: Bucket, count: int) -> tuple[str, ...]:
         """Returns handles to the bucket that was copied into the buffer, one for each of `count` readers."""
@@ -54,6 +57,9 @@ class SharedBuffer:
         Torch itself would leave the file behind where some payload was never read.
         """
         on_host = self._device.type == "cpu"
+        if self._page_lock is not None:
+            self._page_lock.release()
+            self._page_lock = None
         handle = self.bytes.untyped_storage()._share_filename_cpu_()[1] if on_host else b""
         self.bytes = torch.empty(
             0, dtype=torch.uint8

@@ -26,6 +26,7 @@ import torch
 
 from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket
 from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.sharing import SharedBuffer
 
 
@@ -59,12 +60,20 @@ class SharedBufferSender:
     server process that computes on it.
     """
 
-    def __init__(self, size: int, device: torch.device, processes: Collection[int] | None = None) -> None:
-        """`size`: bytes of the largest bucket. `processes`: numbers of the server processes that read from
-        this rank, counted over the processes of all servers; None: all of them.
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        processes: Collection[int] | None = None,
+        *,
+        source: torch.device = HOST,
+    ) -> None:
+        """`size`: bytes of the largest bucket. `device`: that of the buffers. `processes`: numbers of the
+        server processes that read from this rank, counted over the processes of all servers; None: all of
+        them. `source`: where tensors are copied from.
         """
         self._size = size
-        self._device = device
+        self._device, self._source = device, source
         self._processes = processes
         self._readers: list[int] = []
         self._buffers: list[SharedBuffer] = []
@@ -77,7 +86,7 @@ class SharedBufferSender:
             if self._processes is None or process in self._processes
         ]
         while self._readers and len(self._buffers) < 2:
-            self._buffers.append(SharedBuffer(self._size, self._device))
+            self._buffers.append(SharedBuffer(self._size, self._device, self._source))
 
     def send(self, bucket: Bucket, weights: WeightSet) -> dict[int, str]:
         """Fills the buffer that engines are not reading; without readers, only takes part in gathering."""

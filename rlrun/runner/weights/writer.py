@@ -49,6 +49,7 @@ from rlrun.runner.weights.buckets import (
 )
 from rlrun.runner.weights.disk import FolderWriter
 from rlrun.runner.weights.form import Form, engine_form
+from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.serialized import SerializedWriter
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.shared_memory import SharedWeights
@@ -234,11 +235,13 @@ class WeightWriter:
     def _make_stored(self) -> SharedWeights | SerializedWriter | FolderWriter:
         spec, source = self._spec, self._source
         if self._carrier == "native":
-            return SharedWeights(source.job, source.shapes, spec.engine.dtype)
+            return SharedWeights(source.job, source.shapes, spec.engine.dtype, device=source.device)
         if self._carrier == "disk":
-            return FolderWriter(source.folder, self._buckets, changed_only=spec.engine.weight_delta)
+            changed_only = spec.engine.weight_delta
+            return FolderWriter(source.folder, self._buckets, changed_only=changed_only, source=source.device)
         [whole] = self._buckets
-        return SerializedWriter(whole, layout_of(spec, rollout=True).engines * self._readers)
+        readers = layout_of(spec, rollout=True).engines * self._readers
+        return SerializedWriter(whole, readers, source.device)
 
     def _make_sender(self) -> BucketSender:
         largest, source = max(bucket.size for bucket in self._own_buckets), self._source
@@ -247,4 +250,4 @@ class WeightWriter:
         if buckets_on_gpus(self._spec):
             processes = () if source.engine_process is None else (source.engine_process,)
             return SharedBufferSender(source.stages.padded(largest), source.device, processes)
-        return SharedBufferSender(largest, torch.device("cpu"))
+        return SharedBufferSender(largest, HOST, source=source.device)

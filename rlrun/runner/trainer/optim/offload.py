@@ -54,7 +54,8 @@ class Parking:
         if parked is None:
             return tensor
         begin = local.storage_offset() * local.itemsize
-        part = parked[1][begin : begin + local.numel() * local.itemsize].to(self._device)
+        part = parked[1][begin : begin + local.numel() * local.itemsize]
+        part = part.to(self._device, non_blocking=True)
         return with_local_part(tensor, part.view(local.dtype).view(local.shape))
 
     def unpark(self) -> None:

@@ -1,45 +1,20 @@
 """Segments of shared memory are registered with CUDA once; its runtime is replaced, since there is no GPU."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
 from rlrun.runner.weights.shared_memory import SharedWeights, attach
+from tests.runner.weights.cuda_runtime import Runtime, replace_runtime
 
 SHAPES = {"a": (3, 4), "b": (5,)}
 
 
-class Runtime:
-    """Notes which memory is registered."""
-
-    def __init__(self) -> None:
-        self.registered: dict[int, int] = {}
-        self.registrations = 0
-        self.error = 0
-
-    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
-        assert pointer not in self.registered
-        self.registered[pointer] = size
-        self.registrations += 1
-        return self.error
-
-    def cudaHostUnregister(self, pointer: int) -> int:
-        del self.registered[pointer]
-        return 0
-
-    def cudaGetErrorString(self, error: int) -> str:
-        return f"error {error}"
-
-
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    runtime = Runtime()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(torch.cuda, "check_error", lambda error: SimpleNamespace())
-    return runtime
+    return replace_runtime(monkeypatch)
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ Only what the native engine uses: https://docs.pytorch.org/docs/stable/nn.attent
 from itertools import pairwise
 
 import torch
-from torch.nn.attention.varlen import AuxRequest
 
 
-def varlen_attention(  # noqa: PLR0917 (the signature is torch's)
+def varlen_attention(  # noqa: PLR0917 (the signature is that of `flash_ops.varlen_attn`)
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -18,19 +17,19 @@ def varlen_attention(  # noqa: PLR0917 (the signature is torch's)
     max_q: int,
     max_k: int,
     *,
-    return_aux: AuxRequest | None = None,
+    with_lse: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
     seqused_k: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Returns the attention `[T, heads, D]`, and with `return_aux` its log-sum-exps `[heads, T]` as well."""
+    """Returns the attention `[T, heads, D]`, and `with_lse` its log-sum-exps `[heads, T]` as well."""
     assert num_splits == 1, "FlashAttention 2 gives NaN at times where it chooses the splits of pages"
     assert cu_seq_k is not None, "FlashAttention 2 needs it"
     heads, kv_heads = query.shape[1], key.shape[-2]
     assert enable_gqa or heads == kv_heads
-    assert return_aux is None or max_q > 1 or heads == kv_heads, "log-sum-exps would be in another order"
+    assert not with_lse or max_q > 1 or heads == kv_heads, "log-sum-exps would be in another order"
     ends, key_ends = _checked_ends(cu_seq_q, max_q), _checked_ends(cu_seq_k, max_k)
     assert len(ends) == len(key_ends)
     assert ends[-1] <= len(query)
@@ -56,7 +55,7 @@ def varlen_attention(  # noqa: PLR0917 (the signature is torch's)
             assert window_size == (-1, -1)
         out[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(query.dtype)
         lse[:, start:end] = scores.logsumexp(-1)
-    return out if return_aux is None else (out, lse)
+    return (out, lse) if with_lse else out
 
 
 def _checked_ends(ends: torch.Tensor, most: int) -> list[int]:

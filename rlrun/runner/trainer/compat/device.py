@@ -5,6 +5,7 @@ this package imports this one first. A process of a job sees only GPUs that are 
 finds one exactly where the spec asks for one (`rlrun.runner.trainer.process.check_device`).
 """
 
+import importlib
 import importlib.util
 import sys
 import types
@@ -70,8 +71,22 @@ def _fake_triton_kernels() -> None:
         sys.modules[name] = fake_module
 
 
+def _import_attention() -> None:
+    """Imports torchtitan's attention without compiling its FlexAttention, which is not used here.
+
+    Otherwise the import brings torch's compiler with it, which takes more than a second.
+    """
+    compile_function = torch.compile
+    torch.compile = lambda function, **options: function
+    try:
+        importlib.import_module("torchtitan.models.common.attention")
+    finally:
+        torch.compile = compile_function
+
+
 # Checkpoints of one rank need no process group; torch says so at every save and load.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _fake_triton_kernels()
+_import_attention()
 if ON_CPU:
     _use_cpu()

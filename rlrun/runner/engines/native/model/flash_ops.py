@@ -8,10 +8,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.attention import current_flash_attention_impl
-from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from rlrun.runner.engines.native.model.page_lookups import PageLookup
 from rlrun.runner.engines.native.model.torch_ops import Rotation, rms_norm, rotate, silu_mul
@@ -32,6 +32,17 @@ _OLDEST = (8, 0)
 _NUM_SPLITS = 1
 """Splits of the keys. The automatic choice of FlashAttention 2 gives NaN at times with pages
 (pytorch/pytorch#179760). Without splits, a row's result does not depend on the other rows either."""
+
+
+def varlen_attn(*args: Any, with_lse: bool = False, **settings: Any) -> Any:
+    """Calls torch's attention over documents of several lengths; `with_lse`: also returns its log-sum-exps.
+
+    It is imported at the first call: with it comes torch's compiler, half of what an engine on a CPU would
+    import.
+    """
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    return varlen_attn(*args, **settings, return_aux=AuxRequest(lse=True) if with_lse else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,7 @@ def _attend(
         key_ends,
         lookup.most_queries,
         lookup.longest,
-        return_aux=AuxRequest(lse=True),
+        with_lse=True,
         seqused_k=lookup.lengths,
         block_table=lookup.pages,
         num_splits=_NUM_SPLITS,

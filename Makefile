@@ -59,7 +59,7 @@ test-all: setup sglang  ## Run all tests, slow ones included
 PARITY := tests/runner/trainer/test_parity.py tests/runner/trainer/test_lora_parity.py \
 	tests/runner/trainer/test_invariance.py
 parity: setup  ## Compare every parallel layout of the trainer with transformers
-	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12
+	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12 --capture=no
 
 # The trainer, the native engine and the weight carriers on a pretended GPU: tensors have no content, so this runs
 # anywhere. A part of `make test`; needs cc and torch's wheel with CUDA.

@@ -30,11 +30,9 @@ class Blocking:
         return Blocking(self.waits * count, self.uploads * count, self.downloads * count)
 
 
-STEP, MICRO_BATCH, SPARSE_LAYER, TENSOR = "step", "micro-batch", "sparse layer", "tensor"
-UPDATE, LATER_GRADIENT = "update", "later gradient"
+STEP, UPDATE, MICRO_BATCH, SPARSE_LAYER = "step", "update", "micro-batch", "sparse layer"
 """What a cost is for: a call of the driver (a step); one of its updates; a micro-batch; a layer with experts
-in a micro-batch; one of the rank's parameters in an update, or its gradient in each micro-batch of an update
-but the first."""
+in a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,6 @@ def keeps_all_on_host(case: Case) -> bool:
     return case.trainer.get("offload") == "all"
 
 
-def offloads_with_fsdp(case: Case) -> bool:
-    """Returns whether FSDP moves gradients to host memory, after every backward pass."""
-    return keeps_all_on_host(case) and case.ranks > 1
-
-
 def receives_tied_head(case: Case) -> bool:
     """Returns whether another stage sends this rank the embedding, which is its head."""
     return has_tied_stages(case) and case.has_loss
@@ -84,29 +77,15 @@ def exchanges_splits(case: Case) -> bool:
 
 
 LOG_PROBS, REFERENCE, TRAIN = "log-probs", "reference", "train"
-VALUES, CRITIC = "values", "critic"
-FORWARD = LOG_PROBS, REFERENCE, VALUES
+TEACHER, VALUES, CRITIC = "teacher", "values", "critic"
+FORWARD = LOG_PROBS, REFERENCE, TEACHER, VALUES
 UPDATES = TRAIN, CRITIC
 PASSES = *FORWARD, *UPDATES
 ROWS = [
     Row("log-probs for the driver", FORWARD, STEP, Blocking(waits=1)),
     Row("loss, norm and metrics, before the update", UPDATES, UPDATE, Blocking(waits=1)),
     Row("times of the passes, at the end", (TRAIN,), STEP, Blocking(waits=1)),
-    Row(
-        "gradients of one rank that keeps them in host memory",
-        UPDATES,
-        UPDATE,
-        Blocking(waits=1),
-        lambda case: keeps_all_on_host(case) and case.ranks == 1,
-    ),
-    Row("gradients that FSDP moves to host memory", UPDATES, TENSOR, Blocking(waits=1), offloads_with_fsdp),
-    Row(
-        "gradients that FSDP adds up in host memory",
-        UPDATES,
-        LATER_GRADIENT,
-        Blocking(downloads=1),
-        lambda case: offloads_with_fsdp(case) and case.degree("pipeline") == 1,
-    ),
+    Row("gradients that are moved to host memory", UPDATES, UPDATE, Blocking(waits=1), keeps_all_on_host),
     Row(
         "a tied head's gradient in host memory",
         (TRAIN,),
@@ -193,8 +172,6 @@ def budget(case: Case, phase: str, sizes: Mapping[str, int], micro_batches: int)
         UPDATE: updates,
         MICRO_BATCH: updates * micro_batches,
         SPARSE_LAYER: updates * micro_batches * sizes["sparse layers"],
-        TENSOR: updates * sizes["tensors"],
-        LATER_GRADIENT: updates * (micro_batches - 1) * sizes["tensors"],
     }
     costs = [row.cost * counts[row.unit] for row in ROWS if phase in row.phases and row.applies(case)]
     return sum(costs, Blocking())

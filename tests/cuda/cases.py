@@ -30,7 +30,8 @@ class Case:
         """The layout, then the settings, then the rank."""
         parts = [f"{key}-{value}" for key, value in (self.parallel or {"alone": 1}).items()]
         settings = self.trainer | self.trainer.get("moe", {})
-        parts += [f"{key}-{value}" for key, value in settings.items() if key != "moe"]
+        parts += [f"{key}-{value}" for key, value in settings.items() if key not in ("moe", "lora")]
+        parts += ["lora"] if self.has_adapters else []
         parts += [self.algorithm] if self.algorithm != "grpo" else []
         parts += [f"rank-{self.rank}"] if self.rank else []
         return "-".join([self.model, *parts])
@@ -57,6 +58,11 @@ class Case:
         return str(self.trainer.get("offload", "none"))
 
     @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters are trained; the reference is then the model with those it started with."""
+        return "lora" in self.trainer
+
+    @property
     def layers(self) -> int:
         """The number of the model's layers: few, because each costs time."""
         parallel = ParallelSpec(**self.parallel)
@@ -77,6 +83,7 @@ class Case:
             "engine": {"dtype": "bfloat16"},
             "cluster": {"gpus_per_node": self.ranks},
             "trainer": trainer | self.trainer,
+            "teacher": {"path": str(folder)} if self.algorithm == "on_policy_distillation" else None,
         }
 
 
@@ -101,6 +108,8 @@ SETTINGS = [
     Case("qwen3-moe", {"pipeline": 2, "context": 2}, REPLAY, slow=True),
     Case("qwen3-moe", {"fsdp": 2}, BALANCING),
     Case("deepseek", {"tensor": 2, "expert": 2}),
+    Case("qwen3", algorithm="on_policy_distillation", slow=True),
+    Case("qwen3", {"fsdp": 2}, algorithm="on_policy_distillation"),
     Case("qwen3", algorithm="ppo"),
     Case("qwen3", {"fsdp": 2}, algorithm="ppo"),
 ]
@@ -127,6 +136,23 @@ RANKS = [
 """Ranks other than the first: the last stage of a pipeline, another data rank."""
 
 PARITY = [Case(case.model, case.parallel, case.trainer, slow=not case.fast) for case in layouts.CASES]
+
+ADAPTERS = {"lora": {"rank": 4}}
+WITH_ADAPTERS = [
+    Case("qwen3", trainer=ADAPTERS),
+    Case("qwen3", {"fsdp": 2}, ADAPTERS),
+    Case("qwen3", {"tensor": 2}, ADAPTERS, slow=True),
+    Case("qwen3", {"context": 2}, ADAPTERS, slow=True),
+    Case("qwen3", {"fsdp": 2, "tensor": 2}, ADAPTERS),
+    Case("qwen3", STAGES, ADAPTERS, slow=True),
+    Case("qwen3", STAGES, ADAPTERS, rank=1),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, ADAPTERS),
+    Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, ADAPTERS, slow=True),
+    Case("qwen3-tied", {"fsdp": 2}, ADAPTERS | OPTIMIZER, slow=True),
+    Case("qwen3", trainer=ADAPTERS | ALL, slow=True),
+    Case("qwen3", {"fsdp": 2}, ADAPTERS | ALL, slow=True),
+]
+"""Adapters; those of a model with experts are beside its dense matrices."""
 
 OFFLOADED = [
     Case("qwen3", trainer=OPTIMIZER),

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from rlrun.models.adapters import adapter_tensors
 from rlrun.models.tensor_names import HfTensor
 from rlrun.runner.trainer import process
 from rlrun.runner.trainer.compat.experts import AllToAllTokenDispatcher
@@ -52,7 +53,7 @@ def _replace_peers(pipeline: int) -> None:
             mine, me = set(names), 0 if stages is None else dist.get_rank(stages)
             return {
                 tensor.parameter: me if tensor.parameter in mine else (me + 1) % pipeline
-                for tensor in tensors
+                for tensor in [*tensors, *adapter_tensors(settings.get("adapters", ()))]
             }
 
         gathering._owners = owners

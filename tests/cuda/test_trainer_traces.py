@@ -5,13 +5,13 @@ collective, and the host is blocked as often as the budget says, no more and no 
 import pytest
 
 from tests.cuda.budgets import budget
-from tests.cuda.cases import EXCHANGES, OFFLOADED, PARITY, RANKS, SETTINGS, Case
+from tests.cuda.cases import EXCHANGES, OFFLOADED, PARITY, RANKS, SETTINGS, WITH_ADAPTERS, Case
 from tests.cuda.tracer import Tracer, blocking, lines_of, needs_pretence
 
 pytestmark = needs_pretence
 CASES = [
     pytest.param(case, marks=[pytest.mark.slow] if case.slow else [], id=case.name)
-    for case in [*PARITY, *SETTINGS, *EXCHANGES, *RANKS, *OFFLOADED]
+    for case in [*PARITY, *SETTINGS, *EXCHANGES, *RANKS, *OFFLOADED, *WITH_ADAPTERS]
 ]
 
 

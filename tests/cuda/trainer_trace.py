@@ -55,6 +55,9 @@ def trace_steps(end_phase: EndPhase, trainer: TrainerRank, job: Spec) -> None:
         if trainer.reference is not None:
             trainer.reference.log_probs(sequences, batches)
             end_phase(f"reference {label}")
+        if trainer.teacher is not None:
+            trainer.teacher.log_probs(sequences, batches)
+            end_phase(f"teacher {label}")
         if trainer.critic is not None:
             trainer.critic.values(sequences, batches)
             end_phase(f"values {label}")
@@ -68,6 +71,8 @@ def warm_up(trainer: TrainerRank, sequences: dict[int, TrainSequence], steps: li
     """Runs every model once, which initializes FSDP, schedules and optimizer state."""
     trainer.policy.log_probs(sequences, all_micro_batches(steps))
     trainer.policy.train(sequences, steps)
+    if trainer.teacher is not None:
+        trainer.teacher.log_probs(sequences, all_micro_batches(steps))
     if trainer.critic is not None:
         trainer.critic.values(sequences, all_micro_batches(steps))
         trainer.critic.train(sequences, steps)
@@ -85,22 +90,19 @@ def setup_of(job: Spec, folder: str, rank: int) -> TrainerSetup:
         master_port=1,
         threads=1,
         optimizer_steps=10,
+        teacher_folder=job.teacher.path if job.teacher is not None else None,
     )
 
 
 def sizes_of(trainer: TrainerRank, job: Spec) -> dict[str, int]:
-    """Returns the numbers of micro-batches, of optimizer steps, of the rank's parameters, and of its layers
-    with experts.
-    """
+    """Returns the numbers of micro-batches, of optimizer steps, and of the rank's layers with experts."""
     few, many = micro_batches_of(job)
-    computing, _ = trainer.policy.parameters.holders
     layers = [layer for decoder in trainer.policy.model.decoders for layer in decoder.layers.values()]
     sparse = sum(getattr(layer, "moe_enabled", False) for layer in layers)
     return {
         "few": few,
         "many": many,
         "optimizer steps": job.trainer.optimizer_steps or 1,
-        "tensors": len(computing),
         "sparse layers": sparse,
     }
 

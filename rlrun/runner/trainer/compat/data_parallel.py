@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,6 +55,42 @@ def shard_data_parallel(
     if ON_CPU:
         for module in _sharded([model]):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+    if on_host:
+        for module in _sharded([model]):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                _add_up_on_device(group)
+
+
+def _add_up_on_device(group: Any) -> None:
+    """Has a group of parameters in host memory add up gradients before they leave the device.
+
+    FSDP adds them in host memory, for which the host waits at every gradient, and after every backward pass
+    it waits for each gradient again. Here it waits once, before it reads them (`wait_for_gradients`).
+    """
+
+    def add_earlier(reduced: torch.Tensor) -> None:
+        if reduced.is_cuda:
+            # it was allocated for the stream that reduces, and is now copied to host memory in this one
+            reduced.record_stream(torch.cuda.current_stream(reduced.device))
+        offset = 0
+        for parameter in group.fsdp_params:
+            shard = parameter.sharded_param
+            if not shard.requires_grad:
+                continue
+            if shard.grad is not None:
+                own = reduced.as_strided(parameter.sharded_size, parameter.contiguous_sharded_stride, offset)
+                own += shard.grad.to_local().to(reduced.device, non_blocking=True)
+                shard.grad = None
+            offset += parameter.padded_sharded_param_size.numel()
+        assert offset == reduced.numel(), "FSDP reduces the gradients of all trained parameters together"
+
+    def finalize() -> None:
+        for parameter in group.fsdp_params:
+            parameter.grad_offload_event = None
+        type(group).finalize_backward(group)
+
+    group._all_reduce_hook = add_earlier
+    group.finalize_backward = finalize
 
 
 def shard_plain_modules(

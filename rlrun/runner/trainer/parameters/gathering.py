@@ -102,6 +102,8 @@ class Gathering:
             down, up = (
                 whole(tensor.parameter, tensor.shape, torch.float32) for tensor in (adapter.down, adapter.up)
             )
+            # masters may be in host memory while the frozen matrix is not
+            down, up = (factor.to(matrix.device, non_blocking=True) for factor in (down, up))
             # an empty tensor belongs to another stage
             merged = merge_factors(matrix, up, down, self._scale) if len(matrix) else matrix
             return merged if dtype is None else merged.to(dtype)
@@ -195,7 +197,7 @@ def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str,
 def _full(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Returns a whole parameter, gathered on the device; parts in host memory are moved there first."""
     part = parameter.detach()
+    if isinstance(part, DTensor):  # before the cast, whose result would not be page-locked
+        part = part.to(part.device_mesh.device_type, non_blocking=True)
     part = part if dtype is None else part.to(dtype)
-    if not isinstance(part, DTensor):
-        return part
-    return part.to(part.device_mesh.device_type, non_blocking=True).full_tensor()
+    return part.full_tensor() if isinstance(part, DTensor) else part

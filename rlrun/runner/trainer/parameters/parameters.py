@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
-from rlrun.runner.trainer.compat.meshes import local_part
+from rlrun.runner.trainer.compat.meshes import local_part, mesh_device
 from rlrun.runner.trainer.parameters.gathering import (
     Gathering,
     Present,
@@ -167,8 +167,9 @@ class Parameters:
     def wait_for_gradients(self) -> None:
         """Waits until the gradients of masters in host memory have arrived there; elsewhere does nothing."""
         for name, compute in self._compute.items():
-            if compute.device != self.masters[name].device:
-                wait(compute.device)
+            device = mesh_device(compute)
+            if device.type != self.masters[name].device.type:
+                wait(device)
                 return
 
     @torch.no_grad()

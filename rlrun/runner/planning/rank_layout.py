@@ -6,8 +6,10 @@ so that ranks that communicate most have neighbouring numbers.
 
 from dataclasses import dataclass
 from itertools import accumulate
+from math import lcm
 
 from rlrun.models.architecture import Architecture
+from rlrun.models.low_precision import LowPrecision
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
@@ -88,13 +90,15 @@ def schedulable_micro_batches(micro_batches: int, parallel: ParallelSpec) -> int
     return micro_batches
 
 
-def token_multiple(parallel: ParallelSpec) -> int:
+def token_multiple(parallel: ParallelSpec, precision: LowPrecision | None = None) -> int:
     """Returns the number that must divide a micro-batch's tokens.
 
     Context parallelism cuts them into equal pieces, and sequence and expert parallelism cut each piece again.
+    Products in low precision need a multiple of tokens on every rank.
     """
     pieces = 2 * parallel.context if uses_balanced_context(parallel) else parallel.context
-    return pieces * parallel.tensor
+    on_rank = parallel.context * parallel.tensor * (precision.multiple if precision else 1)
+    return lcm(pieces * parallel.tensor, on_rank)
 
 
 def largest_micro_batch(trainer: TrainerSpec, longest: int) -> int:
@@ -114,7 +118,7 @@ def most_routed_tokens(trainer: TrainerSpec, longest: int) -> int:
     Context-parallel ranks each have a piece of the tokens, and so have tensor-parallel ranks when they choose
     experts.
     """
-    multiple = token_multiple(trainer.parallel)
+    multiple = token_multiple(trainer.parallel, trainer.low_precision)
     padded = -(-largest_micro_batch(trainer, longest) // multiple) * multiple
     return padded // (trainer.parallel.context * trainer.parallel.tensor)
 

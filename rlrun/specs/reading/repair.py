@@ -19,6 +19,7 @@ from rlrun.specs.rules.lora_rules import LORA_RULES
 from rlrun.specs.rules.model_folder import model_findings
 from rlrun.specs.rules.optimizer_rules import OPTIMIZER_RULES
 from rlrun.specs.rules.parallel_rules import PARALLEL_RULES
+from rlrun.specs.rules.precision_rules import PRECISION_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.router_rules import ROUTER_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
@@ -34,6 +35,7 @@ _RULES = (
     *PARALLEL_RULES,
     *TRAINER_RULES,
     *LORA_RULES,
+    *PRECISION_RULES,
 )
 """The rules that do not depend on the algorithm."""
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlrun.models.adapters import LoraShape
+from rlrun.models.low_precision import Float8Recipe, LowPrecision, PrecisionName
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.section import Section
 
@@ -151,6 +152,17 @@ class TrainerSpec(OptimizerSpec):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of matrix products and activations. Parameters, gradients and optimizer state are always
     float32."""
+    precision: PrecisionName | None = None
+    """Multiply the matrices of the layers in a lower precision than `dtype`, which has to be `bfloat16`, for
+    policy, reference and critic. Embeddings, head, norms, routers and attention keep `dtype`, and parameters
+    are float32 as always. `float8` needs GPUs of compute capability 8.9 (Ada, Hopper), `mxfp8` and `nvfp4`
+    need 10.0 (Blackwell). On a CPU float8 and mxfp8 run too, slowly. Needs torchao (`rlrun[low-precision]`).
+    None: `dtype` (docs/low-precision.md)."""
+    float8_recipe: Float8Recipe = "rowwise"
+    """How `precision = "float8"` scales numbers. `rowwise`: a scale per row of each factor.
+    `rowwise_with_gw_hp`: the same, with the gradients of weights in bfloat16, which is more accurate.
+    `blockwise`: a scale per 128 × 128 block of a matrix, and per 128 neighbours of an activation, as in FP8
+    checkpoints of DeepSeek-V3 and in FP8 engines; needs compute capability 9.0."""
     head_dtype: Literal["model", "float32"] = "model"
     """Precision of logits, in the trainer and in the job's engines. `model`: the precision of `trainer.dtype`
     and `engine.dtype`. `float32`: the head multiplies in float32, with weights whose precision stays the
@@ -191,3 +203,8 @@ class TrainerSpec(OptimizerSpec):
     """Settings for mixture-of-experts models."""
     parallel: ParallelSpec = ParallelSpec()
     """The parallel layout of the trainer ranks."""
+
+    @property
+    def low_precision(self) -> LowPrecision | None:
+        """`precision` with its recipe."""
+        return LowPrecision(self.precision, self.float8_recipe) if self.precision else None

@@ -71,6 +71,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             stack.callback(stop_process)
         dims = build_mesh(parallel, parallel.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        precision = spec.trainer.low_precision
         decoders = build_model(
             model,
             dims,
@@ -82,6 +83,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             router_dtype=spec.trainer.moe.router_dtype,
             head_dtype=spec.trainer.head_dtype,
             lora=spec.trainer.lora.shape if spec.trainer.lora else None,
+            precision=precision,
         )
         trace = MemoryTrace(OFFLOADED_PURPOSES[spec.trainer.offload])
         fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -91,7 +93,9 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             stack.enter_context(gpu_kernels())
         for decoder in decoders:
             decoder.to_empty(device=CPU)
-        settings = ModelSettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
+        settings = ModelSettings(
+            spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype, precision=precision
+        )
         policy = make_packed_model(decoders, model, dims, settings)
         _step(spec, policy, _parameters(decoders, model, spec), trace, request.micro_batches)
     return {"most": dict(trace.most), "peak": dict(trace.peak)}

@@ -12,6 +12,7 @@ import torch
 
 from rlrun.models.adapters import LoraShape, check_ranks
 from rlrun.models.architecture import Architecture
+from rlrun.models.low_precision import LowPrecision
 from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
 from rlrun.runner.trainer.compat.experts import exchange_through_buffers
@@ -21,6 +22,7 @@ from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
 from rlrun.runner.trainer.model.adapted_config import AdaptedConfig, freeze_base
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
+from rlrun.runner.trainer.model.low_precision.converted_config import convert_to_low_precision
 from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -43,6 +45,7 @@ def build_model(
     balanced: bool = False,
     lora: LoraShape | None = None,
     most_tokens: int = 0,
+    precision: LowPrecision | None = None,
 ) -> list[PackedDecoder]:
     """Returns this rank's pipeline stages, in order, with undefined parameters; one stage without a pipeline.
 
@@ -55,11 +58,14 @@ def build_model(
     `trainer.head_dtype`. `compiled`: `trainer.compile`. `balanced`: experts have a bias that balances their
     load. `lora`: matrices get adapters, and all other parameters are frozen. `most_tokens`: the greatest
     number of tokens of a micro-batch that one rank sends to experts, which exchanges through buffers need.
+    `precision`: the layers multiply in low precision where they can.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head.wide = head_dtype == "float32"
     config.lm_head = head or config.lm_head
     _set_experts(config, wide=router_dtype == "float32", balanced=balanced)
+    if precision is not None:
+        config = convert_to_low_precision(config, model, precision, parallel)
     if dims is not None:
         check_layout(model, parallel, section)
         if lora is not None:

@@ -54,4 +54,5 @@ def build_decoders(
         balanced=trainer.moe.balancing == "bias",
         lora=trainer.lora.shape if trainer.lora else None,
         most_tokens=most_routed_tokens(trainer, longest_sample(spec) * (2 if needs_of(spec).pairs else 1)),
+        precision=trainer.low_precision,
     )

@@ -134,12 +134,17 @@ class Experts(GroupedExperts):
         counts = self.counts(num_tokens_per_expert_E, len(x_RD))
         tokens_by_expert = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
-            linear(silu_mul(linear(tokens, w1), linear(tokens, w3)), w2)
+            self._product(silu_mul(self._product(tokens, w1), self._product(tokens, w3)), w2)
             for tokens, w1, w2, w3 in zip(
                 tokens_by_expert, gate.unbind(), down.unbind(), up.unbind(), strict=False
             )
         ]
         return torch.cat([*outputs, tokens_by_expert[-1] * 0])
+
+    @staticmethod
+    def _product(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Multiplies one expert's tokens; low precision replaces this, as it does `_grouped_mm`."""
+        return linear(tokens, weight)
 
     @staticmethod
     def counts(num_tokens_per_expert_E: torch.Tensor, rows: int) -> list[int]:

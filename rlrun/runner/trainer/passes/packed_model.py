@@ -10,6 +10,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from rlrun.models.architecture import Architecture
+from rlrun.models.low_precision import LowPrecision
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.planning.rank_layout import token_multiple, uses_balanced_context
 from rlrun.runner.trainer.compat.data_parallel import reshard
@@ -47,6 +48,8 @@ class ModelSettings:
     """Routers get a `Routing` with each pack: experts to use, if sequences name them, and tokens to count."""
     ends: bool = False
     """The head also evaluates each sequence's last token: R + 1 numbers for a response of R tokens."""
+    precision: LowPrecision | None = None
+    """In what the layers multiply, if not in `dtype`."""
 
 
 class PackedModel:
@@ -62,7 +65,7 @@ class PackedModel:
         """`decoders` are this rank's stages, in order; there is one unless a pipeline subclass is used."""
         self.decoders = list(decoders)
         self.device = settings.device
-        self.multiple = token_multiple(settings.parallel)
+        self.multiple = token_multiple(settings.parallel, settings.precision)
         """The number of a pack's tokens must be divisible by this."""
         self._settings = settings
         self._rope = RopeTable(model, settings.device)

@@ -155,8 +155,10 @@ def _packed_model(
         on_host=spec.trainer.offload == "all",
         router_dtype=spec.trainer.moe.router_dtype,
         compiled=spec.trainer.compile,
+        precision=spec.trainer.low_precision,
     )
-    return PackedModel(decoders, model, dims, ModelSettings(1.0, 1, layout, device, dtype, ends=True))
+    settings = ModelSettings(1.0, 1, layout, device, dtype, ends=True, precision=spec.trainer.low_precision)
+    return PackedModel(decoders, model, dims, settings)
 
 
 def _starting_tensor(

@@ -60,7 +60,10 @@ class Learner:
         folder = Path(setup.model_folder)
         decoders = build_decoders(spec, folder, model, dims=dims, dtype=dtype, device=device)
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
-        settings = ModelSettings(temperature, chunk, parallel, device, dtype, routed=bool(model.experts))
+        precision, routed = spec.trainer.low_precision, bool(model.experts)
+        settings = ModelSettings(
+            temperature, chunk, parallel, device, dtype, routed=routed, precision=precision
+        )
         self.model = make_packed_model(decoders, model, dims, settings)
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
         self.parameters = Parameters(

@@ -88,12 +88,17 @@ class ClampedExperts(experts.GptOssGroupedExperts):
         counts = Experts.counts(num_tokens_per_expert_E, len(x_RD))
         tokens_by_expert = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
-            linear(self._gated(linear(tokens, w1, b1)), w2, b2)
+            self._product(self._gated(self._product(tokens, w1, b1)), w2, b2)
             for tokens, w1, b1, w2, b2 in zip(
                 tokens_by_expert, *(weight.unbind() for weight in weights), strict=False
             )
         ]
         return torch.cat([*outputs, tokens_by_expert[-1] * 0])
+
+    @staticmethod
+    def _product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Multiplies one expert's tokens; low precision replaces this, as it does `_grouped_mm`."""
+        return linear(tokens, weight, bias)
 
     def _grouped(  # noqa: PLR0917
         self,

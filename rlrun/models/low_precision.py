@@ -1,0 +1,138 @@
+"""Lists which of a model's matrices are multiplied in low precision, and why others are not.
+
+Embeddings, head, norms, biases, attention sinks and routers always keep the precision of `trainer.dtype`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlrun.models.architecture import Architecture
+from rlrun.models.tensor_names import HfTensor, hf_tensors
+
+PrecisionName = Literal["float8", "mxfp8", "nvfp4"]
+Float8Recipe = Literal["rowwise", "rowwise_with_gw_hp", "blockwise"]
+_ROUTER = ".router."
+_SPLIT_BY_INPUTS = ("o_proj", "down_proj")
+_UNSPLIT = ("q_a_proj", "kv_a_proj_with_mqa")
+"""Matrices that tensor-parallel ranks split by inputs, and those that each of them holds whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowPrecision:
+    """How matrices are multiplied: the formats of both factors and of their gradients."""
+
+    name: PrecisionName
+    recipe: Float8Recipe = "rowwise"
+    """How float8 is scaled; the other formats have one way only."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.recipe})" if self.name == "float8" else self.name
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether factors are scaled as in FP8 checkpoints: a scale per 128 × 128 block of a matrix."""
+        return self.name == "float8" and self.recipe == "blockwise"
+
+    @property
+    def multiple(self) -> int:
+        """The number that must divide both sizes of a matrix on a rank, and the tokens of a micro-batch.
+
+        Kernels read this many numbers at a time, or give as many one scale.
+        """
+        if self.name == "float8":
+            return 128 if self.blockwise else 16
+        return {"mxfp8": 32, "nvfp4": 128}[self.name]
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The lowest CUDA capability whose tensor cores multiply in this format."""
+        if self.name == "float8":
+            return (9, 0) if self.blockwise else (8, 9)
+        return 10, 0
+
+    @property
+    def emulated_on_cpu(self) -> bool:
+        """Whether a CPU rounds factors to the format and multiplies them in float32.
+
+        float8 with a scale per row needs no emulation, because torch's CPU products take float8.
+        """
+        return self.name == "mxfp8" or self.blockwise
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of a layer, or all matrices of one kind of a layer's experts."""
+
+    tensor: HfTensor
+    reason: str | None = None
+    """Why the matrix keeps `trainer.dtype`; None: it is converted."""
+
+    @property
+    def pattern(self) -> str:
+        """The Hugging Face name without `.weight`, and with `*` for the numbers of layers and experts."""
+        name = self.tensor.name.removesuffix(".weight")
+        return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def layer_matrices(
+    model: Architecture, precision: LowPrecision, *, tensor: int = 1, expert: int = 1
+) -> list[Matrix]:
+    """Returns every matrix of the layers, except routers, in order. Of a layer's experts only the first
+    one's matrices are listed.
+
+    `tensor`, `expert`: the degrees of parallelism.
+    """
+    return [
+        Matrix(each, _reason(model, each, precision, tensor=tensor, expert=expert))
+        for each in hf_tensors(model)
+        if _is_layer_matrix(each)
+    ]
+
+
+def check_low_precision(
+    model: Architecture, precision: LowPrecision, *, tensor: int = 1, expert: int = 1
+) -> None:
+    """Raises ValueError if no matrix of the model can be converted."""
+    matrices = layer_matrices(model, precision, tensor=tensor, expert=expert)
+    if all(matrix.reason for matrix in matrices):
+        raise ValueError(
+            f"trainer.precision: no matrix of this {model.family} model can be multiplied in {precision}: "
+            f"{matrices[0].pattern} {matrices[0].reason}; remove trainer.precision"
+        )
+
+
+def _is_layer_matrix(tensor: HfTensor) -> bool:
+    is_matrix = len(tensor.shape) > 1 and not tensor.name.endswith("bias")
+    is_in_layer = tensor.parameter.startswith("layers.") and _ROUTER not in tensor.parameter
+    return is_matrix and is_in_layer and not tensor.expert
+
+
+def _reason(
+    model: Architecture, matrix: HfTensor, precision: LowPrecision, *, tensor: int, expert: int
+) -> str | None:
+    if matrix.is_routed_expert:
+        if precision.name == "nvfp4":
+            return "belongs to experts, for which torchtitan has no NVFP4 products"
+        if expert > 1:
+            tensor = 1  # expert-parallel ranks hold whole experts
+    elif model.sinks and ".o_proj." in matrix.name:
+        return "has a bias that tensor-parallel ranks share, which torchtitan's converted modules cannot"
+    whole = matrix.parameter_shape[-2:]
+    local = _local_sizes(matrix, tensor)
+    if all(size % precision.multiple == 0 for size in local):
+        return None
+    part = "" if whole == local else f", {_shown(local)} on a rank"
+    return f"is {_shown(whole)}{part}, and {precision.multiple} does not divide both"
+
+
+def _local_sizes(matrix: HfTensor, tensor: int) -> tuple[int, ...]:
+    """Returns the sizes of a tensor-parallel rank's part of a matrix."""
+    rows, columns = matrix.parameter_shape[-2:]
+    name = matrix.name.removesuffix(".weight").rpartition(".")[2]
+    if name in _UNSPLIT:
+        return rows, columns
+    return (rows, columns // tensor) if name in _SPLIT_BY_INPUTS else (rows // tensor, columns)
+
+
+def _shown(sizes: tuple[int, ...]) -> str:
+    return " × ".join(str(size) for size in sizes)

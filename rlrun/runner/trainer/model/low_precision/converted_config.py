@@ -1,0 +1,145 @@
+"""Converts a model config so that its layers multiply in low precision (`trainer.precision`).
+
+model config ─▶ convert_to_low_precision ─▶ set_sharding ─▶ adapters ─▶ build
+
+Which matrices are converted is decided in `rlrun.models.low_precision`; `rlrun plan` lists the same ones.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, pad
+
+from rlrun.models.architecture import Architecture
+from rlrun.models.low_precision import LowPrecision, check_low_precision, layer_matrices
+from rlrun.runner.trainer.compat.device import ON_CPU
+from rlrun.runner.trainer.model.gpt_oss import ClampedExperts
+from rlrun.runner.trainer.model.layers import Experts
+from rlrun.runner.trainer.model.low_precision.blockwise import BlockwiseMatrix, blockwise_product
+from rlrun.specs.sections.trainer import ParallelSpec
+
+
+def convert_to_low_precision(
+    config: Any, model: Architecture, precision: LowPrecision, parallel: ParallelSpec
+) -> Any:
+    """Returns the config with converted matrices and experts; call it before sharding is set.
+
+    Raises ValueError if torchao is not installed, the GPU has no such products, or no matrix can be
+    converted.
+    """
+    check_torchao()
+    check_gpu(precision)
+    degrees = {"tensor": parallel.tensor, "expert": parallel.expert}
+    check_low_precision(model, precision, **degrees)
+    from rlrun.runner.trainer.compat import low_precision as converters
+
+    dense, experts = converted_modules(model, precision, parallel)
+    if precision.blockwise:
+        config = converters.replace_matrices(config, BlockwiseMatrix, dense)
+    elif precision.name == "float8":
+        config = converters.convert_float8(config, precision.recipe, dense)
+    elif precision.name == "mxfp8":
+        config = converters.convert_mxfp8(config, dense)
+    else:
+        config = converters.convert_nvfp4(config, dense)
+    modules: dict[type, Any] = {Experts: ConvertedExperts, ClampedExperts: ConvertedClampedExperts}
+    return converters.convert_experts(config, modules, precision, experts)
+
+
+def converted_modules(
+    model: Architecture, precision: LowPrecision, parallel: ParallelSpec
+) -> tuple[set[str], set[str]]:
+    """Returns torchtitan's names of the converted linear layers, and of the converted experts.
+
+    Experts are one module, which is converted if all of its matrices can be.
+    """
+    matrices = layer_matrices(model, precision, tensor=parallel.tensor, expert=parallel.expert)
+    dense: set[str] = set()
+    experts: set[str] = set()
+    unconverted: set[str] = set()
+    for matrix in matrices:
+        module = matrix.tensor.parameter.rpartition(".")[0]
+        if matrix.tensor.is_routed_expert:
+            (unconverted if matrix.reason else experts).add(module)
+        elif not matrix.reason:
+            # keys and values share a config
+            dense.add(f"{module[:-1]}kv" if module.endswith(("wk", "wv")) else module)
+    return dense, experts - unconverted
+
+
+def check_torchao() -> None:
+    """Raises ValueError if torchao is not installed."""
+    if find_spec("torchao") is None:
+        raise ValueError("trainer.precision needs torchao: pip install 'rlrun[low-precision]'")
+
+
+def check_gpu(precision: LowPrecision) -> None:
+    """Raises ValueError if this rank's GPU has no products in the precision; a CPU passes."""
+    if ON_CPU:
+        return
+    found, needed = torch.cuda.get_device_capability(), precision.capability
+    if found < needed:
+        raise ValueError(
+            f'trainer.precision = "{precision.name}": {precision} needs a GPU of compute capability '
+            f"{needed[0]}.{needed[1]}, and {torch.cuda.get_device_name()} has {found[0]}.{found[1]}: use "
+            "another GPU, or remove trainer.precision"
+        )
+
+
+class _Products:
+    """The products of converted experts, which take the place of those in bfloat16."""
+
+    precision: LowPrecision
+
+    def _product(
+        self, tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Multiplies one expert's tokens on a CPU."""
+        if not len(tokens):
+            return linear(tokens, weight, bias)  # there is no largest number to derive a scale from
+        output = low_precision_product(tokens, weight, self.precision)
+        return output if bias is None else output + bias
+
+    def _grouped_mm(self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        """Multiplies all experts' tokens on a GPU."""
+        from rlrun.runner.trainer.compat.low_precision import grouped_product
+
+        return grouped_product(self.precision, A, B_t, offs)
+
+
+class ConvertedExperts(_Products, Experts):
+    """Experts in low precision."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Experts.Config):
+        precision: LowPrecision
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.precision = config.precision
+
+
+class ConvertedClampedExperts(_Products, ClampedExperts):
+    """gpt-oss's experts in low precision."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ClampedExperts.Config):
+        precision: LowPrecision
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.precision = config.precision
+
+
+def low_precision_product(rows: torch.Tensor, weight: torch.Tensor, precision: LowPrecision) -> torch.Tensor:
+    """Returns `rows @ weight.T` `[R, out]` as a CPU computes it in this precision."""
+    from rlrun.runner.trainer.compat.low_precision import float8_product, mxfp8_product
+
+    if precision.blockwise:
+        return blockwise_product(rows, weight)
+    if precision.name == "float8":
+        return float8_product(rows, weight, "rowwise")  # torchao's grouped products have no other recipe
+    missing = -len(rows) % precision.multiple
+    return mxfp8_product(pad(rows, (0, 0, 0, missing)), weight)[: len(rows)]

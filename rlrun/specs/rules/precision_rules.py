@@ -1,0 +1,51 @@
+"""Rules of `trainer.precision`: what it needs, and what it does not support."""
+
+import json
+from collections.abc import Iterator
+
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+PRECISION: KeyPath = ("trainer", "precision")
+RECIPE: KeyPath = ("trainer", "float8_recipe")
+
+
+def unsupported_with_precision(spec: Spec) -> Iterator[Finding]:
+    """Reports settings that low precision does not support."""
+    if spec.trainer.precision is None:
+        return
+    on_cpu = not spec.cluster.gpus_per_node
+    for path, value, supported in (
+        (("trainer", "dtype"), spec.trainer.dtype, "bfloat16"),
+        (("model", "implementation"), spec.model.implementation, "torchtitan"),
+        (("trainer", "parallel", "async_tensor"), spec.trainer.parallel.async_tensor, False),
+        (("trainer", "parallel", "token_dispatcher"), spec.trainer.parallel.token_dispatcher, "standard"),
+        (("trainer", "compile"), on_cpu and spec.trainer.compile, False),
+    ):
+        if value != supported:
+            where = " in a job without GPUs" if path[-1] == "compile" else ""
+            message = f'is not supported with trainer.precision = "{spec.trainer.precision}"{where}'
+            cure = f"set {path[-1]} = {json.dumps(supported)}, or remove trainer.precision"
+            yield Finding(path, message, cure, found=value, related=(PRECISION,))
+
+
+def gpus_only(spec: Spec) -> Iterator[Finding]:
+    """torchao multiplies in NVFP4 only on GPUs: its kernels are written in triton."""
+    if spec.trainer.precision == "nvfp4" and not spec.cluster.gpus_per_node:
+        message = "needs GPUs of compute capability 10.0 (Blackwell); torchao has no NVFP4 products for CPUs"
+        cure = 'use "mxfp8" or "float8" to try low precision on a CPU'
+        related: tuple[KeyPath, ...] = (("cluster", "gpus_per_node"),)
+        yield Finding(PRECISION, message, cure, found="nvfp4", related=related)
+
+
+def unused_recipe(spec: Spec) -> Iterator[Finding]:
+    """A recipe of float8 only has an effect on float8."""
+    if is_given(spec.trainer, "float8_recipe") and spec.trainer.precision != "float8":
+        precision = json.dumps(spec.trainer.precision) if spec.trainer.precision else "unset"
+        cure = 'remove it, or set trainer.precision = "float8"'
+        yield no_effect(RECIPE, f"trainer.precision is {precision}", cure, (PRECISION,))
+
+
+PRECISION_RULES: tuple[Rule, ...] = (unsupported_with_precision, gpus_only, unused_recipe)

@@ -2,7 +2,7 @@
 
     model.path ──▶ family, tokenizer, chat template ┐
     data       ──▶ a few rows, as rewards need them ┼──▶ problems at their keys in the spec
-    trackers   ──▶ their packages                   ┘
+    trackers, torchao's settings ──▶ their packages ┘
 
 Nothing here imports torch or a tokenizer, so that `rlrun validate` stays fast; `rlrun launch` runs these
 checks before it claims a run folder.
@@ -28,6 +28,7 @@ from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.problems.findings import Finding, SpecError
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.rules.optimizer_rules import optimizer_sections
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
 
@@ -42,12 +43,13 @@ RowCheck = Callable[[Row], None]
 
 
 def check_files(loaded: LoadedSpec, *, online: bool = False) -> None:
-    """Raises SpecError with every problem of the model's and the data's files and the trackers' packages.
+    """Raises SpecError with every problem of the model's and the data's files and of optional packages.
 
     `online`: the config.json of a model on the hub is downloaded. Otherwise it is checked only if it is in
     the cache.
     """
-    findings = [*_model(loaded.spec, online), *_data(loaded.spec), *_trackers(loaded.spec)]
+    spec = loaded.spec
+    findings = [*_model(spec, online), *_data(spec), *_trackers(spec), *_torchao(spec)]
     if findings:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
 
@@ -116,6 +118,17 @@ def _trackers(spec: Spec) -> Iterator[Finding]:
                 f'the tracker "{tracker.type}" needs {" and ".join(missing)}, which is not installed',
                 f"pip install 'rlrun[{extra}]', or remove the tracker",
             )
+
+
+def _torchao(spec: Spec) -> Iterator[Finding]:
+    """Yields a finding for each setting that needs torchao, if it is not installed."""
+    if find_spec("torchao") is not None:
+        return
+    for name, section in optimizer_sections(spec):
+        if section.optimizer == "adamw_8bit":
+            message = '"adamw_8bit" needs torchao, which is not installed'
+            cure = "pip install 'rlrun[low-precision]', or choose \"adamw\""
+            yield Finding((name, "optimizer"), message, cure)
 
 
 def _data(spec: Spec) -> Iterator[Finding]:

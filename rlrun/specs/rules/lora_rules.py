@@ -20,7 +20,7 @@ def unsupported_with_lora(spec: Spec) -> Iterator[Finding]:
         return
     for path, value, supported in (
         (("model", "implementation"), spec.model.implementation, ("torchtitan",)),
-        (("trainer", "optimizer"), spec.trainer.optimizer, ("adamw", "sgd")),
+        (("trainer", "optimizer"), spec.trainer.optimizer, ("adamw", "adamw_8bit", "sgd")),
         (("trainer", "offload"), spec.trainer.offload, ("none", "optimizer")),
         (("trainer", "compile"), spec.trainer.compile, (False,)),
         (("trainer", "parallel", "pipeline_schedule"), spec.trainer.parallel.pipeline_schedule, ("1F1B",)),

@@ -8,7 +8,7 @@ from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.optimizer import OptimizerSpec
 
-UNUSED = {"adamw": ("momentum",), "sgd": ("betas", "eps"), "muon": ()}
+UNUSED = {"adamw": ("momentum",), "adamw_8bit": ("momentum",), "sgd": ("betas", "eps"), "muon": ()}
 """For each optimizer, the settings that it does not have."""
 
 

@@ -22,8 +22,11 @@ def offloading(spec: Spec) -> Iterator[Finding]:
         why = "the job has no GPUs, so all state is already in host memory"
         yield no_effect(OFFLOAD, why, "remove it", (("cluster", "gpus_per_node"),))
     for name, section in optimizer_sections(spec):
-        if spec.trainer.offload == "all" and section.optimizer == "muon":
-            message = "the host would compute Muon's matrix products, which takes minutes per step"
+        if spec.trainer.offload == "all" and section.optimizer in ("muon", "adamw_8bit"):
+            work = "compute Muon's matrix products"
+            if section.optimizer == "adamw_8bit":
+                work = "convert the state to 8 bits and back"
+            message = f"the host would {work}, which takes minutes per step"
             related: tuple[KeyPath, ...] = ((name, "optimizer"),)
             yield Finding(OFFLOAD, message, 'set offload = "optimizer"', None, "all", related=related)
 

@@ -12,8 +12,9 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSpec(Section):
     """An optimizer, its learning rate schedule and its gradient clipping."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """The optimizer. `muon` orthogonalises the momentum of the layers' matrices
+    optimizer: Literal["adamw", "adamw_8bit", "sgd", "muon"] = "adamw"
+    """The optimizer. `adamw_8bit` holds Adam's two moments in 8 bits each (arXiv:2110.02861, by torchao), so
+    in 2 bytes per parameter instead of 8. `muon` orthogonalises the momentum of the layers' matrices
     (https://kellerjordan.github.io/posts/muon), scaled so that learning rates of AdamW are suitable;
     embedding, head, experts and norms are updated by AdamW."""
     lr: float = Field(default=1e-6, gt=0)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.job import preflight
 from rlrun.runner.job.preflight import check_files
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.problems.findings import Problem, SpecError
@@ -230,3 +231,13 @@ def test_a_tracker_whose_package_is_not_installed_is_refused(
     assert f'the tracker "{name}" needs' in problem.message
     assert problem.cure is not None
     assert problem.cure.startswith("pip install 'rlrun[")
+
+
+def test_settings_that_need_torchao_name_the_extra_that_installs_it(tmp_path: Path, monkeypatch: Any) -> None:
+    rows = [{"prompt": "1?", "label": 0}]
+    section = 'optimizer = "adamw_8bit"\n'
+    assert problems_of(tmp_path, rows, sections=section) == []
+    monkeypatch.setattr(preflight, "find_spec", lambda package: None)
+    [problem] = problems_of(tmp_path, rows, sections=section)
+    assert problem.key == "trainer.optimizer"
+    assert "rlrun[low-precision]" in str(problem.cure)

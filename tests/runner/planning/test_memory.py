@@ -220,7 +220,7 @@ def test_frozen_matrices_need_no_weight_gradients(trainer: Any, saved: int, adde
     assert operations == 6 * (active_parameters(QWEN3_8B) + added) - 2 * saved
 
 
-@pytest.mark.parametrize(("optimizer", "each"), [("adamw", 8), ("sgd", 4)])
+@pytest.mark.parametrize(("optimizer", "each"), [("adamw", 8), ("adamw_8bit", 2 + 8 / 256), ("sgd", 4)])
 def test_optimizers_differ_in_state(optimizer: Any, each: int) -> None:
     share = largest_share(QWEN3_8B, ParallelSpec())
     assert optimizer_bytes(share, TrainerSpec(steps=1, optimizer=optimizer)) == each * share.trained

@@ -137,6 +137,13 @@ def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str,
     _check_biases(folder, state, stored)
     for name, tensor in state.items():
         if name not in stored:
+            kind, _, parameter = name.partition(".")
+            if kind != "parameters" and f"parameters.{parameter}" in stored:
+                raise ValueError(
+                    f"checkpoint {folder} was saved with another trainer.optimizer: it lacks {name}. Set the "
+                    "optimizer that the run began with (adamw_8bit: also trainer.parallel, because some "
+                    "layouts split matrices so that their state is not held in 8 bits)"
+                )
             raise ValueError(f"checkpoint {folder} is of another model: it lacks {name}")
         if tuple(stored[name].size) != tuple(tensor.shape):
             raise ValueError(

@@ -7,6 +7,7 @@ import rlrun.runner.trainer.compat.device  # noqa: F401  (before torchtitan)
 
 # isort: split
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -21,6 +22,7 @@ __all__ = [
     "all_process_groups",
     "forget_meshes",
     "get_spmd_context",
+    "laid_out_like",
     "leave_meshes",
     "local_part",
     "mesh_device",
@@ -70,4 +72,18 @@ def with_local_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return part
     laid_out: torch.Tensor = DTensor(part, like._spec, requires_grad=False)
+    return laid_out
+
+
+def laid_out_like(like: torch.Tensor, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns a tensor of the given global shape and the dtype of `part`, distributed as `like`, with `part`
+    as this rank's part, on the device that it is on.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(
+        like.device_mesh, like.placements, tensor_meta=TensorMeta(torch.Size(shape), stride, part.dtype)
+    )
+    laid_out: torch.Tensor = DTensor(part, spec, requires_grad=False)
     return laid_out

@@ -143,7 +143,8 @@ def _step(
         trace.record_as((parameter.grad for parameter in trained.values()), GRADIENTS)
     with trace.purpose(TEMPORARIES):
         gradient_norm(trained)
-        optimizer.step(spec.trainer.lr)
+        if spec.trainer.optimizer != "adamw_8bit":  # on GPUs its step is compiled, without temporaries
+            optimizer.step(spec.trainer.lr)
         parameters.refresh()
 
 

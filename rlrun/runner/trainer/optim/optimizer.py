@@ -1,6 +1,10 @@
-"""AdamW, SGD, and Muon with AdamW behind one interface, with state by parameter name for checkpoints."""
+"""AdamW, in float32 or 8 bits, SGD, and Muon with AdamW behind one interface.
+
+The state is listed by parameter name, for checkpoints.
+"""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +15,8 @@ from rlrun.specs.sections.optimizer import OptimizerSpec
 
 NOT_HIDDEN = ("tok_embeddings.", "model.embed_tokens.", "lm_head.")
 """Matrices that do not map hidden states to hidden states; AdamW trains them where Muon trains the rest."""
-ADAM_STATE, MOMENTUM_STATE = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+_COUNT = "step"
+"""The entry of Adam's state that counts the steps of its bias correction."""
 
 
 class Optimizer:
@@ -30,7 +35,7 @@ class Optimizer:
         hidden = {name: weight for name, weight in matrices.items() if _is_hidden(name, weight)}
         self._decayed = list(matrices.values())
         match spec.optimizer:
-            case "adamw":
+            case "adamw" | "adamw_8bit":
                 optimizers: list[torch.optim.Optimizer] = [_adamw(spec, self._decayed, vectors)]
             case "sgd":
                 group = {"params": list(parameters.values())}
@@ -52,8 +57,8 @@ class Optimizer:
             self._spec.optimizer == "sgd" and self._decayed
         ):  # torch adds its own weight decay to the gradient, so to the momentum
             torch._foreach_mul_(self._decayed, 1.0 - rate * self._spec.weight_decay)
-        if self._on_host:
-            self._state()  # creates missing state in host memory, before torch would create it on the device
+        if self._on_host or self._spec.optimizer == "adamw_8bit":
+            self._state()  # creates missing state: torch would create it on the device, and in float32
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -77,31 +82,43 @@ class Optimizer:
             optimizer = optimizers[parameter]
             state = optimizer.state[parameter]
             if not state:
-                state |= {kind: self._zeros(parameter) for kind in _kinds(optimizer)}
-                if isinstance(optimizer, torch.optim.AdamW):
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            tensors |= {f"{kind}.{name}": state[kind] for kind in _kinds(optimizer)}
+                state |= self._zero_state(optimizer, parameter)
+            tensors |= {f"{kind}.{name}": tensor for kind, tensor in state.items() if kind != _COUNT}
         return tensors
 
     @property
     def updates(self) -> torch.Tensor:
         """Steps that Adam's bias correction counts, a scalar tensor; 0 before the first, and without Adam."""
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        counts = [state["step"] for state in states if "step" in state]
+        counts = [state[_COUNT] for state in states if _COUNT in state]
         return counts[0].detach().cpu().clone() if counts else torch.tensor(0.0)
 
     @updates.setter
     def updates(self, count: torch.Tensor) -> None:
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
-                if "step" in state:
-                    state["step"].copy_(count)
+                if _COUNT in state:
+                    state[_COUNT].copy_(count)
 
     @property
     def held(self) -> list[torch.Tensor]:
         """The tensors of the state that exists."""
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         return [tensor for state in states for tensor in state.values()]
+
+    def _zero_state(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter
+    ) -> dict[str, torch.Tensor]:
+        """Returns the state of a parameter before its first step, by kind."""
+        if isinstance(optimizer, torch.optim.SGD | torch.optim.Muon):
+            return {"momentum_buffer": self._zeros(parameter)}
+        if isinstance(optimizer, torch.optim.AdamW):
+            moments = {moment: self._zeros(parameter) for moment in ("exp_avg", "exp_avg_sq")}
+        else:
+            from rlrun.runner.trainer.optim.eight_bit import empty_moments
+
+            moments = empty_moments(parameter, on_host=self._on_host)
+        return moments | {_COUNT: torch.zeros((), dtype=torch.float32, device=parameter.device)}
 
     def _zeros(self, parameter: nn.Parameter) -> torch.Tensor:
         return host_zeros(parameter) if self._on_host else torch.zeros_like(parameter, requires_grad=False)
@@ -124,21 +141,19 @@ def _is_hidden(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and not name.startswith(NOT_HIDDEN)
 
 
-def _kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    return ADAM_STATE if isinstance(optimizer, torch.optim.AdamW) else MOMENTUM_STATE
-
-
 def _adamw(
     spec: OptimizerSpec, matrices: list[nn.Parameter], vectors: list[nn.Parameter]
-) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-        lr=spec.lr,
-        betas=spec.betas,
-        eps=spec.eps,
-        weight_decay=spec.weight_decay,
-        fused=True,
-    )
+) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": spec.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    if spec.optimizer == "adamw_8bit":
+        # torchao is an optional dependency
+        from rlrun.runner.trainer.optim.eight_bit import EightBitAdamW
+
+        return EightBitAdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps)
+    return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
 
 
 def _muon(spec: OptimizerSpec, matrices: list[nn.Parameter]) -> torch.optim.Muon:

@@ -143,5 +143,15 @@ def test_a_rank_gives_its_memory_up_and_goes_on_as_if_it_had_not(folder):
 
 def test_two_ranks_learn_the_same_wherever_their_state_lies(folder, tmp_path):
     moe = make_tiny_model(tmp_path / "moe", "qwen3_moe", scale=0.1, pad_token_id=None)
-    cases = [(str(moe), {"fsdp": 2, "expert": 2}), (str(folder), {"pipeline": 2})]
+    alone = make_rank(folder, make_spec(folder, optimizer="adamw_8bit"))
+    trained(alone, make_spec(folder), 1)
+    alone.save(tmp_path / "alone")
+    torch.save(alone.policy.optimizer.tensors(), tmp_path / "alone.pt")
+    alone.close()
+    cases = [
+        (str(moe), {"fsdp": 2, "expert": 2}, "adamw", None),
+        (str(folder), {"pipeline": 2}, "adamw", None),
+        (str(folder), {"fsdp": 2}, "adamw_8bit", str(tmp_path / "alone")),
+        (str(folder), {"tensor": 2}, "adamw_8bit", None),
+    ]
     run_ranks(WORKER, 2, cases, tmp_path)

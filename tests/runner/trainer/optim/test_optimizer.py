@@ -74,7 +74,7 @@ def start(folder):
         rank.close()
 
 
-@pytest.mark.parametrize("name", ["sgd", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "muon", "adamw_8bit"])
 def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path, name):
     sequences = make_sequences()
     rank, spec = start(optimizer=name)
@@ -85,6 +85,15 @@ def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path, name):
     runs = [[one.policy.train(sequences, plan(sequences, spec))[0]["train/grad_norm"] for _ in range(3)]
             for one in (rank, resumed)]  # fmt: skip
     assert runs[0] == runs[1]
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(start, tmp_path):
+    rank, _ = start(optimizer="adamw")
+    rank.save(tmp_path / "step")
+    resumed, _ = start(optimizer="adamw_8bit")
+    reason = "trainer.optimizer: it lacks exp_avg_codes.tok_embeddings.weight"
+    with pytest.raises(ValueError, match=reason):
+        resumed.load(tmp_path / "step")
 
 
 def test_frozen_parameters_stay_and_the_rest_moves(start, tmp_path):

@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision, check_low_precision, layer_matrices
 from rlrun.runner.trainer.compat.device import ON_CPU
-from rlrun.runner.trainer.model.gpt_oss import ClampedExperts
+from rlrun.runner.trainer.model.families.gpt_oss import ClampedExperts
 from rlrun.runner.trainer.model.layers import Experts
 from rlrun.runner.trainer.model.low_precision.blockwise import BlockwiseMatrix, blockwise_product
 from rlrun.specs.sections.trainer import ParallelSpec

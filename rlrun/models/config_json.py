@@ -148,7 +148,7 @@ def _refuse_variants(config: Mapping[str, Any], *, with_biases: bool) -> None:
     refused = {"mlp_bias", "use_sliding_window", "attention_bias"}
     if family == "gpt_oss":
         refused.remove("attention_bias")
-    if with_biases:
+    if with_biases and family not in DELTA_FAMILIES:
         refused -= {"attention_bias", "mlp_bias"}
     for key in sorted(refused):
         if config.get(key):

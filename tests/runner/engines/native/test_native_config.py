@@ -20,9 +20,11 @@ def read(folder: Path, config: dict[str, object]) -> Architecture:
     return engine_architecture(folder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family in CONFIGS])
 def test_an_absent_key_has_the_default_of_transformers(family: str, tmp_path: Path) -> None:
     whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
+    if "linear_num_value_heads" in whole:
+        whole["linear_num_value_heads"] = 32  # divisible by the default number of key heads
     for key in whole.keys() - SIZES - {"model_type", "transformers_version", "eos_token_id"}:
         partial = {name: value for name, value in whole.items() if name != key}
         theirs = CONFIGS[family].from_dict(partial).to_dict()
@@ -41,7 +43,10 @@ def test_the_tokenizer_s_own_end_token_ends_a_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "qwen2"}, "the native engine does not run model_type 'qwen2', only qwen3 and llama"),
+        (
+            {"model_type": "qwen2"},
+            "the native engine does not run model_type 'qwen2', only qwen3, llama, qwen3_5",
+        ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "the native engine does not compute rope_type 'yarn', only default, linear, llama3",

@@ -126,7 +126,7 @@ def test_how_prompts_share_a_pass_changes_nothing(
     passes: list[list[int]] = []
     prefill = scheduler.model.prefill
 
-    def noting(packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def noting(packed: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, None]:
         passes.append(list(lengths))
         return prefill(packed, lengths)
 

@@ -26,6 +26,7 @@ from rlrun.runner.engines.native.model.fused_weights import (
     fuse,
     is_packable,
 )
+from rlrun.runner.engines.native.model.recurrent import make_states
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -138,6 +139,7 @@ class Engine:
             if "kv_cache" in parts:
                 nothing = model.cache.keys.new_empty(0)
                 model.cache = KVCache(nothing, nothing, model.flash)
+                model.recurrent = model.recurrent and model.recurrent.emptied()
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()  # the memory is for another process
             self.released_parts |= set(parts)
@@ -154,6 +156,8 @@ class Engine:
                 model.cache = make_cache(
                     model.architecture, blocks, self.loaded.dtype, model.device, paged=model.flash
                 )
+                rows = self._scheduler.capacity
+                model.recurrent = make_states(model.architecture, rows, self.loaded.dtype, model.device)
             self.released_parts -= set(parts) - {"weights"}
 
         return self._thread.call(run)

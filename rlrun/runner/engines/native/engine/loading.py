@@ -22,6 +22,7 @@ from rlrun.runner.engines.native.model.cache import (
 from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import OpenFolder, allocate, fuse
+from rlrun.runner.engines.native.model.recurrent import make_states, state_bytes
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
 MEMORY_SHARE = 0.5
@@ -50,12 +51,20 @@ def load(setup: EngineSetup) -> LoadedEngine:
     OpenFolder(setup.model_folder, architecture).read(named)
     paged = flash_ops.takes(architecture.head_dim, dtype, device)
     block = block_size(paged=paged)
-    cache_tokens = _cache_tokens(setup, token_bytes(architecture, dtype), block, device, length)
+    recurrent_bytes = (setup.max_running + 1) * state_bytes(architecture, dtype.itemsize)
+    cache_tokens = _cache_tokens(
+        setup, token_bytes(architecture, dtype), block, device, length, reserved=recurrent_bytes
+    )
     # One block more than the tokens need: a sample's prompt and its response each begin a block.
     pool = BlockPool(blocks_for(cache_tokens, block) + 1, block)
     cache = make_cache(architecture, pool.total, dtype, device, paged=paged)
     model = Model(
-        architecture, fuse(named, architecture), cache, length, wide_head=setup.head_dtype == "float32"
+        architecture,
+        fuse(named, architecture),
+        cache,
+        length,
+        wide_head=setup.head_dtype == "float32",
+        recurrent=make_states(architecture, setup.max_running, dtype, device),
     )
     rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length, block) + 1, block)
     stops = Stops(architecture.vocab, end_token_ids(Path(setup.model_folder)), setup.model_folder)
@@ -80,11 +89,20 @@ def _max_length(setup: EngineSetup, architecture: Architecture) -> int:
 
 
 def _cache_tokens(
-    setup: EngineSetup, bytes_per_token: int, block: int, device: torch.device, length: int
+    setup: EngineSetup, bytes_per_token: int, block: int, device: torch.device, length: int, *, reserved: int
 ) -> int:
-    """Returns how many tokens the cache holds: as requested, or as many as fit into a share of the memory."""
+    """Returns how many tokens the cache holds: as requested, or as many as fit into a share of the memory.
+
+    `reserved`: bytes of the recurrent states, which are allocated beside the cache.
+    """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    fitting = int(free * MEMORY_SHARE) // bytes_per_token // block * block
+    room = int(free * MEMORY_SHARE) - reserved
+    if room < bytes_per_token * block:
+        raise ValueError(
+            f"max_running {setup.max_running} needs {reserved / 1e9:.1f} GB of recurrent states, and "
+            f"{MEMORY_SHARE:.0%} of the {free / 1e9:.1f} GB free must hold them and the KV cache: lower it"
+        )
+    fitting = room // bytes_per_token // block * block
     requested = setup.max_cache_tokens or setup.max_running * (length + 2 * block)
     if setup.max_cache_tokens and requested > fitting:
         raise ValueError(

@@ -160,6 +160,8 @@ class Group:
     """Number of running samples that read the blocks."""
     logits: Any = None
     """`[1, V]` logits after the prompt's last token, kept while some samples still wait for a row."""
+    recurrent: Any = None
+    """The `RecurrentStates` after the prompt, kept as long as the logits; None without Gated DeltaNet."""
 
 
 def group_samples(samples: Sequence[SampleInProgress]) -> list[Group]:

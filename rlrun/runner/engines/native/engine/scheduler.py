@@ -26,6 +26,7 @@ from rlrun.runner.engines.native.model.batches import DECODE_COLUMNS, DecodeBatc
 from rlrun.runner.engines.native.model.cache import BlockPool, OutOfBlocks
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import ModelWeights
+from rlrun.runner.engines.native.model.recurrent import RecurrentStates
 
 PREFILL_TOKENS = 8192
 """Most prompt tokens in one forward pass; a longer prompt has a pass to itself."""
@@ -59,6 +60,11 @@ class Scheduler:
     def blocks(self) -> int:
         """Number of blocks of the cache, without the spare one."""
         return self._pool.total
+
+    @property
+    def capacity(self) -> int:
+        """Most samples that run at a time."""
+        return self._rows.capacity
 
     @property
     def running(self) -> int:
@@ -156,17 +162,25 @@ class Scheduler:
     def _start_rows(self, first: int, groups: list[Group]) -> None:
         """Prefills the prompts of `groups`, and draws the first token of every row from `first` on."""
         if groups:
-            logits = self.model.logits(self._prefill(groups))
+            hidden, recurrent = self._prefill(groups)
+            logits = self.model.logits(hidden)
             for index, group in enumerate(groups):
                 group.logits = logits[index : index + 1]
+                group.recurrent = recurrent and recurrent.of(index)
         started = [entry.group for entry in self._rows.entries[first:]]
+        if self.model.recurrent is not None:
+            slots = self._rows.ints[Field.SEAT, first : self._rows.count].tolist()
+            self.model.recurrent.store(slots, [group.recurrent for group in started])
         self._append_tokens(first, self._sampler.first_tokens(first, [group.logits for group in started]))
         for group in started:
-            # A copy, because the slice would keep the logits of the whole pass in memory.
+            # Copies, because the slices would keep the tensors of the whole pass in memory.
             group.logits = group.logits.clone() if group.waiting else None
+            group.recurrent = group.recurrent.clone() if group.waiting and group.recurrent else None
 
-    def _prefill(self, groups: list[Group]) -> torch.Tensor:
-        """Returns the hidden state `[G, H]` of each prompt's last token, with all keys and values cached."""
+    def _prefill(self, groups: list[Group]) -> tuple[torch.Tensor, RecurrentStates | None]:
+        """Returns the hidden state `[G, H]` of each prompt's last token, with all keys and values cached, and
+        the recurrent states after the prompts.
+        """
         prompts = [group.prompt for group in groups]
         lengths = [len(prompt) for prompt in prompts]
         blocks = [group.blocks for group in groups]

@@ -99,7 +99,7 @@ class Queue:
             if group.seat is not None:
                 waiting, group.waiting = group.waiting, []
                 self._free_prompt(group)
-                group.logits = None
+                group.logits = group.recurrent = None
                 waiting[0].cached_tokens = 0
                 groups.append(Group(group.prompt, waiting))
             else:
@@ -111,4 +111,4 @@ class Queue:
         if group.seat is not None and not group.running:
             self._pool.give_back(group.blocks)
             self._rows.free_prefix_seat(group.seat)
-            group.seat, group.logits = None, None
+            group.seat = group.logits = group.recurrent = None

@@ -31,7 +31,7 @@ def blocks_for(tokens: int, block: int = BLOCK) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of every layer, in N blocks."""
+    """Keys and values of every layer with attention, in N blocks."""
 
     keys: torch.Tensor
     """`[layers, N, kv heads, head_dim, 16]`, or pages `[layers, N, 256, kv heads, head_dim]`"""
@@ -52,18 +52,18 @@ def make_cache(
     """Returns a zeroed cache of `blocks` blocks and the spare one; on a CPU its memory is used once
     written.
     """
-    shape = (model.layers, blocks + 1)
+    shape = (model.attention_layers, blocks + 1)
     if paged:
         keys = values = (*shape, PAGE, model.kv_heads, model.head_dim)
     else:
         keys = (*shape, model.kv_heads, model.head_dim, BLOCK)
         values = (*shape, model.kv_heads, BLOCK, model.head_dim)
-    return KVCache(_zeros(keys, dtype, device), _zeros(values, dtype, device), paged)
+    return KVCache(zeros(keys, dtype, device), zeros(values, dtype, device), paged)
 
 
 def token_bytes(model: Architecture, dtype: torch.dtype) -> int:
     """Returns the size of one token in the cache, in all layers together."""
-    return 2 * model.layers * model.kv_heads * model.head_dim * int(dtype.itemsize)
+    return 2 * model.attention_layers * model.kv_heads * model.head_dim * int(dtype.itemsize)
 
 
 class BlockPool:
@@ -100,7 +100,8 @@ class BlockPool:
         self._count += len(blocks)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns a tensor of zeros; on a CPU its memory is used once written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # numpy's zeros come from calloc, which touches no page before its first use; torch.zeros writes them all.

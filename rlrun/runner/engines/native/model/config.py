@@ -6,7 +6,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import architecture, read_config
 from rlrun.models.tensor_names import hf_tensors
 
-FAMILIES = ("qwen3", "llama")
+FAMILIES = ("qwen3", "llama", "qwen3_5", "qwen3_5_text")
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -21,7 +21,7 @@ def engine_architecture(folder: str | Path) -> Architecture:
     if config.get("model_type") not in FAMILIES:
         raise ValueError(
             f"{path}: the native engine does not run model_type {config.get('model_type')!r}, only "
-            f'{" and ".join(FAMILIES)}; use engine.type = "sglang" for others'
+            f'{", ".join(FAMILIES)}; use engine.type = "sglang" for others'
         )
     try:
         model = architecture(config, str(path), with_biases=True)

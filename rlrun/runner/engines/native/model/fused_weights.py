@@ -46,6 +46,22 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """The weights of Gated DeltaNet beside its projections, which are `qkv` and `output` of `LayerWeights`.
+
+    `qkv` `[C + V + 2N, H]` has the rows of queries, keys and values, of the gate, of beta and of the decay.
+    """
+
+    taps: torch.Tensor
+    """`[C, taps]`"""
+    a_log: torch.Tensor
+    """`[N]`"""
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    """`[V]` of each head's output."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWeights:
     """The weights of a whole model."""
 
@@ -58,23 +74,29 @@ class ModelWeights:
     """`[V, H]`; the embedding if they are tied."""
     named: Tensors = field(default_factory=dict)
     """The checkpoint's tensors, which the matrices above are views of; empty where matrices are packed."""
+    deltas: tuple[DeltaWeights | None, ...] = ()
+    """One for each layer: None for attention. Empty: every layer has attention."""
 
 
 def fuse(named: Tensors, model: Architecture) -> ModelWeights:
     """Fuses a checkpoint's tensors; those that are adjacent in memory become a view, all others are
     copied.
     """
-    layers = []
+    layers, deltas = [], []
     for index in range(model.layers):
-        tensors = _LayerTensors(named, f"model.layers.{index}.")
+        tensors = _LayerTensors(named, f"{model.prefix}layers.{index}.")
+        is_delta = model.is_delta(index)
+        deltas.append(_delta_weights(tensors) if is_delta else None)
+        has_norms = model.qk_norm and not is_delta
+        fused = _delta_projections(tensors) if is_delta else tensors.fused("self_attn", "qkv", "weight")
         layers.append(
             LayerWeights(
                 input_norm=tensors("input_layernorm.weight"),
-                qkv=tensors.fused("self_attn", "qkv", "weight"),
+                qkv=fused,
                 qkv_bias=tensors.fused("self_attn", "qkv", "bias") if model.qkv_bias else None,
-                q_norm=tensors("self_attn.q_norm.weight") if model.qk_norm else None,
-                k_norm=tensors("self_attn.k_norm.weight") if model.qk_norm else None,
-                output=tensors("self_attn.o_proj.weight"),
+                q_norm=tensors("self_attn.q_norm.weight") if has_norms else None,
+                k_norm=tensors("self_attn.k_norm.weight") if has_norms else None,
+                output=tensors("linear_attn.out_proj.weight" if is_delta else "self_attn.o_proj.weight"),
                 output_bias=tensors("self_attn.o_proj.bias") if model.output_bias else None,
                 mlp_norm=tensors("post_attention_layernorm.weight"),
                 gate_up=tensors.fused("mlp", ("gate", "up"), "weight"),
@@ -83,9 +105,20 @@ def fuse(named: Tensors, model: Architecture) -> ModelWeights:
                 down_bias=tensors("mlp.down_proj.bias") if model.mlp_bias else None,
             )
         )
-    embedding = named["model.embed_tokens.weight"]
+    embedding = named[f"{model.prefix}embed_tokens.weight"]
     head = embedding if model.tied else named["lm_head.weight"]
-    return ModelWeights(embedding, tuple(layers), named["model.norm.weight"], head, named)
+    norm = named[f"{model.prefix}norm.weight"]
+    return ModelWeights(embedding, tuple(layers), norm, head, named, tuple(deltas) if model.delta else ())
+
+
+def _delta_projections(tensors: "_LayerTensors") -> torch.Tensor:
+    return _join([tensors(f"linear_attn.in_proj_{name}.weight") for name in ("qkv", "z", "b", "a")])
+
+
+def _delta_weights(tensors: "_LayerTensors") -> DeltaWeights:
+    taps = tensors("linear_attn.conv1d.weight").squeeze(1)
+    vectors = (tensors(f"linear_attn.{name}") for name in ("A_log", "dt_bias", "norm.weight"))
+    return DeltaWeights(taps, *vectors)
 
 
 def pack_for_onednn(weights: ModelWeights, *, wide_head: bool = False) -> ModelWeights:
@@ -132,7 +165,10 @@ def without_elements(weights: ModelWeights) -> ModelWeights:
         LayerWeights(**{name.name: emptied(getattr(layer, name.name)) for name in fields(layer)})
         for layer in weights.layers
     )
-    return ModelWeights(norm, layers, norm, norm)
+    deltas = tuple(
+        delta and DeltaWeights(**{each.name: norm for each in fields(delta)}) for delta in weights.deltas
+    )
+    return ModelWeights(norm, layers, norm, norm, deltas=deltas)
 
 
 def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:

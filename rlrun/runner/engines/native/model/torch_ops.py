@@ -70,16 +70,21 @@ def rotate(
     eps: float,
     rotation: Rotation,
 ) -> None:
-    """Normalises and rotates queries and keys in place, as in `rope_store`."""
+    """Normalises and rotates queries and keys in place, as in `rope_store`.
+
+    The tables may be narrower than a head, whose last dimensions are then not rotated.
+    """
     heads = qkv.shape[1] - 2 * kv_heads
     cosines, sines, positions = rotation
     cos, sin = cosines[positions, None], sines[positions, None]
+    rotated = 2 * cosines.shape[-1]
     for part, weight in zip((qkv[:, :heads], qkv[:, heads:-kv_heads]), norms, strict=True):
         wide = part.float()
         if weight is not None:
             wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-        first, second = wide.chunk(2, -1)
-        part.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+        first, second = wide[..., :rotated].chunk(2, -1)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        part.copy_(torch.cat((*turned, wide[..., rotated:]), -1))
 
 
 def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: list[int]) -> torch.Tensor:

@@ -1,0 +1,141 @@
+"""The recurrent state of Gated DeltaNet beside the KV cache: one slot for each running row.
+
+prompts ─▶ PromptRecurrence ─▶ the state after each prompt ─▶ slots of the rows that start from it
+rows    ─▶ StepRecurrence   ─▶ reads and replaces the state in each row's slot
+
+A slot holds the last inputs of the convolution, and each head's matrix, for every such layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from rlrun.models.architecture import Architecture, DeltaNet
+from rlrun.models.delta_rule import delta_rule, delta_step, document_convolution, log_decay
+from rlrun.runner.engines.native.model.cache import zeros
+from rlrun.runner.engines.native.model.fused_weights import DeltaWeights
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentStates:
+    """The states of S sequences in L layers."""
+
+    inputs: torch.Tensor
+    """`[L, S, C, taps - 1]` in the model's dtype: the last inputs of each channel's convolution."""
+    matrices: torch.Tensor
+    """`[L, S, N, D, V]` float32"""
+
+    def of(self, index: int) -> "RecurrentStates":
+        """Returns the states of one sequence, as a view."""
+        return RecurrentStates(self.inputs[:, index : index + 1], self.matrices[:, index : index + 1])
+
+    def clone(self) -> "RecurrentStates":
+        """Returns a copy."""
+        return RecurrentStates(self.inputs.clone(), self.matrices.clone())
+
+    def store(self, slots: Sequence[int], states: Sequence["RecurrentStates"]) -> None:
+        """Copies the states of single sequences into slots."""
+        for slot, state in zip(slots, states, strict=True):
+            self.inputs[:, slot] = state.inputs[:, 0]
+            self.matrices[:, slot] = state.matrices[:, 0]
+
+    def emptied(self) -> "RecurrentStates":
+        """Returns states without elements, to free the memory."""
+        return RecurrentStates(self.inputs.new_empty(0), self.matrices.new_empty(0))
+
+
+def make_states(
+    model: Architecture, slots: int, dtype: torch.dtype, device: torch.device
+) -> RecurrentStates | None:
+    """Returns zeroed states for `slots` rows and for padding rows; None without Gated DeltaNet."""
+    if (delta := model.delta) is None:
+        return None
+    shape = len(delta.layers), slots + 1
+    matrices = (*shape, delta.value_heads, delta.key_dim, delta.value_dim)
+    return RecurrentStates(
+        zeros((*shape, delta.channels, delta.taps - 1), dtype, device), zeros(matrices, torch.float32, device)
+    )
+
+
+def state_bytes(model: Architecture, item: int) -> int:
+    """Returns the size of one row's state in all layers together; `item`: bytes of the model's dtype."""
+    if (delta := model.delta) is None:
+        return 0
+    return len(delta.layers) * (delta.channels * (delta.taps - 1) * item + delta.state_size * 4)
+
+
+class PromptRecurrence:
+    """Runs the layers over packed prompts, whose states begin at zero."""
+
+    def __init__(self, delta: DeltaNet, lengths: Sequence[int], *, keeps_states: bool) -> None:
+        self._delta, self._lengths = delta, lengths
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = [] if keeps_states else None
+
+    @property
+    def states(self) -> RecurrentStates | None:
+        """The states after the prompts; None if they are not kept."""
+        if self._kept is None:
+            return None
+        return RecurrentStates(*(torch.stack(tensors) for tensors in zip(*self._kept, strict=True)))
+
+    def __call__(self, layer: int, projected: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
+        """Maps `[T, C + V + 2N]` to heads' outputs `[T, N, V]`; rows behind the prompts are padding."""
+        total = sum(self._lengths)
+        qkv, decay, beta = _split(projected[:total], self._delta, weights)
+        mixed = document_convolution(qkv, weights.taps, self._lengths)
+        query, key, value = _heads(mixed, self._delta)
+        output, matrices = delta_rule(query, key, value, decay, beta, lengths=self._lengths)
+        if self._kept is not None:
+            self._kept.append((self._last_inputs(qkv), matrices))
+        return functional.pad(output, (0, 0, 0, 0, 0, len(projected) - total))
+
+    def _last_inputs(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Returns the last inputs of each prompt `[prompts, C, taps - 1]`, zeros before short prompts."""
+        count = self._delta.taps - 1
+        ends = [
+            functional.pad(prompt[-count:].t(), (max(0, count - len(prompt)), 0))
+            for prompt in qkv.split(list(self._lengths))
+        ]
+        return torch.stack(ends)
+
+
+class StepRecurrence:
+    """Runs the layers over one token of every row, and replaces the rows' states."""
+
+    def __init__(self, delta: DeltaNet, states: RecurrentStates, slots: torch.Tensor) -> None:
+        """`slots` `[M]`: the slot of each row."""
+        self._delta, self._states, self._slots = delta, states, slots
+
+    def __call__(self, layer: int, projected: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
+        """Maps `[M, C + V + 2N]` to heads' outputs `[M, N, V]`."""
+        inputs, matrices = self._states.inputs[layer], self._states.matrices[layer]
+        qkv, decay, beta = _split(projected, self._delta, weights)
+        window = torch.cat((inputs[self._slots], qkv[..., None]), -1)
+        inputs[self._slots] = window[..., 1:]
+        # Adds the newest input first, as `document_convolution` does, so that both round alike.
+        total = window[..., -1] * weights.taps[:, -1]
+        for back in range(2, self._delta.taps + 1):
+            total = total + window[..., -back] * weights.taps[:, -back]
+        query, key, value = _heads(functional.silu(total), self._delta)
+        output, changed = delta_step(query, key, value, decay, beta, state=matrices[self._slots])
+        matrices[self._slots] = changed
+        return output
+
+
+def _split(
+    projected: torch.Tensor, delta: DeltaNet, weights: DeltaWeights
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns queries, keys and values `[T, C]`, and decay and beta `[T, N]`."""
+    heads = delta.value_heads
+    qkv, _, b, a = projected.split((delta.channels, delta.values, heads, heads), -1)
+    return qkv, log_decay(a, weights.a_log, weights.dt_bias), b.sigmoid()
+
+
+def _heads(mixed: torch.Tensor, delta: DeltaNet) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns queries and keys `[T, K, D]` and values `[T, N, V]`, which are one after the other."""
+    keys = delta.key_heads * delta.key_dim
+    query, key, value = mixed.split((keys, keys, delta.values), -1)
+    query, key = (x.unflatten(1, (delta.key_heads, -1)) for x in (query, key))
+    return query, key, value.unflatten(1, (delta.value_heads, -1))

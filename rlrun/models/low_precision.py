@@ -12,9 +12,11 @@ from rlrun.models.tensor_names import HfTensor, hf_tensors
 PrecisionName = Literal["float8", "mxfp8", "nvfp4"]
 Float8Recipe = Literal["rowwise", "rowwise_with_gw_hp", "blockwise"]
 _ROUTER = ".router."
-_SPLIT_BY_INPUTS = ("o_proj", "down_proj")
+_SPLIT_BY_INPUTS = ("o_proj", "down_proj", "out_proj")
 _UNSPLIT = ("q_a_proj", "kv_a_proj_with_mqa")
 """Matrices that tensor-parallel ranks split by inputs, and those that each of them holds whole."""
+_DECAYS = ("in_proj_a", "in_proj_b", "in_proj_ba")
+"""Projections to the rates at which Gated DeltaNet forgets and learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,18 @@ class LowPrecision:
         float8 with a scale per row needs no emulation, because torch's CPU products take float8.
         """
         return self.name == "mxfp8" or self.blockwise
+
+
+def note_on(precision: LowPrecision, *, on_cpu: bool) -> str:
+    """Returns a line for users: how the layers multiply, and whether that is emulated."""
+    line = f"the matrices of the layers multiply in {precision}"
+    if not on_cpu:
+        return line
+    if precision.emulated_on_cpu:
+        return (
+            f"{line}, which the CPU emulates: results are those of the format, at less than the usual speed"
+        )
+    return f"{line}, which the CPU does at less than the usual speed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +118,7 @@ def check_low_precision(
 def _is_layer_matrix(tensor: HfTensor) -> bool:
     is_matrix = len(tensor.shape) > 1 and not tensor.name.endswith("bias")
     is_in_layer = tensor.parameter.startswith("layers.") and _ROUTER not in tensor.parameter
-    return is_matrix and is_in_layer and not tensor.expert
+    return is_matrix and is_in_layer and not tensor.expert and ".conv1d." not in tensor.name
 
 
 def _reason(
@@ -115,6 +129,8 @@ def _reason(
             return "belongs to experts, for which torchtitan has no NVFP4 products"
         if expert > 1:
             tensor = 1  # expert-parallel ranks hold whole experts
+    elif matrix.name.split(".")[-2] in _DECAYS:
+        return "decides how fast a state decays, over which errors add up"
     elif model.sinks and ".o_proj." in matrix.name:
         return "has a bias that tensor-parallel ranks share, which torchtitan's converted modules cannot"
     whole = matrix.parameter_shape[-2:]
@@ -136,3 +152,9 @@ def _local_sizes(matrix: HfTensor, tensor: int) -> tuple[int, ...]:
 
 def _shown(sizes: tuple[int, ...]) -> str:
     return " × ".join(str(size) for size in sizes)
+
+
+def kinds_of_matrices(matrices: list[Matrix]) -> list[Matrix]:
+    """Returns one matrix of each kind: of each name and reason, apart from the layer's number."""
+    kinds = {(matrix.pattern, matrix.reason): matrix for matrix in reversed(matrices)}
+    return list(reversed(kinds.values()))

@@ -19,6 +19,7 @@ from rlrun.cli.plan.options import (
 
 if TYPE_CHECKING:
     from rlrun.models.architecture import Architecture
+    from rlrun.models.low_precision import LowPrecision
     from rlrun.runner.planning.plan import Plan
     from rlrun.runner.planning.step_time import PlannedJob
     from rlrun.specs.reading.loading import LoadedSpec
@@ -198,12 +199,23 @@ def _as_dict(planned: _JobPlan) -> dict[str, Any]:
         "step_seconds": sizing.estimate.step_seconds,
         "device_hours": sizing.estimate.device_hours,
     }
+    if (precision := planned.spec.trainer.low_precision) is not None:
+        values["matrices"] = _matrices(job, precision)
     sizing_values = asdict(sizing, dict_factory=_with_json_keys) | {
         "estimate": estimate,
         "device": asdict(job.device),
         "lengths": asdict(job.load),
     }
     return values | {"sizing": sizing_values}
+
+
+def _matrices(job: "PlannedJob", precision: "LowPrecision") -> dict[str, str]:
+    """Returns the precision of each kind of matrix, or the reason why it is not converted."""
+    from rlrun.models.low_precision import kinds_of_matrices, layer_matrices
+
+    parallel = job.spec.trainer.parallel
+    matrices = layer_matrices(job.model, precision, tensor=parallel.tensor, expert=parallel.expert)
+    return {matrix.pattern: matrix.reason or str(precision) for matrix in kinds_of_matrices(matrices)}
 
 
 def _with_json_keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:

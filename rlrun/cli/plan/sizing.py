@@ -6,12 +6,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlrun.cli.plan.picture import table
+from rlrun.models.low_precision import kinds_of_matrices, layer_matrices, note_on
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import Phase
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import (
     DECODE_EFFICIENCY,
     HOST_LINK,
+    LOW_PRECISION_SPEEDUP,
     NETWORK,
     PREFILL_EFFICIENCY,
     TRAIN_EFFICIENCY,
@@ -26,6 +28,8 @@ def sizing_report(job: PlannedJob, price: float | None = None) -> Iterator[Rende
     for phase in sizing.phases:
         yield _phase_table(job, phase)
     yield _capacity_table(job, sizing, price)
+    if job.spec.trainer.precision is not None:
+        yield _precision_table(job)
     for line in _assumptions(job):
         yield Text(f"assumed: {line}", style="dim")
     for warning in sizing.warnings:
@@ -90,6 +94,20 @@ def _capacity_table(job: PlannedJob, sizing: Sizing, price: float | None) -> Ren
     return table("capacity, disk, time", ("quantity", "value", "from"), rows)
 
 
+def _precision_table(job: PlannedJob) -> RenderableType:
+    """Returns a table of the matrices that are multiplied in low precision, and of those that are not."""
+    trainer = job.spec.trainer
+    precision = trainer.low_precision
+    assert precision is not None
+    degrees = {"tensor": trainer.parallel.tensor, "expert": trainer.parallel.expert}
+    rows = [
+        (matrix.pattern, trainer.dtype if matrix.reason else str(precision), matrix.reason or "")
+        for matrix in kinds_of_matrices(layer_matrices(job.model, precision, **degrees))
+    ]
+    rows.append(("embeddings, head, norms, routers", trainer.dtype, "always"))
+    return table(note_on(precision, on_cpu=not job.on_gpu), ("matrix", "precision", "why"), rows)
+
+
 def _assumptions(job: PlannedJob) -> Iterator[str]:
     yield (
         f"prompts of {job.load.prompt:,.0f} and responses of {job.load.response:,.0f} tokens on average "
@@ -100,6 +118,8 @@ def _assumptions(job: PlannedJob) -> Iterator[str]:
         f"GB/s, of which training reaches {TRAIN_EFFICIENCY:.0%}, prefill {PREFILL_EFFICIENCY:.0%}, "
         f"decoding {DECODE_EFFICIENCY:.0%}"
     )
+    if job.on_gpu and job.spec.trainer.precision is not None:
+        yield f"training is {LOW_PRECISION_SPEEDUP:g} times as fast in {job.spec.trainer.low_precision}"
     if job.spec.cluster.gpus_per_node:
         yield (
             f"{NETWORK / 1e9:.0f} GB/s between nodes for each GPU, {HOST_LINK / 1e9:.0f} GB/s between a GPU "

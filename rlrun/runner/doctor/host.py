@@ -34,7 +34,7 @@ _SANDBOX_CURES = {
 OPEN_FILES = 4096
 SMALL_DISK, SMALL_SHARED = 20 * GIB, 2 * GIB
 _REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)\s*(?P<sign>==|>=)\s*(?P<version>[\w.]+)\s*;.*extra == .(?P<extra>\w+)"
+    r"(?P<name>[\w.-]+)\s*(?P<sign>==|>=)\s*(?P<version>[\w.]+)\s*;.*extra == .(?P<extra>[\w-]+)"
 )
 _PROBE = """
 import json, torch
@@ -62,6 +62,7 @@ def examine_host(folder: Path) -> Iterator[Check]:
     if "torch" in _installed():
         yield from check_torch_and_gpus(ask_torch(), driver_gpus())
     yield check_sglang(_installed().get("sglang"))
+    yield check_torchao(_installed().get("torchao"))
     yield check_compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
     yield check_disk(folder, shutil.disk_usage(_existing(folder)).free)
     yield check_shared_memory(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None)
@@ -136,6 +137,19 @@ def check_sglang(version: str | None) -> Check:
         )
         return Check("SGLang", "note", found, "pip install 'rlrun[run,sglang]'")
     return Check("SGLang", "ok", f"{version}: jobs on GPUs use it unless they name another engine")
+
+
+def check_torchao(version: str | None, needed: tuple[str, ...] | None = None) -> Check:
+    """Checks whether torchao is installed, in the version that torchtitan's converters need."""
+    cure = "pip install 'rlrun[low-precision]'"
+    if version is None:
+        found = "not installed: only low precision needs it (trainer.precision, optimizers in 8 bits)"
+        return Check("torchao", "note", found, cure)
+    matches = map(_REQUIREMENT.match, needed or tuple(metadata.requires("rlrun") or ()))
+    tested = next(match["version"] for match in matches if match and match["extra"] == "low-precision")
+    if version.partition("+")[0] != tested:
+        return Check("torchao", "note", f"{version}; tested with {tested}", cure)
+    return Check("torchao", "ok", version)
 
 
 def check_compiler(path: str | None) -> Check:

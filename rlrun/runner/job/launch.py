@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.low_precision import note_on
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.checkpoints.folder import newest_step
@@ -132,6 +133,8 @@ async def _run(
         locking = asyncio.create_task(in_background(make_lock, loaded, model))
         spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
         loaded = replace(loaded, spec=spec)
+        if (precision := spec.trainer.low_precision) is not None:
+            console.say(note_on(precision, on_cpu=not spec.cluster.gpus_per_node))
         for line in (*loaded.engine_reasons(), sample_limits(spec, rollout=needs_of(spec).rollout)):
             console.say(line)
         running = await start_job(spec, model, folder, scratch, stack, timed=console.timed)

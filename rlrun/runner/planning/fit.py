@@ -9,12 +9,21 @@ from rlrun.runner.planning.step_time import PlannedJob
 
 
 def fit_warnings(job: PlannedJob, memory: JobMemory) -> Iterator[str]:
-    """Yields a warning for each phase that exceeds its device, and for a KV cache that is too small."""
+    """Yields a warning for each phase that exceeds its device, for a KV cache that is too small, and for a
+    GPU that lacks the trainer's precision.
+    """
     for phase in memory.phases:
         if phase.bytes > job.device.memory:
             yield _exceeds_device(job, phase)
     if memory.engine is not None:
         yield from _small_cache(job, memory.engine)
+    precision, capability = job.spec.trainer.low_precision, job.device.capability
+    if precision is not None and capability is not None and capability < precision.capability:
+        needed, found = (".".join(map(str, pair)) for pair in (precision.capability, capability))
+        yield (
+            f"{precision} needs GPUs of compute capability {needed}, and {job.device.name} has {found}: use "
+            "others, or remove trainer.precision"
+        )
 
 
 def _exceeds_device(job: PlannedJob, phase: Phase) -> str:

@@ -23,23 +23,27 @@ class Device:
     """Bytes per second to and from its memory."""
     link: float
     """Bytes per second to the other devices of its node, in one direction."""
+    capability: tuple[int, int] | None = None
+    """CUDA's compute capability; None for a CPU."""
 
 
-def _gpu(name: str, format_bytes: float, tera_flops: float, tera_bytes: float, giga_link: float) -> Device:
-    return Device(name, int(format_bytes * GIB), tera_flops * 1e12, tera_bytes * 1e12, giga_link * 1e9)
+def _gpu(name: str, capability: tuple[int, int], memory: float, flops: float, *rates: float) -> Device:
+    """Returns a GPU, from GiB, TFLOP/s, and TB/s and GB/s of its memory and its link."""
+    bandwidth, link = rates
+    return Device(name, int(memory * GIB), flops * 1e12, bandwidth * 1e12, link * 1e9, capability)
 
 
 GPUS: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _gpu("L4", 22, 121, 0.30, 32),
-        _gpu("RTX-4090", 23.5, 165, 1.0, 32),
-        _gpu("L40S", 44, 362, 0.86, 32),
-        _gpu("A100-40GB", 39, 312, 1.55, 300),
-        _gpu("A100-80GB", 79, 312, 2.0, 300),
-        _gpu("H100-80GB", 79, 989, 3.35, 450),
-        _gpu("H200", 139, 989, 4.8, 450),
-        _gpu("B200", 178, 2250, 8.0, 900),
+        _gpu("L4", (8, 9), 22, 121, 0.30, 32),
+        _gpu("RTX-4090", (8, 9), 23.5, 165, 1.0, 32),
+        _gpu("L40S", (8, 9), 44, 362, 0.86, 32),
+        _gpu("A100-40GB", (8, 0), 39, 312, 1.55, 300),
+        _gpu("A100-80GB", (8, 0), 79, 312, 2.0, 300),
+        _gpu("H100-80GB", (9, 0), 79, 989, 3.35, 450),
+        _gpu("H200", (9, 0), 139, 989, 4.8, 450),
+        _gpu("B200", (10, 0), 178, 2250, 8.0, 900),
     )
 }
 """The GPUs that rlrun knows; `memory` is what a process finds free on an idle one."""

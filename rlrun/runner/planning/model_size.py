@@ -11,6 +11,7 @@ from math import prod
 
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters, check_ranks
 from rlrun.models.architecture import Architecture
+from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
@@ -135,6 +136,9 @@ def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     lora = trainer.lora.shape if trainer.lora else None
     if lora is not None:
         check_ranks(model, trainer.parallel.world_size)
+    if (precision := trainer.low_precision) is not None:
+        parallel = trainer.parallel
+        check_low_precision(model, precision, tensor=parallel.tensor, expert=parallel.expert)
     return largest_share(model, trainer.parallel, trainer.freeze, lora)
 
 

@@ -203,8 +203,14 @@ class WeightWriter:
 
     @property
     def _sent_dtype(self) -> torch.dtype | None:
-        """The dtype that tensors are gathered in: the engines', unless they are quantised from float32."""
-        return self._form.dtype if self._form.kept is None else None
+        """The dtype that tensors are gathered in: the engines', unless they are quantised from float32.
+
+        A trainer that multiplies in the engines' FP8 rounds what FSDP has cast to bfloat16, so that engines
+        get the same numbers only if theirs are cast too.
+        """
+        precision = self._spec.trainer.low_precision
+        rounds_alike = precision is not None and precision.blockwise
+        return self._form.dtype if self._form.kept is None or rounds_alike else None
 
     def _plan_buckets(self) -> list[Bucket]:
         source, limit = self._source, bucket_bytes(self._spec)

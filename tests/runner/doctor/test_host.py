@@ -18,6 +18,7 @@ from rlrun.runner.doctor.host import (
     check_sglang,
     check_shared_memory,
     check_torch_and_gpus,
+    check_torchao,
     examine_host,
 )
 
@@ -25,6 +26,7 @@ NEEDED = (
     'torch==2.14.1; extra == "run"',
     'ray>=2.50; extra == "run"',
     'mypy>=1.18; extra == "dev"',
+    'torchao==0.18.0; extra == "low-precision"',
     "rich>=14",
 )
 ON_CPU = {"cuda": False, "built": None, "threads": 1, "nccl": None, "gpus": []}
@@ -38,6 +40,9 @@ ON_GPU = {"cuda": True, "built": "12.8", "threads": 1, "nccl": [2, 27, 3], "gpus
         (check_python((3, 12)), "ok", "3.12"),
         (check_sglang(None), "note", "jobs on GPUs use the native engine"),
         (check_sglang("0.5.23"), "ok", "0.5.23"),
+        (check_torchao(None, NEEDED), "note", "only low precision needs it"),
+        (check_torchao("0.17.0", NEEDED), "note", "0.17.0; tested with 0.18.0"),
+        (check_torchao("0.18.0+cpu", NEEDED), "ok", "0.18.0"),
         (check_compiler(None), "note", "plain torch operators"),
         (check_compiler("/usr/bin/c++"), "ok", "/usr/bin/c++"),
         (check_disk(Path("runs"), 500 * GIB), "ok", "500 GiB free"),

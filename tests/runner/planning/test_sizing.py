@@ -9,7 +9,12 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.hardware import GIB, GPUS, find_gpu, local_cpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
-from rlrun.runner.planning.step_time import PlannedJob, Workload, step_training_seconds
+from rlrun.runner.planning.step_time import (
+    LOW_PRECISION_SPEEDUP,
+    PlannedJob,
+    Workload,
+    step_training_seconds,
+)
 from rlrun.specs.sections.job import Spec
 from tests.runner.planning.test_memory import QWEN3_8B, QWEN3_30B_A3B
 
@@ -238,3 +243,30 @@ def test_an_sglang_server_takes_its_share_of_the_device() -> None:
     assert size_job(planned_job(engine=less, cluster=apart)).phases[1].bytes == pytest.approx(
         0.5 * 79 * GIB, rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "reported"),
+    [
+        (
+            "A100-80GB",
+            "float8",
+            "float8 (rowwise) needs GPUs of compute capability 8.9, and A100-80GB has 8.0",
+        ),
+        ("H100-80GB", "float8", None),
+        ("H200", "mxfp8", "mxfp8 needs GPUs of compute capability 10.0, and H200 has 9.0"),
+        ("B200", "nvfp4", None),
+    ],
+)
+def test_a_gpu_may_lack_a_precision(device: str, precision: str, reported: str | None) -> None:
+    warnings = size_job(planned_job(device, trainer={"precision": precision})).warnings
+    found = [warning for warning in warnings if "capability" in warning]
+    assert len(found) == (reported is not None)
+    assert reported is None or found[0].startswith(reported)
+
+
+def test_low_precision_takes_the_memory_of_bfloat16_and_less_time() -> None:
+    plain, fast = (size_job(planned_job(trainer=own)) for own in ({}, {"precision": "float8"}))
+    assert fast.phases == plain.phases and fast.disk == plain.disk
+    ratio = plain.estimate.parts["training"] / fast.estimate.parts["training"]
+    assert ratio == pytest.approx(LOW_PRECISION_SPEEDUP)

@@ -22,7 +22,7 @@ from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
 from rlrun.runner.trainer.model.adapted_config import AdaptedConfig, freeze_base
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
-from rlrun.runner.trainer.model.low_precision.converted_config import convert_to_low_precision
+from rlrun.runner.trainer.model.low_precision.converted_config import convert_to_low_precision, fill_buffers
 from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -96,6 +96,8 @@ def build_model(
                 adapted=lora is not None,
             )
         )
+        if precision is not None:
+            fill_buffers(decoders[-1], device)
     return decoders
 
 

@@ -96,6 +96,8 @@ class Learner:
             rate = None if moe.balancing == "off" else moe.balancing_rate
             self._expert_load = ExpertLoad(decoders, model, device, rate=rate, trained=trained)
         self._replay = Replay(moe.routing_replay)
+        is_emulated = device.type == "cpu" and precision is not None and precision.emulated_on_cpu
+        self._facts = {"perf/precision_emulated": 1.0} if is_emulated else {}
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
         """Returns `[R]` log-probs of this data rank's sequences by index, before training on them.
@@ -133,7 +135,10 @@ class Learner:
         ]
         self._replay.forget()
         wait(self._device)
-        return [values | stopwatch.seconds() for values, stopwatch in zip(metrics, stopwatches, strict=True)]
+        return [
+            values | self._facts | stopwatch.seconds()
+            for values, stopwatch in zip(metrics, stopwatches, strict=True)
+        ]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns parameters, optimizer, step and random state, for a checkpoint."""

@@ -225,3 +225,17 @@ def test_a_missing_package(monkeypatch):
     monkeypatch.setattr(converted_config, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs torchao: pip install 'rlrun\[low-precision\]'"):
         check_torchao()
+
+
+def test_nvfp4_matrices_have_their_seeds_and_signs(tmp_path, monkeypatch):
+    """The products need a GPU; everything before them does not."""
+    import torchtitan.components.quantization.nvfp4 as titan
+
+    monkeypatch.setattr(titan, "has_cuda_capability", lambda *capability: True)
+    model = read_architecture(make_tiny_model(tmp_path / "model", "qwen3_moe", **SIZES))
+    nvfp4 = LowPrecision("nvfp4")
+    decoder, *_ = build_model(model, None, ParallelSpec(), torch.bfloat16, CPU, precision=nvfp4)
+    matrices = [module for module in decoder.modules() if isinstance(module, titan.NVFP4Linear)]
+    assert len(matrices) == 2  # q_proj and o_proj: k_proj and v_proj have 64 rows
+    for matrix in matrices:
+        assert matrix._sr_seed.shape == (1,) and len(matrix.rht_sign_vector) == 16

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import linear, pad
 
 from rlrun.models.architecture import Architecture
@@ -86,6 +87,17 @@ def check_gpu(precision: LowPrecision) -> None:
             f"{needed[0]}.{needed[1]}, and {torch.cuda.get_device_name()} has {found[0]}.{found[1]}: use "
             "another GPU, or remove trainer.precision"
         )
+
+
+def fill_buffers(decoder: nn.Module, device: torch.device) -> None:
+    """Fills the buffers of NVFP4 matrices, which are not in checkpoints: the seed of their stochastic
+    rounding, and the signs of their Hadamard transform.
+    """
+    from rlrun.runner.trainer.compat.low_precision import NVFP4Linear
+
+    for module in decoder.modules():
+        if isinstance(module, NVFP4Linear):
+            module._init_self_buffers(buffer_device=device)
 
 
 class _Products:

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from benchmarks.gpu.models import (
     FOLDER,
@@ -38,8 +40,7 @@ GOALS = (Goal("max_difference", "<=", 1e-4), Goal("gradient_norm_ratio_off_by", 
 
 def parity(name: str, **parallel: Any) -> Measurement:
     """Compares a layout of all ranks."""
-    if RANKS < 2:
-        raise Skipped("it needs two GPUs")
+    check_support()
     folder = model_folder(name, "float32")
     spec = make_spec(folder, dtype="float32", max_tokens_per_rank=512, max_grad_norm=1e9, parallel=parallel)
     log_probs, norms = results_of(spec, FOLDER / f"ranks-{name}-{'-'.join(parallel)}")
@@ -54,6 +55,14 @@ def parity(name: str, **parallel: Any) -> Measurement:
         "gradient_norm_ratio_off_by": max(abs(value / norm - 1) for value in norms),
     }
     return Measurement(figures, (*GOALS, Goal("sequences", "==", len(sequences))))
+
+
+def check_support() -> None:
+    """Raises Skipped where this host cannot run several ranks."""
+    if RANKS < 2:
+        raise Skipped("it needs two GPUs")
+    if "dp_mesh_dims" not in signature(fully_shard).parameters:
+        raise Skipped(f"torch {torch.__version__} cannot shard a model as torchtitan asks it to")
 
 
 def results_of(spec: Spec, out: Path) -> tuple[dict[int, np.ndarray], list[float]]:
@@ -82,8 +91,7 @@ def deepep() -> Measurement:
     """Compares DeepEP's exchange with NCCL's, in bfloat16: DeepEP takes nothing else."""
     if not ON_GPU or torch.cuda.get_device_capability() < HOPPER or find_spec("deep_ep") is None:
         raise Skipped("it needs GPUs from Hopper on, and the package deep_ep (DeepEP 2)")
-    if RANKS < 2:
-        raise Skipped("it needs two GPUs")
+    check_support()
     (plain, plain_norm), (ours, norm) = (
         _exchanged(token_dispatcher) for token_dispatcher in ("standard", "deepep")
     )

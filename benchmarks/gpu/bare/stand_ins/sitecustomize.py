@@ -1,7 +1,7 @@
 """Lets torchtitan 0.3.0 and rlrun, which need torch 2.14, run under torch 2.11 on one GPU.
 
 Python imports this module when it starts, in every process. Each patch is applied right after its module was
-imported. Layouts over several ranks may need more of torch 2.14 than this.
+imported. Layouts over several ranks need more of torch 2.14 than this: the check of these layouts is skipped.
 """
 
 import inspect

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession, check_agent
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
+from rlrun.plugins.rollouts.agent.address import address_in
 from rlrun.plugins.rollouts.agent.rollout import Agent, AgentParams
 from rlrun.plugins.types import Row, Status
 
@@ -45,7 +47,7 @@ async def run(
     act: Callable[[Client], Awaitable[Any]], answers: Sequence[str], **given: Any
 ) -> tuple[list[Trajectory], ScriptedSession]:
     """Executes an agent that is a function."""
-    params = {name: given.pop(name) for name in ("thinking", "syntax") if name in given}
+    params = {name: given.pop(name) for name in ("thinking", "syntax", "host") if name in given}
     rollout = Agent(AgentParams(command=("none",), **params))
 
     class Acting:
@@ -91,6 +93,40 @@ async def test_a_conversation_is_one_sample_with_what_was_given_masked() -> None
         ],
     )
     assert session.asked[2].tolist() == [*one.prompt, *one.response()[0][: -len("bye\0")]]
+
+
+@pytest.mark.parametrize(("host", "expected"), [("127.0.0.7", "127.0.0.7"), ("127.0.0.0/8", "127.0.0.1")])
+async def test_the_endpoint_listens_only_at_its_address(host: str, expected: str) -> None:
+    async def act(client: Client) -> None:
+        assert client.task.base_url.startswith(f"http://{expected}:")
+        assert (await client.post({"messages": [HI]}, key="another"))[0] == 401
+        assert (await client.say(HI))["content"] == "four"
+        port = int(client.task.base_url.split(":")[2].split("/")[0])
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.8", port)
+
+    await run(act, ["four"], host=host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0.0.0.0/0", "gateway", "10.0.0.300", ""])
+def test_an_endpoint_for_everyone_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match=r"contains all addresses|neither an IP address"):
+        AgentParams(command=("none",), host=host)
+
+
+def test_a_network_must_hold_one_address_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ("127.0.0.1", "10.1.0.7", "10.2.0.7", "fe80::1%eth0", "00:11:22:33:44:55")
+    interfaces = {address: [SimpleNamespace(address=address)] for address in own}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    assert [address_in(value) for value in ("10.1.0.0/16", "fe80::/10", "10.9.9.9")] == [
+        "10.1.0.7",
+        "fe80::1",
+        "10.9.9.9",
+    ]
+    with pytest.raises(ValueError, match=r"has 2 addresses \(10\.1\.0\.7, 10\.2\.0\.7\) in 10\.0\.0\.0/8"):
+        address_in("10.0.0.0/8")
+    with pytest.raises(ValueError, match=r"no address in 192\.168\.0\.0/16, .* 127\.0\.0\.1, 10\.1\.0\.7"):
+        build("rollouts", "agent", {"command": ["none"], "host": "192.168.0.0/16"})
 
 
 async def test_a_request_that_does_not_extend_a_recorded_answer_is_another_sample() -> None:

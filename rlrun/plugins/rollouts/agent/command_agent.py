@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from rlrun.plugins.agent_task import AgentTask
 
@@ -59,8 +60,9 @@ def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[st
     names = {*_PASSED, *passed, *(name for name in own if name.startswith("LC_"))}
     environment = {name: own[name] for name in sorted(names) if name in own}
     environment |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
+    host = urlsplit(task.base_url).hostname
     for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host: never use a proxy for it
-        environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
+        environment[name] = ",".join(filter(None, [environment.get(name), host]))
     return environment
 
 

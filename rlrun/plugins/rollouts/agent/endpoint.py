@@ -1,4 +1,4 @@
-"""Serves the policy to agents at `/v1/chat/completions`, on this host only; each execution has its own key.
+"""Serves the policy to agents at `/v1/chat/completions`, at one address; each execution has its own key.
 
 request ──▶ execution of the key ──▶ Record.ask ──▶ session.generate ──▶ Record.answer ──▶ response
 """
@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlrun.plugins.generation import Generation, Sampling
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 MAX_BODY = 64 * 2**20
 MAX_STOPS, MAX_STOP_LENGTH = 32, 1024
 """Limits of a request's stop strings, in number and characters, since every answer is searched for them."""
-_GUARD = Guard("127.0.0.1")
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
 
 
@@ -47,7 +47,9 @@ class Served:
 class Endpoint:
     """A server on a free port of this host, shared by all executions."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        """`address`: the only IP address that the server listens at."""
+        self._guard = Guard(address)
         self._served: dict[bytes, Served] = {}
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
@@ -80,16 +82,18 @@ class Endpoint:
     async def _start(self) -> None:
         from aiohttp import web
 
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[web.middleware(_guarded)])
+        app = web.Application(
+            client_max_size=MAX_BODY, middlewares=[web.middleware(partial(_guarded, self._guard))]
+        )
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, self._guard.address, 0)
         await site.start()
         self._runner = runner
         host, port = runner.addresses[0][:2]
-        self._url = f"http://{host}:{port}/v1"
+        self._url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
     async def _models(self, request: "web.Request") -> "web.Response":
         if self._asked_by(request) is None:
@@ -240,9 +244,9 @@ def _completion(
 
 
 async def _guarded(
-    request: "web.Request", handler: "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+    guard: Guard, request: "web.Request", handler: "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 ) -> "web.StreamResponse":
-    refusal = _GUARD.refusal(request.method, request.path, request.headers)
+    refusal = guard.refusal(request.method, request.path, request.headers)
     if refusal is not None:
         return _refused(refusal.status, refusal.message, "invalid_request_error")
     return await handler(request)

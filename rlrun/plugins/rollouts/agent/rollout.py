@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Agent as AgentPlugin
 from rlrun.plugins.registry import build
+from rlrun.plugins.rollouts.agent.address import address_in, check_address
 from rlrun.plugins.rollouts.agent.command_agent import run_command
 from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served
 from rlrun.plugins.rollouts.agent.record import Record, Thinking
@@ -32,6 +33,10 @@ class AgentParams(Section):
     """Further variables of rlrun's environment to pass to the program, such as `["HTTPS_PROXY"]`. PATH, HOME,
     USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM are always passed; others, which may hold
     keys and tokens, are not."""
+    host: Annotated[str, AfterValidator(check_address)] = "127.0.0.1"
+    """The address at which the policy is served to the agent. Agents that run on other hosts or in containers
+    need an IP address of the driver's host that they can reach, or a network (`10.0.0.0/8`) in which that
+    host has exactly one address. Requests need the execution's key, but are not encrypted."""
     syntax: Syntax = "auto"
     """Format of the policy's tool calls: `hermes` (Qwen3) or `llama3`. `auto` recognises both."""
     thinking: Thinking = "keep"
@@ -63,9 +68,11 @@ class Agent:
     example: ClassVar[dict[str, Any]] = {"agent": {"type": "solve_and_select"}}
 
     def __init__(self, params: AgentParams) -> None:
-        """Raises PluginError if the agent cannot be constructed."""
+        """Raises PluginError if the agent cannot be constructed, and ValueError if this host has no address
+        where the policy is to be served.
+        """
         self.params = params
-        self._endpoint = Endpoint()
+        self._endpoint = Endpoint(address_in(params.host))
         self._agent: AgentPlugin | None = None
         if params.agent is not None:
             self._agent = build("agents", params.agent.type, params.agent.params)

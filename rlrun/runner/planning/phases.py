@@ -14,7 +14,7 @@ from rlrun.runner.planning.memory import CUDA_CONTEXT_BYTES, EngineMemory, Part,
 from rlrun.runner.planning.rank_memory import RankMemory, rank_memory
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.engine_layout import sleeps
-from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus
+from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,14 @@ def _together(job: PlannedJob, ranks: RankMemory, rollout: Phase) -> list[Phase]
 def _buckets(job: PlannedJob) -> Iterator[Part]:
     """Yields the buckets of a weight update if they are on the devices."""
     if buckets_on_gpus(job.spec) and (size := bucket_bytes(job.spec)) is not None:
-        yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
+        stages = job.spec.trainer.parallel.pipeline
+        if stages == 1:
+            yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
+            return
+        slices = relay_slices(job.spec)
+        received = (stages - 1) * size // slices if slices > 1 else 0
+        source = "3 × engine.weight_bucket, and slices of the other stages' buckets"
+        yield Part("weight buckets", 3 * size + received, source)
 
 
 def _beside(phase: Phase, name: str, bytes_held: int) -> Phase:

@@ -2,19 +2,19 @@
 
     gather    parts of the weights, from all ranks of a stage to each of them: within a node over its links,
               from other nodes through the network card of each rank
-    relay     buckets in GPU memory of a pipeline: from their stage to all others, a slice per network card
+    relay     buckets in GPU memory of a pipeline: from their stage to all others, a slice per network card,
+              while slices of earlier buckets are put together within the nodes
     send      the rest of the way: through one rank's network card, host memory, or a disk
 
 Where buckets are used, one is gathered while the one before is sent, so that the slower of both counts.
 """
 
-import math
 from dataclasses import dataclass
 
 from rlrun.runner.planning.activations import ITEM_BYTES
 from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.step_time import HOST_LINK, LINK_EFFICIENCY, NETWORK, PlannedJob
-from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
+from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of, relay_slices
 
 DISK = 2e9
 """Bytes per second of a disk that all nodes share, while it is written and while it is read."""
@@ -44,15 +44,16 @@ def sync_time(job: PlannedJob) -> SyncTime:
     if not job.on_gpu:
         return SyncTime("through host memory", 0.0, size / HOST_LINK, overlapped=False)
     carrier, buckets = carrier_of(job.spec), bucket_bytes(job.spec)
+    stages = job.spec.trainer.parallel.pipeline
+    gather_at_once = _gather_seconds(job, size / stages)  # all stages at the same time
     if buckets_on_gpus(job.spec):
         way = f"buckets of {_mebibytes(buckets)} in GPU memory (CUDA IPC)"
-        return SyncTime(way, _gather_seconds(job, size), _relay_seconds(job, size), overlapped=False)
-    gather = _gather_seconds(job, size) + _to_first_rank_seconds(job, size)
+        return SyncTime(way, gather_at_once, _relay_seconds(job, size), overlapped=False)
     if carrier == "broadcast":
-        stages = job.spec.trainer.parallel.pipeline
         way = "broadcast" + (f", a process group for each of {stages} stages" if stages > 1 else "")
         send = size / (min(job.device.link, NETWORK) * LINK_EFFICIENCY)
-        return SyncTime(way, _gather_seconds(job, size), send, overlapped=True)
+        return SyncTime(way, gather_at_once, send, overlapped=True)
+    gather = _gather_seconds(job, size) + _to_first_rank_seconds(job, size)
     if carrier == "disk":
         return SyncTime("files on a shared disk", gather, 2 * size / DISK, overlapped=False)
     if carrier == "tensor" and buckets is not None:
@@ -62,7 +63,7 @@ def sync_time(job: PlannedJob) -> SyncTime:
 
 
 def _gather_seconds(job: PlannedJob, size: float) -> float:
-    """Returns the seconds in which every rank gathers its stage's share, one stage after the other."""
+    """Returns the seconds in which the ranks of a stage gather `size` bytes on each of them."""
     parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
     sharing = parallel.world_size // parallel.pipeline // parallel.replicate
     seconds = size * (sharing - 1) / sharing / job.device.link
@@ -73,14 +74,17 @@ def _gather_seconds(job: PlannedJob, size: float) -> float:
 
 
 def _relay_seconds(job: PlannedJob, size: float) -> float:
-    """Returns the seconds in which buckets reach the ranks of all other stages: slices, then the whole."""
+    """Returns the seconds in which buckets reach the ranks of all other stages: slices, and the whole."""
     parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
     if parallel.pipeline == 1:
         return 0.0
     stage_ranks = parallel.world_size // parallel.pipeline
     link = job.device.link if stage_ranks < per_node else NETWORK
-    slices = math.gcd(stage_ranks, per_node)
-    return size * (1 / (link * slices) + (slices - 1) / slices / job.device.link) / LINK_EFFICIENCY
+    slices = relay_slices(job.spec)
+    between, within = 1 / (link * slices), (slices - 1) / slices / job.device.link
+    # both take place at once, except where they share the links of a node
+    seconds = between + within if link == job.device.link else max(between, within)
+    return size * seconds / LINK_EFFICIENCY
 
 
 def _to_first_rank_seconds(job: PlannedJob, size: float) -> float:

@@ -7,9 +7,10 @@ bucket the pieces with the widest numbers come first, without gaps: every piece 
 its item size, which a typed view of the buffer needs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from math import prod
 
 import torch
@@ -19,6 +20,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.runner.contracts.weight_updates import Checksums, TensorSlot
 from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.relay import Relay
 from rlrun.runner.weights.server_checksums import ChecksumRecorder
 from rlrun.runner.weights.stages import Stages
 
@@ -43,15 +45,27 @@ class Bucket:
 def plan_stage_buckets(
     shapes: Mapping[str, tuple[int, ...]], stage_of: Mapping[str, int], form: Form, limit: int | None
 ) -> list[Bucket]:
-    """Returns buckets that each hold tensors of one pipeline stage only, all buckets of a stage in a row."""
+    """Returns buckets that each hold tensors of one pipeline stage only, in rounds: one of each stage."""
     stages: dict[int, dict[str, tuple[int, ...]]] = {stage: {} for stage in sorted(set(stage_of.values()))}
     for name, shape in shapes.items():
         stages[stage_of[name]][name] = shape
-    return [
-        replace(bucket, stage=stage)
+    buckets_of_stages = [
+        [replace(bucket, stage=stage) for bucket in plan_buckets(own, form, limit)]
         for stage, own in stages.items()
-        for bucket in plan_buckets(own, form, limit)
     ]
+    rounds = zip_longest(*buckets_of_stages)
+    return [bucket for buckets in rounds for bucket in buckets if bucket is not None]
+
+
+def split_into_rounds(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Yields the rounds of `plan_stage_buckets`: in each the stages' numbers rise."""
+    current: list[Bucket] = []
+    for bucket in buckets:
+        if current and bucket.stage <= current[-1].stage:
+            yield current
+            current = []
+        current.append(bucket)
+    yield current
 
 
 def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int | None) -> list[Bucket]:
@@ -135,7 +149,7 @@ class WeightSet:
 class RelayedWeightSet(WeightSet):
     """The tensors of one update, for a rank that needs those of every pipeline stage.
 
-    The stage that has a bucket's tensors gathers them; then the buffer is sent to the other stages' ranks.
+    Every stage gathers the bucket that it has in a round before the first bucket of the round is relayed.
     """
 
     def __init__(
@@ -144,13 +158,20 @@ class RelayedWeightSet(WeightSet):
         form: Form,
         recorder: ChecksumRecorder | None,
         *,
+        buckets: Sequence[Bucket],
         stages: Stages,
         device: torch.device,
     ) -> None:
-        """`tensors`: those of this rank's stage. `device`: that of the buffers."""
+        """`tensors`: those of this rank's stage. `buckets`: those of all stages. `device`: that of the
+        buffers.
+        """
         super().__init__(tensors, form, recorder)
+        self._rounds = split_into_rounds(buckets)
+        self._current: deque[Bucket] = deque()
+        """The buckets of the current round that were not relayed yet."""
         self._stages = stages
         self._device = device
+        self._relay = Relay(stages, max(bucket.size for bucket in buckets), device)
 
     def skip(self, bucket: Bucket) -> None:
         """Takes part in gathering the bucket and in sending it to other stages, without keeping it."""
@@ -159,10 +180,21 @@ class RelayedWeightSet(WeightSet):
 
     def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
         try:
-            if bucket.stage == self._stages.own:
-                super()._gather_into(buffer, bucket)
+            if not self._current:
+                self._begin_round()
         finally:  # after a failure too: the other stages wait for the bucket, and learn of it from the driver
-            self._stages.send(buffer, bucket.size, bucket.stage)
+            assert self._current.popleft() is bucket, "buckets are taken in the order of the plan"
+            self._relay.receive(buffer, bucket.size, bucket.stage)
+
+    def _begin_round(self) -> None:
+        """Gathers this stage's bucket of the next round, and begins to send slices of all its buckets."""
+        self._current.extend(next(self._rounds))
+        try:
+            for bucket in self._current:
+                if bucket.stage == self._stages.own:
+                    super()._gather_into(self._relay.own, bucket)
+        finally:
+            self._relay.begin((bucket.stage, bucket.size) for bucket in self._current)
 
 
 def _bucket(sources: list[str], pieces: Mapping[str, TensorInfo]) -> Bucket:

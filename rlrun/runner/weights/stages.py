@@ -11,7 +11,6 @@ that every network card of a node carries its share:
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 
@@ -32,25 +31,10 @@ class Stages:
 
     def padded(self, size: int) -> int:
         """Returns the size of a buffer for a bucket of `size` bytes: a multiple of the number of slices."""
-        count = self._num_slices
+        count = self.num_slices
         return -(-size // count) * count
 
-    def send(self, buffer: torch.Tensor, size: int, stage: int) -> None:
-        """Copies the first `size` bytes from the ranks of `stage` to those of the other stages; collective.
-
-        The buffer has at least `padded(size)` bytes.
-        """
-        if self.group is None:
-            return
-        whole = buffer[: self.padded(size)]
-        if self.neighbours is None:
-            dist.broadcast(whole, group=self.group, group_src=stage)
-            return
-        own_slice = whole.chunk(self._num_slices)[dist.get_rank(self.neighbours)]
-        dist.broadcast(own_slice, group=self.group, group_src=stage)
-        if self.own != stage:
-            dist.all_gather_single(whole, own_slice.clone(), group=self.neighbours)
-
     @property
-    def _num_slices(self) -> int:
+    def num_slices(self) -> int:
+        """Number of slices in which a bucket crosses the network, each sent by another rank of a node."""
         return 1 if self.neighbours is None else dist.get_world_size(self.neighbours)

@@ -166,6 +166,7 @@ class WeightWriter:
         """Frees buffers on the device for the engines that share it; the next update allocates them again."""
         if buckets_on_gpus(self._spec) and self._sender is not None:
             self._sender.close()
+            self._stream = None  # with a pipeline it has buffers, too
 
     def close(self) -> None:
         """Removes files and segments that would outlive this process, and leaves the broadcast group."""
@@ -223,7 +224,9 @@ class WeightWriter:
         recorder, source = self._make_recorder(), self._source
         if buckets_on_gpus(self._spec) and source.stages.group is not None:
             stages, device = source.stages, source.device
-            return RelayedWeightSet(tensors, self._form, recorder, stages=stages, device=device)
+            return RelayedWeightSet(
+                tensors, self._form, recorder, buckets=self._buckets, stages=stages, device=device
+            )
         return WeightSet(tensors, self._form, recorder)
 
     def _make_recorder(self) -> ChecksumRecorder | None:

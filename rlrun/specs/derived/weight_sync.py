@@ -11,6 +11,7 @@ on the same GPUs                      tensor: buckets in the memory of each GPU 
 … some of which no rank uses          tensor through host memory on one node, disk on several
 """
 
+import math
 from typing import Literal
 
 from rlrun.specs.derived.engine_layout import sleeps
@@ -70,3 +71,13 @@ def bucket_bytes(spec: Spec) -> int | None:
     if spec.engine.weight_bucket is None and carrier_of(spec) == "tensor" and not buckets_on_gpus(spec):
         return None
     return (spec.engine.weight_bucket or _BUCKET_MIB) * _MIB
+
+
+def relay_slices(spec: Spec) -> int:
+    """Returns into how many slices a bucket in GPU memory is cut to reach the other pipeline stages.
+
+    Each is sent by another rank of a node. Ranks are numbered with the pipeline outermost, and take the GPUs
+    of a node in order.
+    """
+    parallel = spec.trainer.parallel
+    return math.gcd(parallel.world_size // parallel.pipeline, spec.cluster.gpus_per_node)

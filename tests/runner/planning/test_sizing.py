@@ -176,6 +176,8 @@ def test_weight_buckets_lie_on_gpus_that_are_shared() -> None:
         assert phase.part_bytes("weight buckets") == 2 * 64 * 2**20
     asleep = size_job(planned_job(engine=engine | {"sleep": True})).phases
     assert [phase.part_bytes("weight buckets") > 0 for phase in asleep] == [False, True, False]
+    stages = planned_job(engine=engine, trainer={"parallel": {"pipeline": 2, "fsdp": 4}})
+    assert size_job(stages).phases[0].part_bytes("weight buckets") == (3 * 64 + 64 // 4) * 2**20
     more_servers = planned_job(engine={"type": "sglang", "count": 8}, trainer={"parallel": {"fsdp": 4}})
     assert size_job(more_servers).phases[1].part_bytes("weight buckets") == 0
 

@@ -23,14 +23,14 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any], str, float
         {"pipeline": 2, "fsdp": 8},
         {},
         ON_GPUS,
-        SIZE * (7 / 8 / LINK + 1 / NETWORK / 8 + 7 / 8 / LINK),
+        SIZE * (7 / 8 / 2 / LINK + 1 / NETWORK / 8),
     ),
     "two stages on a node": (
         {},
         {"pipeline": 2, "fsdp": 4},
         {},
         ON_GPUS,
-        SIZE * (3 / 4 + 1 / 4 + 3 / 4) / LINK,
+        SIZE * (3 / 4 / 2 + 1 / 4 + 3 / 4) / LINK,
     ),
     "apart": (APART, {"fsdp": 8}, {}, "broadcast", SIZE / NETWORK),
     "apart, a pipeline": (

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from rlrun.runner.weights.buckets import WeightSet, plan_buckets, views_of
+from rlrun.runner.weights.buckets import (
+    WeightSet,
+    plan_buckets,
+    plan_stage_buckets,
+    split_into_rounds,
+    views_of,
+)
 from rlrun.runner.weights.fill import SegmentError
 from rlrun.runner.weights.form import Form
 
@@ -37,6 +43,13 @@ def test_every_tensor_lies_in_one_bucket_without_gaps(form: Form, limit: int | N
         assert end == bucket.size
         assert limit is None or bucket.size <= limit or len(bucket.sources) == 1
     assert len(buckets) == {None: 1, 1: 4, 70_000: 2 if form is PLAIN else 1, 10**9: 1}[limit]
+
+
+def test_rounds_have_a_bucket_of_each_stage_that_has_more() -> None:
+    sizes = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1, "f": 2}  # each tensor a bucket, by its stage
+    buckets = plan_stage_buckets(dict.fromkeys(sizes, (4, 4)), sizes, PLAIN, 1)
+    rounds = [[bucket.sources[0] for bucket in buckets] for buckets in split_into_rounds(buckets)]
+    assert rounds == [["a", "c", "f"], ["b", "d"], ["e"]]
 
 
 def test_buckets_hold_what_was_gathered_in_the_engines_precision() -> None:

@@ -1,6 +1,5 @@
 """The policy's weights outside of the trainer: for the engines, and as a Hugging Face folder."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from rlrun.runner.trainer.parameters.moved_weights import Gather, MovedWeights
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
-from rlrun.specs.derived.weight_sync import buckets_on_gpus
+from rlrun.specs.derived.weight_sync import buckets_on_gpus, relay_slices
 from rlrun.specs.sections.job import Spec
 
 
@@ -79,8 +78,7 @@ def _stages(rank: int, spec: Spec, parameters: Parameters) -> Stages:
     is_first_rank = replace(own, pipeline=0) == coordinates(0, parallel)
     neighbours = None
     if parameters.stages is not None and buckets_on_gpus(spec):
-        # ranks are numbered with the pipeline outermost, and take the GPUs of a node in order
-        size = math.gcd(parallel.world_size // parallel.pipeline, spec.cluster.gpus_per_node)
+        size = relay_slices(spec)
         neighbours = dist.new_subgroups(size)[0] if size > 1 else None
     return Stages(parameters.stage_of, own.pipeline, is_first_rank, parameters.stages, neighbours)
 

@@ -146,8 +146,9 @@ def check_torchao(version: str | None, needed: tuple[str, ...] | None = None) ->
         found = "not installed: only low precision needs it (trainer.precision, optimizers in 8 bits)"
         return Check("torchao", "note", found, cure)
     matches = map(_REQUIREMENT.match, needed or tuple(metadata.requires("rlrun") or ()))
-    tested = next(match["version"] for match in matches if match and match["extra"] == "low-precision")
-    if version.partition("+")[0] != tested:
+    versions = (match["version"] for match in matches if match and match["extra"] == "low-precision")
+    tested = next(versions, None)  # None: rlrun's own metadata is of an older installation
+    if tested is not None and version.partition("+")[0] != tested:
         return Check("torchao", "note", f"{version}; tested with {tested}", cure)
     return Check("torchao", "ok", version)
 

@@ -124,6 +124,10 @@ def _torchao(spec: Spec) -> Iterator[Finding]:
     """Yields a finding for each setting that needs torchao, if it is not installed."""
     if find_spec("torchao") is not None:
         return
+    if (precision := spec.trainer.precision) is not None:
+        message = f'"{precision}" needs torchao, which is not installed'
+        cure = "pip install 'rlrun[low-precision]', or remove trainer.precision"
+        yield Finding(("trainer", "precision"), message, cure)
     for name, section in optimizer_sections(spec):
         if section.optimizer == "adamw_8bit":
             message = '"adamw_8bit" needs torchao, which is not installed'

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.adapters import adapters
+from rlrun.models.config_json import architecture
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
@@ -14,6 +16,7 @@ from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.lora_sync import adapter_room, sends_adapters
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.reading.secret_references import reveal
 from rlrun.specs.sections.engine import EngineSpec, EngineType, NamedEngineSpec
@@ -153,7 +156,25 @@ def _arguments(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
     experts = {"enable_return_routed_experts": True} if reports_experts(spec, served) else {}
     sleeping = {"enable_memory_saver": True} if sleeps(spec) and served.is_policy else {}
     head = {"enable_fp32_lm_head": True} if spec.trainer.head_dtype == "float32" else {}
-    return graphs | served.section.sglang | experts | sleeping | head
+    return graphs | _adapter_room(spec, served) | served.section.sglang | experts | sleeping | head
+
+
+def _adapter_room(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
+    """Returns the arguments of a server that is sent adapters: their size, and room for several versions."""
+    if not served.is_policy or spec.trainer.lora is None:
+        return {}
+    config, lora = served.model.config(), spec.trainer.lora.shape
+    if not sends_adapters(spec, str(config.get("model_type"))):
+        return {}
+    targets = dict.fromkeys(adapter.target for adapter in adapters(architecture(config), lora))
+    arguments = {
+        "enable_lora": True,
+        "max_lora_rank": lora.rank,
+        "lora_target_modules": list(targets),
+        "max_loras_per_batch": adapter_room(spec),
+        "max_loaded_loras": adapter_room(spec),
+    }
+    return arguments | ({} if spec.cluster.gpus_per_node else {"lora_backend": "torch_native"})
 
 
 def _pausable_graphs(spec: Spec, served: ServedModelSetup) -> dict[str, str]:

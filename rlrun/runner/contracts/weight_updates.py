@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,63 @@ class FolderWeights:
     def only_changed(self) -> "FolderWeights":
         """Returns the update for an engine that serves version `changed_since`."""
         return replace(self, folder=self.changed or self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAdapters:
+    """The adapters of one version in shared memory, for native engines, which merge them into the model."""
+
+    adapters: WeightManifest
+    """The two factors of each adapter, by peft's names, in float32."""
+    base: WeightManifest
+    """The frozen model. An engine maps it once."""
+    scale: float
+    """The factor of the product of an adapter's two factors."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that are written for this version."""
+        return self.adapters.size
+
+    @property
+    def version(self) -> int:
+        """Version of the adapters."""
+        return self.adapters.version
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAdapters:
+    """The adapters of one version, for SGLang servers, which have the frozen model and apply them to it."""
+
+    weights: SerializedWeights
+    """The two factors of each adapter, by peft's names."""
+    config: Mapping[str, Any]
+    """peft's settings of the adapters."""
+    checksums: Mapping[str, str]
+    """SHA-256 of each tensor as 64 hexadecimal digits. A server that received other bytes ends."""
+    base: Checksums | None
+    """Checksums of the frozen model; None: it is not compared."""
+    room: int
+    """How many versions a server has room for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the adapters."""
+        return self.weights.size
+
+    @property
+    def version(self) -> int:
+        """Version of the adapters."""
+        return self.weights.version
+
+    def for_engine(self, engine: int, engines: int, copy: int = 0) -> "ServerAdapters":
+        """Returns the update of one of several engines (see `SerializedWeights.for_engine`)."""
+        return replace(self, weights=self.weights.for_engine(engine, engines, copy))
+
+    @property
+    def copies(self) -> int:
+        """How many times each engine can read the update."""
+        return self.weights.copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,5 +242,8 @@ class WeightBucket:
         return tuple(self.payloads[process] for process in own)
 
 
-WeightUpdate = WeightManifest | SerializedWeights | FolderWeights | StreamedWeights
+AdapterUpdate = SegmentAdapters | ServerAdapters
+StoredWeights = WeightManifest | SerializedWeights | FolderWeights | AdapterUpdate
+"""Weights that are complete before engines read them."""
+WeightUpdate = StoredWeights | StreamedWeights
 """A set of weights as the trainer gives it to engines; the kind of engine decides which of these it is."""

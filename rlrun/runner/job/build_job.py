@@ -20,6 +20,7 @@ from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices, SharedDevices
 from rlrun.runner.job.job import BatchSource, Job, RolloutJob
 from rlrun.runner.job.stopping import StopRequest
+from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.planning.hardware import local_gpu
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.journal import Journal
@@ -72,6 +73,7 @@ def make_job(
         peak_memory=running.cluster.peak_memory,
         engine_counts=partial(_engine_counts, running),
         gpus=_gpus(spec, running.plan, model),
+        probe=_probe(spec, running, model),
         compiles=spec.trainer.compile,
         stop=stop,
         devices=_device_sharing(spec, running),
@@ -137,6 +139,18 @@ def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
         return None
     architecture = read_model(model.folder, spec.model.implementation)
     return gpus_of_job(plan, architecture, spec.trainer, local_gpu())
+
+
+def _probe(spec: Spec, running: RunningJob, model: ModelFiles) -> SyncProbe | None:
+    if spec.trainer.lora is None or running.pool is None or spec.engine.type == "sleeping":
+        return None
+    in_float32 = spec.trainer.dtype == spec.engine.dtype == "float32"
+    return SyncProbe(
+        _handle("policy", spec, running, model),
+        running.pool.score_on_each,
+        precision="float32" if in_float32 else "bfloat16",
+        temperature=spec.rollout.temperature,
+    )
 
 
 def _device_sharing(spec: Spec, running: RunningJob) -> DeviceSharing:

@@ -12,6 +12,7 @@ from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices
 from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.stopping import StopRequest
+from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.rollouts.rollout_source import Batch
 
@@ -165,6 +166,8 @@ class Job(RolloutJob):
     eval_interval: int | None = None
     gpus: ComputeBudget | None = None
     """What speeds are measured against; None on CPUs."""
+    probe: SyncProbe | None = None
+    """Compares engines and trainer after each update; None where the model is trained as a whole."""
     compiles: bool = False
     """torch compiles the trainer's layers in the first step of a launch, which then takes longer."""
 

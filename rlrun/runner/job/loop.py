@@ -62,6 +62,8 @@ async def take_step(job: Job, progress: Progress, *, compiling: bool = False) ->
     # stages 1 to 6, which are dropped when the run is asked to stop
     preparation = prepare(job, progress, clock, compiling=compiling)
     batch, sequences, packed = await job.stop.unless_asked(preparation, "preparing", progress.step + 1)
+    if job.probe is not None:
+        job.probe.choose(sequences)
     with clock.part("train"):
         training = asyncio.create_task(train(job, progress.step, sequences, packed))  # 7
         await asyncio.sleep(0)  # the ranks start training before the driver spends time on metrics
@@ -117,9 +119,13 @@ async def push_weights(job: Job, version: int) -> int:
         return 0
     job.journal.doing("weights to the engines")
     await job.devices.give_to_trainer()
+    if job.probe is not None:
+        await job.probe.score_with_trainer()
     weights = await job.trainer.write_weights(version)
     await job.devices.make_room_for_weights()
     confirmed = await job.engines.update_weights(weights)
     await job.devices.give_to_engines()
     assert confirmed == version, f"engines serve weights {confirmed}, the trainer pushed {version}"
+    if job.probe is not None:
+        await job.probe.check(version)
     return weights.size

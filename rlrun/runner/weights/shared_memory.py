@@ -51,18 +51,21 @@ class SharedWeights:
         *,
         wait: float = 60.0,
         device: torch.device = HOST,
+        segments: int = 2,
     ) -> None:
         """Removes segments left behind by killed writers.
 
         `job`: part of the segments' names. `shapes`: shape of every tensor, by Hugging Face name. `dtype`:
         that of the engines, to which tensors are converted. `wait`: seconds to wait for a segment's lock.
-        `device`: where tensors are copied from.
+        `device`: where tensors are copied from. `segments`: how many take turns; 1 for weights that are
+        written once.
         """
         self._job = job
         self._slots = layout(shapes, dtype, start=_HEADER_BYTES)
         self._size = end_of(self._slots)
         self._wait = wait
         self._device = device
+        self._count = segments
         self._turn = 0
         self._segments: list[_Segment] = []
         remove_stale_segments()
@@ -74,7 +77,7 @@ class SharedWeights:
         missing or of another shape, and TimeoutError when an engine holds this segment for longer than `wait`
         seconds.
         """
-        while len(self._segments) < 2:
+        while len(self._segments) < self._count:
             segment = _Segment.create(new_segment_name(self._job), self._size)
             segment.page_lock = lock_where_possible(segment.memory, self._device)
             self._segments.append(segment)
@@ -83,7 +86,7 @@ class SharedWeights:
             segment.write_header(-1)  # a writer that is killed in the middle leaves no valid version behind
             copy_all(segment.views(self._slots), tensors)
             segment.write_header(version)
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % self._count
         return WeightManifest(segment.name, self._size, version, self._slots)
 
     def close(self) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlrun.models.adapters import TARGETS
+from rlrun.specs.derived.lora_sync import adapter_room, small_rooms, why_merged
+from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
@@ -12,6 +14,9 @@ from rlrun.specs.sections.job import Spec
 
 LORA: KeyPath = ("trainer", "lora")
 ADAPTER: KeyPath = ("model", "adapter")
+_SYNC: tuple[KeyPath, ...] = (("engine", "type"), ("engine", "sleep"), ("engine", "weight_sync"))
+_SET_BY_LORA = ("enable-lora", "max-lora-rank", "lora-target-modules")
+"""Arguments of a server that follow from [trainer.lora] if it is sent adapters."""
 
 
 def unsupported_with_lora(spec: Spec) -> Iterator[Finding]:
@@ -100,9 +105,46 @@ def starting_adapter(spec: Spec) -> Iterator[Finding]:
             yield Finding(path, message, f"set trainer.lora.{name} = {_shown(value)}", related=(ADAPTER,))
 
 
+def lora_sync(spec: Spec) -> Iterator[Finding]:
+    """What engines get at an update is something that they can take."""
+    key: KeyPath = ("engine", "lora_sync")
+    if spec.engine.lora_sync is not None and spec.trainer.lora is None:
+        yield no_effect(key, "no adapters are trained", "remove it, or add [trainer.lora]", (LORA,))
+    elif spec.engine.lora_sync == "adapters" and (reason := why_merged(spec)) is not None:
+        yield Finding(key, reason, 'use "merged", or remove it', found="adapters", related=(LORA, *_SYNC))
+
+
+def adapter_arguments(spec: Spec) -> Iterator[Finding]:
+    """Servers have room for the adapters of all versions that are used at a time."""
+    if spec.engine.type != "sglang" or spec.trainer.lora is None or spec.engine.lora_sync == "merged":
+        return
+    if why_merged(spec) is not None:
+        return
+    room, related = adapter_room(spec), (LORA, ("engine", "lora_sync"), ("rollout", "max_staleness"))
+    for name, value in small_rooms(spec):
+        message = (
+            f"is {value}, and {room} adapters are used at a time: the version that is being loaded, the one "
+            "before it, and those of running samples (rollout.max_staleness more in an asynchronous rollout)"
+        )
+        path = ("engine", "sglang", name)
+        yield Finding(path, message, f"remove it, or set at least {room}", at_value=False, related=related)
+    for name in spec.engine.sglang:
+        if flag_name(name) in _SET_BY_LORA:
+            why = "rlrun sets it, by [trainer.lora]"
+            yield no_effect(("engine", "sglang", name), why, "remove it", related)
+
+
 def _shown(value: object) -> str:
     """Returns a value as TOML shows it; whole numbers without a fraction."""
     return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-LORA_RULES: tuple[Rule, ...] = (unsupported_with_lora, frozen_already, dropout, targets, starting_adapter)
+LORA_RULES: tuple[Rule, ...] = (
+    unsupported_with_lora,
+    frozen_already,
+    dropout,
+    targets,
+    starting_adapter,
+    lora_sync,
+    adapter_arguments,
+)

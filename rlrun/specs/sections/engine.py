@@ -76,6 +76,11 @@ class EngineSpec(Section):
     """SGLang: which tensors of every server are compared with the sent ones after each update, by checksums
     that are computed where the buckets are. `sample`: all vectors, and the matrices of one layer, a different
     one each time."""
+    lora_sync: Literal["adapters", "merged"] | None = None
+    """With `[trainer.lora]`: what engines get at an update. `adapters`: only the adapters, for the frozen
+    model that they have. SGLang servers have the adapters of several versions at once, and a running request
+    keeps those that it began with. `merged`: the whole model with the adapters merged into it. None:
+    `adapters` where the engines can take them, else `merged`; `rlrun plan` shows which, and why."""
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s]+$")], ...] = ()
     """External engines: the URL of each engine. All of them must already serve the model, and speak SGLang's
     HTTP protocol."""

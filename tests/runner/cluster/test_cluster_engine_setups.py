@@ -19,18 +19,19 @@ from rlrun.specs.sections.job import Spec
 
 def setup_of(kind: str, head_dtype: str, **changes: Any) -> Any:
     """The setup of the first engine of a job."""
+    folder = changes.pop("folder", Path("tiny"))
     spec = Spec.model_validate(
         {
             "model": {"path": "tiny"},
             "data": {},
             "engine": ({"type": kind, "python": "python3"} if kind == "sglang" else {"type": kind})
             | changes.pop("engine", {}),
-            "trainer": {"steps": 1, "head_dtype": head_dtype},
+            "trainer": {"steps": 1, "head_dtype": head_dtype, "lora": changes.pop("lora", None)},
             **changes,
         }
     )
     request = Request("engine 0", EngineActor, None, {}, Path("engine-0.log"))  # type: ignore[arg-type]
-    served = ServedModelSetup(spec.engine, ModelFiles(Path("tiny"), None), 100, None, "key", Path("weights"))
+    served = ServedModelSetup(spec.engine, ModelFiles(folder, None), 100, None, "key", Path("weights"))
     return engine_setup(
         spec, served, make_plan(spec, cores=1).engines[0], Process(request, None, Node("127.0.0.1", 1)), 0
     )
@@ -73,3 +74,33 @@ def test_a_sleeping_server_frees_its_cuda_graphs(
     line = command(setup, 1)
     flag = "--cuda-graph-backend-prefill"
     assert (line[line.index(flag) + 1] if flag in line else None) == prefill
+
+
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [
+        ({}, 2),
+        ({"rollout": {"mode": "async", "max_staleness": 3}, "cluster": {"placement": "disaggregated"}}, 5),
+        ({"engine": {"lora_sync": "merged"}}, None),
+        ({"engine": {"weight_sync": "disk"}}, None),
+    ],
+)
+def test_a_server_has_room_for_the_adapters_of_all_versions(
+    changes: dict[str, Any], room: int | None, tiny_model: Path
+) -> None:
+    lora = {"rank": 4, "targets": ["q_proj", "down_proj"]}
+    words = command(setup_of("sglang", "model", lora=lora, folder=tiny_model, **changes), 1)
+    expected = {
+        "--max-loras-per-batch": [str(room)],
+        "--max-loaded-loras": [str(room)],
+        "--max-lora-rank": ["4"],
+        "--lora-target-modules": ["q_proj", "down_proj"],
+        "--lora-backend": ["torch_native"],
+    }
+    given = {
+        flag: words[words.index(flag) + 1 : words.index(flag) + 1 + len(values)]
+        for flag, values in expected.items()
+        if flag in words
+    }
+    assert given == ({} if room is None else expected)
+    assert ("--enable-lora" in words) == (room is not None)

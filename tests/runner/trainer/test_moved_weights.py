@@ -8,10 +8,23 @@ from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_s
 from tests.tiny_models import make_tiny_model
 
 
+def make_trainer(tmp_path, lora_sync):
+    folder = make_tiny_model(tmp_path / "model", "qwen3", pad_token_id=None)
+    spec = make_spec(folder, lora={"rank": 2, "alpha": 4})
+    spec = spec.model_copy(update={"engine": spec.engine.model_copy(update={"lora_sync": lora_sync})})
+    return make_rank(folder, spec)
+
+
 @pytest.fixture
 def trainer(tmp_path):
-    folder = make_tiny_model(tmp_path / "model", "qwen3", pad_token_id=None)
-    rank = make_rank(folder, make_spec(folder, lora={"rank": 2, "alpha": 4}))
+    rank = make_trainer(tmp_path, "merged")
+    yield rank
+    rank.close()
+
+
+@pytest.fixture
+def adapters_alone(tmp_path):
+    rank = make_trainer(tmp_path, "adapters")
     yield rank
     rank.close()
 
@@ -48,3 +61,17 @@ def test_first_factors_may_decay_alone(trainer):
             if name.endswith("lora_a.weight"):
                 trainer.policy.parameters.masters[name].mul_(0.9)
     trainer.write_weights(1)
+
+
+def test_adapters_that_do_not_follow_the_trained_ones_are_not_sent(adapters_alone, monkeypatch):
+    run_adapters = Gathering.run_adapters
+
+    def zero_second_factors(self, held, dtype=torch.float32):
+        for name, tensor in run_adapters(self, held, dtype):
+            yield name, torch.zeros_like(tensor) if name.endswith(".lora_B.weight") else tensor
+
+    monkeypatch.setattr(Gathering, "run_adapters", zero_second_factors)
+    adapters_alone.write_weights(0)
+    train(adapters_alone)
+    with pytest.raises(RuntimeError, match="engines would go on generating from an old policy"):
+        adapters_alone.write_weights(1)

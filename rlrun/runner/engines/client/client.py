@@ -68,9 +68,11 @@ class EngineClient(WeightClient):
         """
         if not requests:
             return []
-        body = generate_body(requests, experts=self._limits.experts is not None)
-        raw = await self._generate(body, max_answer_bytes(requests, self._limits), safe=False)
-        return self._read("/generate", lambda: parse_generations(raw, requests, self._limits))
+        ids = [sample_id for request in requests for sample_id in sample_ids(request)]
+        async with self._adapters.use(ids) as adapters:
+            body = generate_body(requests, experts=self._limits.experts is not None, adapters=adapters)
+            raw = await self._generate(body, max_answer_bytes(requests, self._limits), safe=False)
+        return self._read("/generate", lambda: parse_generations(raw, requests, self._limits, adapters))
 
     async def abort(self, request: GenerateRequest) -> None:
         """Ends the samples of a request; it is answered with the tokens so far."""
@@ -81,7 +83,9 @@ class EngineClient(WeightClient):
         """Returns log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
         if not sequences:
             return []
-        raw = await self._generate(score_body(sequences), max_score_bytes(sequences), safe=True)
+        async with self._adapters.use() as adapters:
+            body = score_body(sequences, adapters)
+            raw = await self._generate(body, max_score_bytes(sequences), safe=True)
         return self._read("/generate", lambda: parse_scores(raw, sequences))
 
     async def _generate(self, body: bytes, max_bytes: int, *, safe: bool) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.models.config_defaults import EXPERT_COUNTS
+from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.engines.client.answer_fields import (
@@ -96,11 +97,15 @@ def max_score_bytes(sequences: Sequence[NDArray[np.int32]]) -> int:
 
 
 def parse_generations(
-    raw: bytes, requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIMITS
+    raw: bytes,
+    requests: Sequence[GenerateRequest],
+    limits: ModelLimits = NO_LIMITS,
+    adapters: int | None = None,
 ) -> list[list[Generation]]:
     """Reads the answer to `wire.generate_body`: the samples of each request.
 
-    Raises BadAnswer if it is not what was asked for.
+    `adapters`: the version whose adapters the request named, which made all of its tokens; None: the answer
+    says which weights made them. Raises BadAnswer if it is not what was asked for.
     """
     samples = [(request, sample_id) for request in requests for sample_id in sample_ids(request)]
     answers = read_json(raw)
@@ -108,7 +113,7 @@ def parse_generations(
         raise BadAnswer(f"{summary(answers)} where {len(samples)} samples were asked for")
     generations = iter(
         [
-            _generation(answer, request, sample_id, limits)
+            _generation(answer, request, sample_id, limits, adapters)
             for answer, (request, sample_id) in zip(answers, samples, strict=True)
         ]
     )
@@ -155,7 +160,9 @@ def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest:
                 )
 
 
-def _generation(answer: Any, request: GenerateRequest, sample_id: str, limits: ModelLimits) -> Generation:
+def _generation(
+    answer: Any, request: GenerateRequest, sample_id: str, limits: ModelLimits, adapters: int | None = None
+) -> Generation:
     sample = f"sample {sample_id}"
     answer = json_object(answer, sample)
     meta = json_object(answer.get("meta_info"), f"meta_info of {sample}")
@@ -182,13 +189,18 @@ def _generation(answer: Any, request: GenerateRequest, sample_id: str, limits: M
         tokens,
         log_probs,
         finish,
-        read_spans(meta, len(tokens), sample),
+        read_spans(meta, len(tokens), sample) if adapters is None else _whole_span(adapters, len(tokens)),
         read_cached(meta, len(request.tokens), sample),
         read_experts(meta, len(request.tokens) + len(tokens) - 1, limits.experts, sample)
         if len(tokens)
         else None,
         mask,
     )
+
+
+def _whole_span(version: int, length: int) -> tuple[VersionSpan, ...]:
+    """Returns the one span of a sample that was made by one version."""
+    return (VersionSpan(version, 0, length),) if length else ()
 
 
 def _scores(answer: Any, tokens: NDArray[np.int32], sequence: str) -> NDArray[np.float32]:

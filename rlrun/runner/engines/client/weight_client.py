@@ -1,11 +1,13 @@
 """Gives one engine new weights, over SGLang's HTTP protocol.
 
-native engine     POST /update_weights_from_tensor (a manifest): adopts a shared-memory segment
+native engine     POST /update_weights_from_tensor (a manifest): adopts a shared-memory segment, or merges
+                  the adapters in one
 
 SGLang server     pause ─▶ begin ─▶ load every bucket, or all tensors ─▶ end ─▶ compare ─▶ resume
   buckets           begin_update, load_bucket …, end_update             called by pool.transfer
   whole model       update_weights does the same with one "bucket"
   folder            update_weights: pause, POST /update_weights_from_disk, compare, resume
+  adapters          update_weights: POST /load_lora_adapter_from_tensors, without a pause
 """
 
 from collections.abc import Sequence
@@ -16,15 +18,19 @@ from rlrun.runner.contracts.weight_updates import (
     Checksums,
     FolderWeights,
     GroupAddress,
-    SerializedWeights,
+    SegmentAdapters,
+    ServerAdapters,
+    StoredWeights,
     WeightBucket,
     WeightManifest,
 )
 from rlrun.runner.engines.client.answer_fields import version_number
 from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.control import ControlClient
+from rlrun.runner.engines.client.served_adapters import ServedAdapters
 from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.engines.client.wire import (
+    adapters_body,
     broadcast_body,
     folder_body,
     group_body,
@@ -36,6 +42,7 @@ from rlrun.runner.engines.client.wire import (
 _TENSORS = "/update_weights_from_tensor"
 _DISK = "/update_weights_from_disk"
 _BROADCAST = "/update_weights_from_distributed"
+_ADAPTERS = "/load_lora_adapter_from_tensors"
 
 
 class WeightClient(ControlClient):
@@ -46,14 +53,19 @@ class WeightClient(ControlClient):
         super().__init__(connection, timeout)
         self._groups: set[str] = set()
         """Names of the process groups that the server has joined."""
+        self._adapters = ServedAdapters(self._post, self.name)
+        self._has_compared_base = False
 
-    async def update_weights(self, update: WeightManifest | SerializedWeights | FolderWeights) -> int:
+    async def update_weights(self, update: StoredWeights) -> int:
         """Makes the engine serve stored weights from its next forward pass on; returns their version.
 
-        A native engine adopts them in shared memory. An SGLang server copies them; requests that run continue
-        afterwards with their cache computed again. EngineError names a tensor that did not arrive as sent.
+        A native engine adopts them in shared memory, or merges adapters into its model. An SGLang server
+        copies them; requests that run continue afterwards with their cache computed again, and requests that
+        run with adapters keep these to their end. EngineError names a tensor that did not arrive as sent.
         """
-        if isinstance(update, WeightManifest):
+        if isinstance(update, ServerAdapters):
+            return await self._load_adapters(update)
+        if isinstance(update, WeightManifest | SegmentAdapters):
             raw = await self._connection.call("POST", _TENSORS, manifest_body(update), self._control_timeout)
             return self._version_of(_TENSORS, raw)
         if isinstance(update, FolderWeights):
@@ -108,6 +120,38 @@ class WeightClient(ControlClient):
         """Makes the server leave its process groups, as far as it still answers."""
         await self._leave(self._groups)
 
+    async def _load_adapters(self, update: ServerAdapters) -> int:
+        """Makes adapters those of later requests; returns their version.
+
+        The first time, the server's frozen model is compared with the trainer's.
+        """
+        if update.base is not None and not self._has_compared_base:
+            try:
+                await self._compare(update.base)
+            except EngineError as error:
+                raise EngineError(
+                    f"{error}: its model is not the one whose adapters are trained. If trainer and engines "
+                    "hold it in another precision, make engine.dtype that of the model, or set "
+                    'engine.lora_sync = "merged"'
+                ) from error
+            self._has_compared_base = True
+
+        async def send() -> None:
+            raw = await self._connection.call(
+                "POST", _ADAPTERS, adapters_body(update), self._control_timeout, safe=False
+            )
+            answer = self._table(_ADAPTERS, raw)
+            if not answer.get("success"):
+                raise EngineError(f"{self.name}{_ADAPTERS} refused: {answer.get('error_message')}")
+
+        await self._adapters.load(update, send)
+        return update.version
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._adapters.close()
+        await super().close()
+
     async def _leave(self, names: set[str]) -> None:
         self._groups = self._groups - names
         for name in sorted(names):
@@ -121,15 +165,16 @@ class WeightClient(ControlClient):
     async def _serve(self, checksums: Checksums | None) -> int:
         """Compares the checksums, resumes generating, and returns the version that the engine reports."""
         if checksums is not None:
-            path, body = (
-                "/weights_checker",
-                {"action": "checksum", "skip_tensor_list": checksums.skipped_names},
-            )
-            ranks = self._table(path, await self._post(path, body)).get("ranks")
-            self._read(path, lambda: check_checksums(self.url, checksums, ranks))
+            await self._compare(checksums)
         await self.resume()
         path = "/model_info"
         return self._version_of(path, await self._connection.call("GET", path, None, self._control_timeout))
+
+    async def _compare(self, checksums: Checksums) -> None:
+        """Raises EngineError, naming a tensor, where the server's tensors have other checksums."""
+        path, body = "/weights_checker", {"action": "checksum", "skip_tensor_list": checksums.skipped_names}
+        ranks = self._table(path, await self._post(path, body)).get("ranks")
+        self._read(path, lambda: check_checksums(self.url, checksums, ranks))
 
     def _version_of(self, path: str, raw: bytes) -> int:
         """Returns the weight version in an answer."""

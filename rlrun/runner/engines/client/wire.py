@@ -12,7 +12,9 @@ from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
     GroupAddress,
+    SegmentAdapters,
     SerializedWeights,
+    ServerAdapters,
     WeightBucket,
     WeightManifest,
 )
@@ -22,10 +24,18 @@ _FLATTENED = "flattened_bucket"
 """SGLang's load format for tensors that are stored one after the other in one buffer of bytes."""
 
 
-def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False) -> bytes:
+def adapter_name(version: int) -> str:
+    """Returns the name under which a server has the adapters of a version."""
+    return f"policy-v{version}"
+
+
+def generate_body(
+    requests: Sequence[GenerateRequest], *, experts: bool = False, adapters: int | None = None
+) -> bytes:
     """Returns the body of one /generate call for all samples of all requests, in order.
 
-    `experts`: also ask which experts tokens are routed to. A request of n samples becomes n entries with the
+    `experts`: also ask which experts tokens are routed to. `adapters`: the version whose adapters the server
+    applies; None: it serves the model alone. A request of n samples becomes n entries with the
     same prompt, because each sample has its own seed; engines share the prefill of equal prompts.
     """
     prompts: list[bytes] = []
@@ -41,6 +51,7 @@ def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False)
     extras: dict[str, Any] = {"return_logprob": True}
     extras |= {"return_routed_experts": True} if experts else {}
     extras |= {"return_sampling_mask": masked} if any(masked) else {}
+    extras |= _adapters(adapters)
     other_fields = orjson.dumps({"sampling_params": params, "rid": ids, **extras})
     return b'{"input_ids":[' + b",".join(prompts) + b"]," + other_fields[1:]
 
@@ -53,8 +64,11 @@ def sample_body(request: GenerateRequest, number: int) -> bytes:
     return b'{"input_ids":' + _tokens(request) + b"," + other_fields[1:]
 
 
-def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
-    """Returns the body of a /generate call for the log-probs of these tokens, which generates nothing."""
+def score_body(sequences: Sequence[NDArray[np.int32]], adapters: int | None = None) -> bytes:
+    """Returns the body of a /generate call for the log-probs of these tokens, which generates nothing.
+
+    `adapters`: see `generate_body`.
+    """
     ids = [
         orjson.dumps(np.ascontiguousarray(tokens, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
         for tokens in sequences
@@ -64,26 +78,37 @@ def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
+            **_adapters(adapters),
         }
     )
     return b'{"input_ids":[' + b",".join(ids) + b"]," + other_fields[1:]
 
 
-def manifest_body(manifest: WeightManifest) -> bytes:
+def manifest_body(update: WeightManifest | SegmentAdapters) -> bytes:
     """Returns a weight update through shared memory: numbers and names only, nothing pickled."""
-    return orjson.dumps(
-        {
-            "load_format": "shared_memory",
-            "manifest": dataclasses.asdict(manifest),
-            "weight_version": str(manifest.version),
-            "flush_cache": False,
-        }
-    )
+    if isinstance(update, SegmentAdapters):
+        fields = {"manifest": update.adapters, "base": update.base, "scale": update.scale}
+    else:
+        fields = {"manifest": update}
+    common = {"weight_version": str(update.version), "flush_cache": False}
+    return orjson.dumps({"load_format": "shared_memory", **fields, **common})
 
 
 def payload_body(weights: SerializedWeights) -> bytes:
     """Returns a weight update through torch's handles to a shared buffer."""
     return orjson.dumps(_handles(weights.payloads) | _update(weights.version))
+
+
+def adapters_body(update: ServerAdapters) -> bytes:
+    """Returns the adapters of a version as handles to a shared buffer."""
+    return orjson.dumps(
+        {
+            "lora_name": adapter_name(update.version),
+            "config_dict": update.config,
+            "expected_checksums": update.checksums,
+            **_handles(update.weights.payloads),
+        }
+    )
 
 
 def folder_body(weights: FolderWeights) -> bytes:
@@ -123,6 +148,10 @@ def group_body(group: GroupAddress, rank: int) -> bytes:
             "backend": group.backend,
         }
     )
+
+
+def _adapters(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"lora_path": adapter_name(version)}
 
 
 def _handles(payloads: Sequence[str]) -> dict[str, Any]:

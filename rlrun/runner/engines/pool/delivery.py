@@ -16,8 +16,9 @@ from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
     Readers,
     SerializedWeights,
+    ServerAdapters,
+    StoredWeights,
     StreamedWeights,
-    WeightManifest,
     WeightUpdate,
 )
 from rlrun.runner.engines.client.client import EngineClient
@@ -30,8 +31,6 @@ from rlrun.runner.engines.pool.transfer import (
     check_version,
     is_lost,
 )
-
-StoredWeights = WeightManifest | SerializedWeights | FolderWeights
 
 
 class WeightsMoved(Exception):
@@ -93,7 +92,7 @@ class Delivery:
     async def _read_stored(self, engine: int, client: EngineClient, update: StoredWeights) -> None:
         """Has one engine read its share of stored weights."""
         own = update
-        if isinstance(own, SerializedWeights):
+        if isinstance(own, SerializedWeights | ServerAdapters):
             reads = self._reads.get(engine, 0)
             if reads >= own.copies:
                 raise EngineError(f"engine {client.url} was lost {reads} times within one step")

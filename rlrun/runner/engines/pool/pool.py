@@ -96,6 +96,16 @@ class EnginePool:
         answers = await asyncio.gather(*(self._score(sequences[at : at + SCORED_TOGETHER]) for at in starts))
         return [log_probs for answer in answers for log_probs in answer]
 
+    async def score_on_each(self, tokens: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
+        """Returns log-probs `[T - 1]` of one sequence from each engine that is up, by the engine's name."""
+        scores: dict[str, NDArray[np.float32]] = {}
+
+        async def score(slot: EngineSlot) -> None:
+            [scores[slot.client.name]] = await slot.client.score([tokens])
+
+        await self._router.broadcast(score)
+        return scores
+
     async def abort(self, request: GenerateRequest) -> None:
         """Ends a running request on whichever engine has it; it is answered with the tokens so far."""
         await self._router.broadcast(lambda slot: slot.client.abort(request))

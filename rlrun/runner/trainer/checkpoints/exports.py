@@ -13,11 +13,13 @@ from rlrun.models.adapters import adapters
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.planning.rank_layout import coordinates
-from rlrun.runner.trainer.parameters.gathering import Present
+from rlrun.runner.trainer.parameters.gathering import Present, as_it_is
 from rlrun.runner.trainer.parameters.moved_weights import Gather, MovedWeights
 from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.weights.adapter_writer import AdapterSource, AdapterWriter
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.specs.derived.lora_sync import sends_adapters
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, relay_slices
 from rlrun.specs.sections.job import Spec
 
@@ -30,11 +32,13 @@ def make_writer(
     device: torch.device,
     *,
     present: Present,
-) -> WeightWriter:
-    """Returns the writer that hands this rank's parameters over to the engines.
+) -> WeightWriter | AdapterWriter:
+    """Returns the writer that hands this rank's parameters, or its adapters alone, over to the engines.
 
     `present` makes parameters readable that were moved off the device.
     """
+    if sends_adapters(spec, model.family):
+        return _adapter_writer(setup, spec, model, parameters, device)
     gather: Gather = partial(parameters.gather, present=present)
     gather_stage: Gather = partial(parameters.gather_stage, present=present)
     if spec.trainer.lora is not None:
@@ -51,7 +55,7 @@ def make_writer(
             _stages(setup.rank, spec, parameters),
             device,
             setup.host or setup.master_addr,
-            job=f"{spec.name}-{setup.master_port}",
+            job=_job(spec, setup),
             folder=Path(setup.weights_folder),
             model_folder=Path(spec.engine.model or setup.model_folder),
             engine_process=setup.engine_process,
@@ -59,13 +63,45 @@ def make_writer(
     )
 
 
+def _job(spec: Spec, setup: TrainerSetup) -> str:
+    """Returns the name of the job in the names of its shared-memory segments."""
+    return f"{spec.name}-{setup.master_port}"
+
+
+def _adapter_writer(
+    setup: TrainerSetup, spec: Spec, model: Architecture, parameters: Parameters, device: torch.device
+) -> AdapterWriter:
+    """Returns the writer of adapters, whose second factors are compared with those of the last update."""
+    assert spec.trainer.lora is not None
+    shapes = parameters.adapter_shapes
+    second = {name for name in shapes if name.endswith(".lora_B.weight")}
+    moved = MovedWeights(_second_factors(parameters), second, list(shapes)[-1], as_it_is)
+    source = AdapterSource(
+        setup.rank,
+        model,
+        spec.trainer.lora.shape,
+        shapes,
+        parameters.shapes,
+        "bfloat16" if parameters.is_base_bfloat16 else "float32",
+        partial(moved.watch, parameters.gather_adapters),
+        parameters.gather_base,
+        device,
+        _job(spec, setup),
+    )
+    return AdapterWriter(spec, source)
+
+
+def _second_factors(parameters: Parameters) -> list[torch.Tensor]:
+    """Returns the parts of the adapters' second factors that are on this rank."""
+    names = sorted(name for name in parameters.adapters if name.endswith(".lora_b.weight"))
+    return [parameters.masters[name] for name in names if name in parameters.masters]
+
+
 def _checked(
     gathers: tuple[Gather, Gather], rank: int, spec: Spec, parameters: Parameters, present: Present
 ) -> tuple[Gather, Gather]:
     """Returns the functions that gather an update, whose merged matrices are compared with the last one's."""
-    names = sorted(name for name in parameters.adapters if name.endswith(".lora_b.weight"))
-    factors = [parameters.masters[name] for name in names if name in parameters.masters]
-    matrices = parameters.adapted
+    factors, matrices = _second_factors(parameters), parameters.adapted
     own_stage = coordinates(rank, spec.trainer.parallel).pipeline
     own = [name for name, stage in parameters.stage_of.items() if stage == own_stage]
     whole = MovedWeights(factors, matrices, list(parameters.shapes)[-1], present)

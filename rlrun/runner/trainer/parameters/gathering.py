@@ -60,24 +60,32 @@ class Gathering:
         return {tensor.name: self._owners[tensor.parameter] for tensor in self._tensors}
 
     def run(
-        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, present: Present = as_it_is
+        self,
+        held: Mapping[str, torch.Tensor],
+        dtype: torch.dtype | None = None,
+        present: Present = as_it_is,
+        *,
+        merged: bool = True,
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every HF tensor in full on rank 0, in order.
 
         Gathering is collective, so all ranks must iterate to the end. Other ranks get an empty tensor for a
         tensor of another stage. At most one layer's experts are whole at a time. `dtype`: every rank casts
         its part before it sends it, which gives the same numbers as casting the whole tensor. A matrix with
-        an adapter is merged with it in float32, and cast afterwards. `present`: is called with each of `held`
-        before it is read.
+        an adapter is merged with it in float32, and cast afterwards; without `merged` adapters are left out.
+        `present`: is called with each of `held` before it is read.
         """
-        return _hf_tensors(self._tensors, self._merged(partial(self._whole, held, present=present), dtype))
+        whole = partial(self._whole, held, present=present)
+        if not merged:
+            return _hf_tensors(self._tensors, lambda name, shape: whole(name, shape, dtype))
+        return _hf_tensors(self._tensors, self._merged(whole, dtype))
 
-    def run_adapters(self, held: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    def run_adapters(
+        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = torch.float32
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the adapters' tensors in full on rank 0, by peft's names; collective as `run`."""
         tensors = adapter_tensors(list(self._adapters.values()))
-        return _hf_tensors(
-            tensors, lambda name, shape: self._whole(held, name, shape, torch.float32, as_it_is)
-        )
+        return _hf_tensors(tensors, lambda name, shape: self._whole(held, name, shape, dtype, as_it_is))
 
     def run_stage(
         self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, present: Present = as_it_is

@@ -3,8 +3,9 @@
 An engine that is sent the frozen model at every update generates from the first policy for the whole run,
 which looks like staleness (verl's issue 7495). So each update is compared with the one before it:
 
-    second factors changed since the last update, on this rank ─┬─▶ some matrix must differ ─▶ else an error
-    sums of the bits of each merged matrix that is sent ────────┘
+    second factors changed since the last update, on this rank ─┬─▶ some tensor must differ ─▶ else an error
+    sums of the bits of each merged matrix that is sent, or of  │
+    each second factor where adapters are sent alone ───────────┘
 
 Only second factors count: the first ones may decay while the second are still zero, which changes no matrix.
 """
@@ -50,8 +51,8 @@ class MovedWeights:
     def _compare(self, trained: list[int], sent: list[int]) -> None:
         if self._trained not in (None, trained) and sent and sent == self._sent:
             raise RuntimeError(
-                "the adapters were trained since the last update of the engines, but the merged weights are "
-                "the same: engines would go on generating from an old policy. If the learning rate is so low "
+                "the adapters were trained since the last update of the engines, but what is sent has not "
+                "changed: engines would go on generating from an old policy. If the learning rate is so low "
                 "that engine.dtype rounds every change away, raise it"
             )
         self._trained, self._sent = trained, sent

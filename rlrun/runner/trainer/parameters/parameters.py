@@ -190,9 +190,27 @@ class Parameters:
         yield from self._gathering.run_stage(self._exported, dtype, present)
 
     @torch.no_grad()
-    def gather_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every tensor of the adapters in full on the first rank, by peft's names, in float32."""
-        yield from self._gathering.run_adapters(self.masters)
+    def gather_base(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields what `gather` yields, without the adapters: the frozen model."""
+        yield from self._gathering.run(self._exported, dtype, merged=False)
+
+    @torch.no_grad()
+    def gather_adapters(
+        self, dtype: torch.dtype | None = torch.float32
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields every tensor of the adapters in full on the first rank, by peft's names, in `dtype`."""
+        yield from self._gathering.run_adapters(self.masters, dtype)
+
+    @property
+    def adapter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of the adapters, by peft's names, in order."""
+        return {tensor.name: tensor.shape for tensor in self._adapter_tensors}
+
+    @property
+    def is_base_bfloat16(self) -> bool:
+        """Whether bfloat16 holds the frozen model without loss."""
+        frozen = [tensor for name, tensor in self._exported.items() if name not in self.adapters]
+        return all(tensor.dtype == torch.bfloat16 for tensor in frozen)
 
     @property
     def _exported(self) -> dict[str, torch.Tensor]:

@@ -36,6 +36,7 @@ from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import Teacher
+from rlrun.runner.weights.writer import WeightWriter
 from rlrun.specs.sections.job import Spec
 
 STATE_BYTES = 16
@@ -154,15 +155,20 @@ class TrainerRank:
     def begin_weights(self, readers: Readers) -> StreamMember:
         """Begins to hand over the announced weights; returns this rank's part in that."""
         self._timeouts.enter("transfers")
-        return self._writer.begin(readers)
+        return self._streaming_writer.begin(readers)
 
     def next_bucket(self) -> WeightBucket | None:
         """Returns the next bucket of weights; None on ranks that hand nothing over."""
-        return self._writer.next_bucket()
+        return self._streaming_writer.next_bucket()
 
     def abort_weights(self, reason: str) -> None:
         """Makes `next_bucket` stop waiting for engines; called from another thread."""
-        self._writer.abort(reason)
+        self._streaming_writer.abort(reason)
+
+    @property
+    def _streaming_writer(self) -> WeightWriter:
+        assert isinstance(self._writer, WeightWriter), "adapters are not streamed"
+        return self._writer
 
     def save(self, folder: str | Path) -> Digests:
         """Writes parameters, optimizer, step and RNG into `folder`; returns the checksums of the files that

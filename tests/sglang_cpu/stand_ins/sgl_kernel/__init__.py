@@ -13,6 +13,18 @@ if torch.version.cuda is None:
         cudaHostRegister=lambda _pointer, _size, _flags: 0, cudaHostUnregister=lambda _pointer: 0
     )
 
+    # Adapters are kept in page-locked memory, which needs an accelerator.
+    torch.Tensor.pin_memory = lambda self, *_, **__: self
+
+    def _unpinned(make: Any) -> Any:
+        def make_unpinned(*args: Any, pin_memory: bool = False, **options: Any) -> Any:
+            return make(*args, **options)
+
+        return make_unpinned
+
+    for _name in ("tensor", "zeros", "empty", "ones", "full", "arange", "zeros_like", "empty_like"):
+        setattr(torch, _name, _unpinned(getattr(torch, _name)))
+
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):

@@ -10,8 +10,9 @@ from typing import Literal
 
 import torch
 
-from rlrun.runner.contracts.weight_updates import WeightManifest
+from rlrun.runner.contracts.weight_updates import SegmentAdapters, WeightManifest
 from rlrun.runner.engines.native.engine.loading import LoadedEngine
+from rlrun.runner.engines.native.engine.merging import AdapterMerger
 from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.scheduler import PREFILL_TOKENS
@@ -43,6 +44,7 @@ class Engine:
         """The parts whose memory is released at the moment."""
         self._scheduler = loaded.scheduler
         self._attached_segment: AttachedWeights | None = None
+        self._merger = AdapterMerger(loaded.architecture)
         self._pinned_segments = PinnedSegments()
         self._thread = EngineThread(loaded.scheduler, self._release_memory, threads)
 
@@ -175,6 +177,13 @@ class Engine:
         weights = fuse(attached.tensors, architecture)
         return self._thread.call(lambda: self._swap(weights, manifest.version, attached))
 
+    def load_adapters(self, update: SegmentAdapters) -> "Future[None]":
+        """Merges a version's adapters into the model between two steps.
+
+        The future raises ValueError, and the old weights stay, where the segments do not fit the model.
+        """
+        return self._thread.call(lambda: self._merge(update))
+
     def load_folder(self, folder: str, version: int) -> "Future[None]":
         """Reads a model folder: in the caller's thread where weights are packed afterwards, as on a CPU, and
         otherwise between two steps and into the memory of the old weights, since a GPU may have no room for
@@ -237,6 +246,11 @@ class Engine:
             return weights.named
         return allocate(self.loaded.architecture, weights.norm.dtype, weights.norm.device)
 
+    def _merge(self, update: SegmentAdapters) -> None:
+        owned = self._own_tensors()
+        self._merger.merge(update, owned)
+        self._swap(fuse(owned, self.loaded.architecture), update.version, None)
+
     def _swap(self, weights: ModelWeights, version: int, attached: AttachedWeights | None) -> None:
         self._scheduler.set_weights(weights, version)
         self.released_parts.discard("weights")
@@ -246,6 +260,7 @@ class Engine:
     def _release_memory(self) -> None:
         """Lets go of everything that is mapped, when the thread ends."""
         self._drop_old_weights()
+        self._merger.close()
         self._pinned_segments.close()
 
     def _drop_old_weights(self) -> None:

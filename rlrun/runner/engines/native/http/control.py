@@ -7,10 +7,11 @@ from typing import Any, TypeVar, get_args
 
 from aiohttp import web
 
+from rlrun.runner.contracts.weight_updates import SegmentAdapters, WeightManifest
 from rlrun.runner.engines.native.engine.engine import Engine, MemoryPart
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import Handler, error_response, json_response, read_body
-from rlrun.runner.engines.native.http.protocol import parse_manifest, parse_version
+from rlrun.runner.engines.native.http.protocol import parse_manifest, parse_scale, parse_version
 from rlrun.runner.host.segment_files import belongs_to_job
 
 T = TypeVar("T")
@@ -120,17 +121,31 @@ class ControlEndpoints:
         )
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
-        """Adopts the weights of a shared-memory segment; pickled tensors are not accepted."""
+        """Adopts the weights of a shared-memory segment, or merges the adapters of one with the model of
+        another (`base`); pickled tensors are not accepted.
+        """
         body = await read_body(request)
         if body.get("load_format") != "shared_memory":
             raise ValueError(
                 'load_format must be "shared_memory", with a manifest: this engine does not unpickle tensors'
             )
-        manifest = parse_manifest(body.get("manifest"))
+        manifest = self._own_manifest(body.get("manifest"))
+        if "base" in body:
+            adapters = SegmentAdapters(
+                manifest, self._own_manifest(body["base"]), parse_scale(body.get("scale"))
+            )
+            future = await asyncio.to_thread(self._engine.load_adapters, adapters)
+        else:
+            future = await asyncio.to_thread(self._engine.load_shared, manifest)
+        await _finished(future, "updating weights")
+        return self._updated()
+
+    def _own_manifest(self, raw: Any) -> WeightManifest:
+        """Returns the manifest of a segment of the job that started this engine."""
+        manifest = parse_manifest(raw)
         if self._setup.job is None or not belongs_to_job(manifest.segment, self._setup.job):
             raise ValueError(f"{manifest.segment!r} is not a segment of the job that started this engine")
-        await _finished(await asyncio.to_thread(self._engine.load_shared, manifest), "updating weights")
-        return self._updated()
+        return manifest
 
     async def update_from_disk(self, request: web.Request) -> web.Response:
         """Reads weights from a Hugging Face folder; keeps the old ones if they do not fit the model."""

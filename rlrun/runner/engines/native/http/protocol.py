@@ -1,5 +1,6 @@
 """Requests and answers of the part of SGLang's HTTP protocol that the native engine serves."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
@@ -128,6 +129,13 @@ def parse_version(raw: Any) -> int:
     if not 0 <= version < 2**53:
         raise ValueError(f"weight_version {raw!r} is not between 0 and 2**53")
     return version
+
+
+def parse_scale(raw: Any) -> float:
+    """Returns the factor of adapters' products; raises ValueError for anything but a finite number."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+        raise ValueError(f"scale {raw!r} is not a finite number")
+    return float(raw)
 
 
 def _prompts(raw: Any) -> tuple[list[NDArray[np.int32]], bool]:

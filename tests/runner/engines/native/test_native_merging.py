@@ -1,0 +1,70 @@
+"""An engine merges the adapters that a trainer sends into the numbers that the trainer would have sent."""
+
+import pytest
+import torch
+
+from rlrun.models.config_json import read_architecture
+from rlrun.runner.contracts.weight_updates import SegmentAdapters
+from rlrun.runner.engines.native.engine.merging import AdapterMerger
+from rlrun.runner.engines.native.model.fused_weights import allocate
+from rlrun.runner.weights.shared_memory import SharedWeights
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
+from tests.tiny_models import make_tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", pad_token_id=None)
+
+
+def check_equal(merged, trainer, dtype):
+    expected = dict(trainer.policy.parameters.gather(dtype))
+    assert merged.keys() == expected.keys()
+    assert all(torch.equal(merged[name], expected[name].to(dtype)) for name in expected)
+
+
+@pytest.mark.parametrize("targets", [None, ["q_proj", "down_proj"]])
+def test_merged_weights_are_those_of_the_trainer_bit_for_bit(folder, targets):
+    trainer = make_rank(folder, make_spec(folder, lora={"rank": 3, "alpha": 5, "targets": targets}))
+    architecture = read_architecture(folder)
+    merger = AdapterMerger(architecture)
+    engines = {dtype: allocate(architecture, dtype, CPU) for dtype in (torch.float32, torch.bfloat16)}
+    for version in range(3):
+        update = trainer.write_weights(version)
+        assert isinstance(update, SegmentAdapters)
+        assert update.version == version
+        assert update.size < update.base.size
+        for dtype, tensors in engines.items():
+            merger.merge(update, tensors)
+            check_equal(tensors, trainer, dtype)
+        sequences = make_sequences(4)
+        trainer.policy.train(sequences, plan(sequences, trainer._spec))
+    merger.close()
+    trainer.close()
+
+
+def test_factors_that_do_not_fit_are_refused(folder):
+    architecture = read_architecture(folder)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    merger = AdapterMerger(architecture)
+    own = allocate(architecture, torch.float32, CPU)
+    trainer = make_rank(folder, make_spec(folder, lora={"rank": 3, "alpha": 5}))
+    base = trainer.write_weights(0).base
+    for tensors, message in (
+        ({f"{name}A.weight": torch.ones(3, 4), f"{name}B.weight": torch.ones(4, 3)}, "do not fit"),
+        ({f"{name}A.weight": torch.ones(3, 4)}, "not pairs of factors"),
+        (
+            {"x.lora_A.weight": torch.ones(3, 4), "x.lora_B.weight": torch.ones(4, 3)},
+            "no matrix in the model",
+        ),
+    ):
+        shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+        writer = SharedWeights("test", shapes, "float32")
+        update = SegmentAdapters(writer.write(tensors.items(), 1), base, 1.0)
+        with pytest.raises(ValueError, match=message):
+            merger.merge(update, own)
+        writer.close()
+    merger.close()
+    trainer.close()

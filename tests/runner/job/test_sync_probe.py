@@ -1,0 +1,105 @@
+"""Engines that go on generating with old weights are noticed by their log-probs."""
+
+import numpy as np
+import pytest
+
+from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.job.sync_probe import MOST_TOKENS, SyncProbe
+
+NOISE = np.random.default_rng(0).normal(size=(20, MOST_TOKENS)).astype(np.float32)
+MOVE = np.random.default_rng(1).normal(size=MOST_TOKENS).astype(np.float32)
+
+
+def sequence(prompt: int, response: int) -> TrainSequence:
+    zeros = np.zeros(response, np.float32)
+    return TrainSequence(np.arange(prompt + response, dtype=np.int32), prompt, zeros, zeros, zeros, "0-0")
+
+
+class Policy:
+    """The trainer's model, whose log-probs move by `speed` with each version."""
+
+    def __init__(self, speed: float, ranks: int = 2) -> None:
+        self.data_ranks = range(ranks)
+        self.version, self.speed = 0, speed
+        self.scored: list[tuple[int, list[TrainStep]]] = []
+
+    async def log_probs(self, sequences: list[TrainSequence], steps: list[TrainStep]) -> list[np.ndarray]:
+        self.scored.append((len(sequences), steps))
+        return [(-3 + self.version * self.speed * MOVE).astype(np.float32)] * len(sequences)
+
+
+class Engines:
+    """Two engines: the second generates with the weights of `stuck_at` from that version on."""
+
+    def __init__(self, policy: Policy, noise: float, stuck_at: int | None, temperature: float) -> None:
+        self.policy, self.noise, self.stuck_at, self.temperature = policy, noise, stuck_at, temperature
+        self.asked: list[np.ndarray] = []
+
+    async def score(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        self.asked.append(tokens)
+        version = self.policy.version
+        stuck = version if self.stuck_at is None else min(version, self.stuck_at)
+        return {"engine 0": self._log_probs(version, 0), "engine 1": self._log_probs(stuck, 1)}
+
+    def _log_probs(self, version: int, number: int) -> np.ndarray:
+        moved = -2 + self.temperature * version * self.policy.speed * MOVE
+        noise = self.noise * NOISE[2 * (self.policy.version % 10) + number]
+        return np.concatenate([np.zeros(MOST_TOKENS - 1), moved + noise]).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "speed", "noise", "stuck_at", "temperature", "found_at"),
+    [
+        pytest.param("float32", 0.01, 1e-6, None, 1.0, None, id="engines follow"),
+        pytest.param("float32", 0.01, 1e-6, None, 0.5, None, id="at another temperature"),
+        pytest.param("float32", 0.01, 1e-6, 1, 1.0, 2, id="the first weights are used forever"),
+        pytest.param("float32", 0.0001, 1e-6, 1, 1.0, 12, id="found once the moves are no longer small"),
+        pytest.param("float32", 0.0, 1e-6, 1, 1.0, None, id="nothing moves"),
+        pytest.param(
+            "bfloat16", 0.01, 0.03, None, 1.0, None, id="engines follow, with the noise of bfloat16"
+        ),
+        pytest.param("bfloat16", 0.01, 0.03, 1, 1.0, 7, id="the noise does not hide old weights"),
+    ],
+)
+async def test_engines_that_do_not_move_are_found(
+    *,
+    precision: str,
+    speed: float,
+    noise: float,
+    stuck_at: int | None,
+    temperature: float,
+    found_at: int | None,
+) -> None:
+    policy = Policy(speed)
+    engines = Engines(policy, noise, stuck_at, temperature)
+    probe = SyncProbe(policy, engines.score, precision=precision, temperature=temperature)  # type: ignore[arg-type]
+    error, found = None, None
+    await probe.score_with_trainer()
+    await probe.check(0)  # before the first batch there is nothing to score
+    assert not engines.asked
+    probe.choose([sequence(3, 5), sequence(MOST_TOKENS, MOST_TOKENS)])
+    for version in range(1, 21):
+        policy.version = version
+        await probe.score_with_trainer()
+        try:
+            await probe.check(version)
+        except JobError as raised:
+            error, found = str(raised), version
+            break
+    assert found == found_at
+    if error is not None:
+        assert error.startswith(f"engine 1 confirmed weights {found}, and does not generate with them")
+        assert "since weights 1" in error
+
+
+async def test_a_long_sequence_is_shortened_and_every_data_rank_scores_a_copy() -> None:
+    policy = Policy(0.1, ranks=3)
+    probe = SyncProbe(policy, Engines(policy, 0, None, 1).score, precision="float32")  # type: ignore[arg-type]
+    probe.choose([sequence(1000, 500)])
+    await probe.score_with_trainer()
+    [(count, [step])] = policy.scored
+    assert (count, step.micro_batches) == (3, (((0,),), ((1,),), ((2,),)))
+    assert probe._sequence is not None
+    assert probe._sequence.tokens.tolist() == [*range(1000 - MOST_TOKENS, 1000 + MOST_TOKENS)]
+    assert probe._sequence.prompt_length == MOST_TOKENS

@@ -98,6 +98,10 @@ def _layout(candidate: Candidate) -> str:
     names = ("fsdp", "tensor", "pipeline", "context", "expert")
     degrees = [(name, getattr(spec.trainer.parallel, name)) for name in names]
     mesh = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "1 rank"
+    if layers := spec.trainer.parallel.pipeline_layers:
+        mesh += f" (layers {', '.join(map(str, layers))})"
+    policy = spec.trainer.parallel.reshard_after_forward
+    mesh += {"default": "", "always": ", layers gathered twice", "never": ", layers kept gathered"}[policy]
     size = f" of {spec.engine.tensor} GPUs" if spec.engine.tensor > 1 else ""
     if plan.colocated:
         return f"{mesh}, colocated{f', engines{size}' if size else ''}"
@@ -106,7 +110,7 @@ def _layout(candidate: Candidate) -> str:
 
 def _set_options(candidate: Candidate) -> str:
     values = {
-        key: f"{{{', '.join(f'{name} = {degree}' for name, degree in value.items())}}}"
+        key: f"{{{', '.join(f'{name} = {as_toml(setting)}' for name, setting in value.items())}}}"
         if isinstance(value, dict)
         else as_toml(value).strip('"')
         for key, value in candidate.settings.items()

@@ -14,12 +14,18 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
-from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
+from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec, PipelineSchedule, TrainerSpec
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
 """Matrices that tensor parallelism does not split: routers, and the projections to latent vectors."""
 _SPLIT_BY_INPUTS = (".o_proj.", ".down_proj.")
 """Matrices that tensor parallelism splits by inputs, and with them the first factor of their adapters."""
+_SHARE_KEYS = frozenset(
+    ("fsdp", "context", "tensor", "pipeline", "pipeline_schedule", "pipeline_layers", "expert")
+)
+"""The keys of `[trainer.parallel]` that a rank's share depends on."""
+WORTHWHILE = 0.01
+"""The share of the busiest stage's work that an uneven division of the layers has to save."""
 _EMBEDDINGS = ("tok_embeddings.weight", "model.embed_tokens.weight")
 
 
@@ -123,6 +129,26 @@ def pipeline_imbalance(model: Architecture, parallel: ParallelSpec) -> float:
 
 
 @cache
+def balanced_layers(model: Architecture, pipeline: int, schedule: PipelineSchedule) -> tuple[int, ...] | None:
+    """Returns the numbers of layers of the stages that relieve the last one of its head's work.
+
+    None if equal numbers are as good, and for schedules whose ranks have two stages.
+    """
+    if pipeline == 1 or schedule not in ONE_STAGE_SCHEDULES:
+        return None
+    layout = ParallelSpec(pipeline=pipeline, pipeline_schedule=schedule)
+    best, least = None, pipeline_imbalance(model, layout) * (1 - WORTHWHILE)
+    for last in range(model.layers // pipeline - 1, 0, -1):
+        smaller, larger = divmod(model.layers - last, pipeline - 1)
+        sizes = (*(smaller + (stage < larger) for stage in range(pipeline - 1)), last)
+        work = pipeline_imbalance(model, layout.model_copy(update={"pipeline_layers": sizes}))
+        if work >= least:
+            break
+        best, least = sizes, work
+    return best
+
+
+@cache
 def _stacks(model: Architecture) -> tuple[_Stack, ...]:
     stacks: dict[tuple[str, tuple[int, ...], str], list[HfTensor]] = {}
     for tensor in hf_tensors(model):
@@ -150,6 +176,15 @@ def largest_share(
     `frozen` has patterns of HF names (`trainer.freeze`). With `lora` only adapters are trained. Raises
     ValueError if the model has no such adapters.
     """
+    layout = ParallelSpec(**parallel.model_dump(include=set(_SHARE_KEYS)))
+    return _largest_share(model, layout, tuple(frozen), lora)
+
+
+@cache
+def _largest_share(
+    model: Architecture, parallel: ParallelSpec, frozen: tuple[str, ...], lora: LoraShape | None
+) -> RankShare:
+    """Computes `largest_share` once for all layouts that differ in other keys: a sweep has thousands."""
     return max(rank_shares(model, parallel, frozen, lora), key=lambda share: share.parameters)
 
 

@@ -6,11 +6,13 @@ from itertools import chain, product
 from math import log
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.planning.plan import make_plan
+from rlrun.runner.planning.model_size import balanced_layers
+from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
+from rlrun.specs.rules.parallel_rules import DEGREE_OF
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
 from rlrun.specs.sections.job import Spec
@@ -41,24 +43,39 @@ class Candidate:
         """The keys of the spec that select this layout, with their values."""
         spec = self.job.spec
         parallel = spec.trainer.parallel
-        names = ("fsdp", "tensor", "pipeline", "context", "expert")
-        degrees = {name: getattr(parallel, name) for name in names if getattr(parallel, name) > 1}
+        keys = {name: value for name, value in parallel if value != ParallelSpec.model_fields[name].default}
         engine = {"engine.tensor": spec.engine.tensor} if spec.engine.type == "sglang" else {}
-        layout = {"cluster.placement": spec.cluster.placement, "trainer.parallel": degrees or {"fsdp": 1}}
+        layout = {"cluster.placement": spec.cluster.placement, "trainer.parallel": keys or {"fsdp": 1}}
         return {**layout, **engine}
 
 
 def sweep(job: PlannedJob) -> list[Candidate]:
     """Returns every layout that the spec and the model allow: first those that fit, then by time per step."""
-    cases = (replace(job, spec=spec, plan=make_plan(spec)) for spec in candidate_specs(job))
-    return sorted((Candidate(job, size_job(job)) for job in cases), key=_sort_key)
+    return sorted((Candidate(job, size_job(job)) for job in _planned(job)), key=_sort_key)
+
+
+def _planned(job: PlannedJob) -> Iterator[PlannedJob]:
+    """Yields the job in each layout. Layouts that only differ in FSDP's policy share a plan: with thousands
+    of ranks it takes longer than everything else.
+    """
+    plans: dict[object, Plan] = {}
+    for spec in candidate_specs(job):
+        sharded = spec.trainer.parallel.model_copy(update={"reshard_after_forward": "default"})
+        key = sharded, spec.cluster.placement, spec.engine.tensor
+        if key not in plans:
+            plans = {key: make_plan(spec)}
+        yield replace(job, spec=spec, plan=plans[key])
 
 
 def _sort_key(candidate: Candidate) -> tuple[bool, int, int, float]:
-    """Treats times within 2 % of each other as equal; of those the layout with fewer degrees comes first."""
+    """Treats times within 2 % of each other as equal; of those the layout with fewer degrees, and fewer keys
+    that differ from their defaults, comes first.
+    """
     seconds = candidate.sizing.estimate.step_seconds
-    degrees = candidate.job.spec.trainer.parallel.model_dump(include=set(_MODEL_PARALLEL)).values()
-    return not candidate.fits, round(log(seconds) / 0.02), sum(degree > 1 for degree in degrees), seconds
+    parallel = candidate.job.spec.trainer.parallel
+    degrees = parallel.model_dump(include=set(_MODEL_PARALLEL)).values()
+    kinds = sum(degree > 1 for degree in degrees) + (parallel.reshard_after_forward != "default")
+    return not candidate.fits, round(log(seconds) / 0.02), kinds, seconds
 
 
 def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
@@ -95,7 +112,10 @@ def _server_sizes(gpus: int, job: PlannedJob) -> list[int]:
 
 
 def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpec]:
-    """Yields layouts whose tensor and context groups stay within a node; FSDP takes the remaining factor."""
+    """Yields layouts whose tensor and context groups stay within a node; FSDP takes the remaining factor.
+
+    Settings of the spec that have an effect in a layout are kept.
+    """
     degrees_in_node = [degree for degree in DEGREES if degree <= max(spec.cluster.gpus_per_node, 1)]
     for tensor in degrees_in_node:
         if model.heads % tensor or model.kv_heads % tensor:
@@ -106,9 +126,32 @@ def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpe
                 if remainder or not fsdp or pipeline > model.layers:
                     continue
                 for expert in _expert_degrees(fsdp * context * tensor, model):
-                    yield ParallelSpec(
+                    sharded = ParallelSpec(
                         fsdp=fsdp, tensor=tensor, pipeline=pipeline, context=context, expert=expert
                     )
+                    yield from _settings(sharded, spec.trainer.parallel, model)
+
+
+def _settings(layout: ParallelSpec, given: ParallelSpec, model: Architecture) -> Iterator[ParallelSpec]:
+    """Yields a layout, whose layers are divided by their work, with FSDP's default policy and with the other.
+
+    Keys whose gain is not known (exchanges by other means) are only kept if the spec has them.
+    """
+    kept: dict[str, object] = {
+        name: getattr(given, name)
+        for name in given.model_fields_set & DEGREE_OF.keys()
+        if getattr(layout, DEGREE_OF[name]) > 1
+    }
+    if layout.pipeline != given.pipeline or given.pipeline_layers is None:
+        schedule = given.pipeline_schedule if layout.pipeline > 1 else "1F1B"
+        kept["pipeline_layers"] = balanced_layers(model, layout.pipeline, schedule)
+    if layout.fsdp * layout.context > 1:
+        kept["symmetric_memory"] = given.symmetric_memory
+    policies = ["default", "always" if layout.pipeline > 1 else "never"]
+    if "reshard_after_forward" in given.model_fields_set or layout.world_size == 1:
+        policies = [given.reshard_after_forward if layout.world_size > 1 else "default"]
+    for policy in policies:
+        yield layout.model_copy(update={**kept, "reshard_after_forward": policy})
 
 
 def _expert_degrees(ranks: int, model: Architecture) -> list[int]:

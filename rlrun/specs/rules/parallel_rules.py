@@ -8,6 +8,15 @@ from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
 
 PARALLEL: KeyPath = ("trainer", "parallel")
+DEGREE_OF = {
+    "sequence_parallel": "tensor",
+    "async_tensor": "tensor",
+    "context_balance": "context",
+    "pipeline_schedule": "pipeline",
+    "pipeline_layers": "pipeline",
+    "token_dispatcher": "expert",
+}
+"""The degree that must be greater than 1 for a setting to have an effect."""
 
 
 def expert_ranks(spec: Spec) -> Iterator[Finding]:
@@ -28,14 +37,7 @@ def expert_ranks(spec: Spec) -> Iterator[Finding]:
 
 def settings_of_unused_parallelism(spec: Spec) -> Iterator[Finding]:
     """Reports settings of a kind of parallelism whose degree is 1."""
-    for setting, degree in (
-        ("sequence_parallel", "tensor"),
-        ("context_balance", "context"),
-        ("pipeline_schedule", "pipeline"),
-        ("pipeline_layers", "pipeline"),
-        ("token_dispatcher", "expert"),
-        ("async_tensor", "tensor"),
-    ):
+    for setting, degree in DEGREE_OF.items():
         if is_given(spec.trainer.parallel, setting) and getattr(spec.trainer.parallel, degree) == 1:
             related = ((*PARALLEL, degree),)
             why = f"trainer.parallel.{degree} is 1"

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rlrun.runner.planning.simulation.alternatives import compare_alternatives
 from rlrun.runner.planning.sweep import sweep
+from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.planning.test_memory import QWEN3_30B_A3B
 from tests.runner.planning.test_sizing import planned_job
 
@@ -44,6 +45,33 @@ def test_experts_are_shared_out_only_where_there_are_some() -> None:
     assert {each.job.spec.trainer.parallel.expert for each in sweep(planned_job())} == {1}
     sparse = sweep(replace(planned_job(), model=QWEN3_30B_A3B))
     assert {each.job.spec.trainer.parallel.expert for each in sparse} >= {1, 2, 4, 8}
+
+
+def test_layers_are_divided_by_their_work() -> None:
+    staged = [each.job.spec.trainer.parallel for each in sweep(planned_job())]
+    divided = {each.pipeline: each.pipeline_layers for each in staged}
+    assert divided[1] is None
+    assert divided[4] == (10, 10, 10, 6)
+    own = {"fsdp": 2, "pipeline": 4, "pipeline_layers": [9, 9, 9, 9]}
+    kept = [each.job.spec.trainer.parallel for each in sweep(planned_job(trainer={"parallel": own}))]
+    assert {each.pipeline_layers for each in kept if each.pipeline == 4} == {(9, 9, 9, 9)}
+
+
+def test_both_policies_of_fsdp_are_tried_unless_the_spec_has_one() -> None:
+    found = [each.job.spec.trainer.parallel for each in sweep(planned_job())]
+    assert {each.reshard_after_forward for each in found if each.pipeline == 1} == {"default", "never"}
+    assert {each.reshard_after_forward for each in found if each.pipeline == 2} == {"default", "always"}
+    own = {"fsdp": 8, "reshard_after_forward": "always"}
+    found = [each.job.spec.trainer.parallel for each in sweep(planned_job(trainer={"parallel": own}))]
+    assert {each.reshard_after_forward for each in found if each.world_size > 1} == {"always"}
+
+
+def test_the_settings_of_a_layout_select_it() -> None:
+    own = {"fsdp": 4, "tensor": 2, "async_tensor": True, "sequence_parallel": True}
+    for each in sweep(planned_job(trainer={"parallel": own})):
+        parallel = each.job.spec.trainer.parallel
+        assert parallel.async_tensor == (parallel.tensor > 1)
+        assert ParallelSpec(**each.settings["trainer.parallel"]) == parallel
 
 
 def test_each_split_is_simulated_in_the_modes_it_allows() -> None:

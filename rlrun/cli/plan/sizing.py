@@ -19,7 +19,7 @@ from rlrun.runner.planning.step_time import (
     TRAIN_EFFICIENCY,
     PlannedJob,
 )
-from rlrun.runner.planning.sync_time import DISK, sync_time
+from rlrun.runner.planning.sync_time import DISK, sync_bytes, sync_time
 
 
 def sizing_report(job: PlannedJob, price: float | None = None) -> Iterator[RenderableType]:
@@ -82,6 +82,8 @@ def _capacity_table(job: PlannedJob, sizing: Sizing, price: float | None) -> Ren
             "checkpoint.keep, and one being written",
         )
     )
+    if sizing.engine is not None:
+        rows.append(("bytes of a weight update", format_bytes(sizing.sync_bytes), sync_bytes(job)[1]))
     for name, seconds in sizing.estimate.parts.items():
         source = sync_time(job).way if name == "weight sync" else "roofline"
         rows.append((f"{name}, per step", _duration(seconds), source))

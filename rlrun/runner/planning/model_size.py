@@ -87,10 +87,14 @@ def token_operations(model: Architecture, trainer: TrainerSpec) -> int:
     two for its own gradient unless it is frozen.
     """
     if trainer.lora is not None:
-        factors = sum(prod(tensor.shape) for tensor in adapter_tensors(adapters(model, trainer.lora.shape)))
-        return 4 * active_parameters(model) + 6 * factors
+        return 4 * active_parameters(model) + 6 * adapter_parameters(model, trainer.lora.shape)
     trained = [stack for stack in _multiplied(model) if not _is_frozen(stack.tensor, trainer.freeze)]
     return 4 * active_parameters(model) + 2 * sum(_active_size(stack, model) for stack in trained)
+
+
+def adapter_parameters(model: Architecture, lora: LoraShape) -> int:
+    """Returns the number of parameters of the model's adapters."""
+    return sum(prod(tensor.shape) for tensor in adapter_tensors(adapters(model, lora)))
 
 
 def _multiplied(model: Architecture) -> list[_Stack]:

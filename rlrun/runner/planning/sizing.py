@@ -13,7 +13,7 @@ from rlrun.runner.planning.phases import job_memory
 from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes
 from rlrun.runner.planning.step_time import Estimate, PlannedJob, estimate
 from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded_bytes
-from rlrun.runner.planning.sync_time import sync_time
+from rlrun.runner.planning.sync_time import sync_bytes, sync_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Sizing:
     """Bytes of host memory per rank for a checkpoint that is written while training continues."""
     disk: int
     """Bytes of all checkpoints that are kept at once, and of the exported model."""
+    sync_bytes: int
+    """Bytes of a weight update."""
     estimate: Estimate
     warnings: tuple[str, ...]
 
@@ -46,6 +48,7 @@ def size_job(job: PlannedJob) -> Sizing:
         offloaded=offloaded_bytes(job.model, job.spec.trainer),
         staged=staged_bytes(job),
         disk=_disk_bytes(job),
+        sync_bytes=sync_bytes(job)[0],
         estimate=estimate(job, running_samples(job, memory.engine), sync_time(job).seconds),
         warnings=tuple(fit_warnings(job, memory)),
     )

@@ -12,8 +12,10 @@ Where buckets are used, one is gathered while the one before is sent, so that th
 from dataclasses import dataclass
 
 from rlrun.runner.planning.activations import ITEM_BYTES
-from rlrun.runner.planning.model_size import parameter_count
+from rlrun.runner.planning.hardware import format_bytes
+from rlrun.runner.planning.model_size import adapter_parameters, parameter_count
 from rlrun.runner.planning.step_time import HOST_LINK, LINK_EFFICIENCY, NETWORK, PlannedJob
+from rlrun.specs.derived.lora_sync import sends_adapters, why_merged
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of, relay_slices
 
 DISK = 2e9
@@ -38,9 +40,25 @@ class SyncTime:
         return max(self.gather, self.send) if self.overlapped else self.gather + self.send
 
 
+def sync_bytes(job: PlannedJob) -> tuple[int, str]:
+    """Returns the bytes of a weight update, and what they are, in a few words."""
+    spec, lora = job.spec, job.spec.trainer.lora
+    whole = parameter_count(job.model) * ITEM_BYTES[spec.engine.dtype]
+    if lora is None:
+        return whole, "the whole model"
+    if not sends_adapters(spec, job.model.family):
+        return whole, f"the merged model: {why_merged(spec, job.model.family) or 'engine.lora_sync'}"
+    dtype = spec.engine.dtype if spec.engine.type == "sglang" else "float32"
+    size = adapter_parameters(job.model, lora.shape) * ITEM_BYTES[dtype]
+    return size, f"adapters alone; the whole model has {format_bytes(whole)}"
+
+
 def sync_time(job: PlannedJob) -> SyncTime:
     """Returns the estimated time of a weight update; engines' own copying is not counted."""
-    size = float(parameter_count(job.model) * ITEM_BYTES[job.spec.engine.dtype])
+    size = float(sync_bytes(job)[0])
+    if sends_adapters(job.spec, job.model.family):
+        gather = _gather_seconds(job, size) + _to_first_rank_seconds(job, size) if job.on_gpu else 0.0
+        return SyncTime("adapters through host memory", gather, 2 * size / HOST_LINK, overlapped=False)
     if not job.on_gpu:
         return SyncTime("through host memory", 0.0, size / HOST_LINK, overlapped=False)
     carrier, buckets = carrier_of(job.spec), bucket_bytes(job.spec)

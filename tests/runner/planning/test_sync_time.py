@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.planning.sync_time import sync_time
+from rlrun.runner.planning.sync_time import sync_bytes, sync_time
 from tests.runner.planning.test_sizing import planned_job
 
 SIZE = 2 * 8_190_735_360
@@ -66,3 +66,24 @@ def test_the_time_follows_the_links(name: str) -> None:
     time = sync_time(job)
     assert time.way == way
     assert time.seconds == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "size", "what"),
+    [
+        ({"type": "sglang"}, 2 * 43_646_976, "adapters alone; the whole model has 15.3 GiB"),
+        ({"type": "native"}, 4 * 43_646_976, "adapters alone; the whole model has 15.3 GiB"),
+        ({"type": "sglang", "lora_sync": "merged"}, SIZE, "the merged model: engine.lora_sync"),
+        ({"type": "external"}, SIZE, "the merged model: external engines only take whole models"),
+    ],
+)
+def test_an_update_has_the_bytes_of_the_adapters(engine: dict[str, Any], size: int, what: str) -> None:
+    ranks = 8 if engine["type"] == "external" else 4
+    trainer = {"parallel": {"fsdp": ranks}, "lora": {"rank": 16, "alpha": 32}}
+    job = planned_job(cluster={"placement": "disaggregated"}, trainer=trainer, engine=engine)
+    assert sync_bytes(job) == (size, what)
+    assert (sync_time(job).way == "adapters through host memory") == ("adapters" in what)
+
+
+def test_the_whole_model_is_sent_without_adapters() -> None:
+    assert sync_bytes(planned_job()) == (SIZE, "the whole model")

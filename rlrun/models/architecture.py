@@ -203,6 +203,16 @@ class Architecture:
         """Number of layers that have attention, whose keys and values engines cache."""
         return self.layers - (len(self.delta.layers) if self.delta else 0)
 
+    def state_bytes(self, item: int) -> int:
+        """Returns the size of the recurrent state of one sequence in all layers together.
+
+        It is the convolution's last inputs, of `item` bytes each, and the heads' matrices in float32.
+        """
+        if self.delta is None:
+            return 0
+        inputs = self.delta.channels * (self.delta.taps - 1)
+        return len(self.delta.layers) * (inputs * item + self.delta.state_size * 4)
+
     def is_delta(self, layer: int) -> bool:
         """Returns whether a layer has Gated DeltaNet in place of attention."""
         return self.delta is not None and layer in self.delta.layers

@@ -55,5 +55,5 @@ def gpus_of_job(
         engines=sum(len(engine.locations) for engine in plan.engines),
         flops=gpu.flops if gpu else None,
         token_operations=token_operations(model, trainer),
-        attention=model.layers * model.heads * model.head_dim,
+        attention=model.attention_layers * model.heads * model.head_dim,
     )

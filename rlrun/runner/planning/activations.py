@@ -1,6 +1,7 @@
 """Estimates the memory of forward and backward passes from shapes; `rlrun plan --deep` traces it instead."""
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, DeltaNet
+from rlrun.models.delta_rule import CHUNK
 from rlrun.runner.planning.model_size import RankShare
 from rlrun.specs.sections.trainer import TrainerSpec
 
@@ -36,9 +37,14 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
 
     These are 6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (projected, normed,
     rotated; the attention's output), and 4 feed-forward (gate, up, silu, product). Only those experts
-    count that a token is routed to, with the token's hidden state before and after each of them.
+    count that a token is routed to, with the token's hidden state before and after each of them. Layers with
+    Gated DeltaNet count in proportion to their number.
     """
-    inner = 4 * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
+    gates = 2 if model.output_gate else 0  # the gate, and its product with the attention's output
+    inner: float = (4 + gates) * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
+    if delta := model.delta:
+        share = len(delta.layers) / model.layers
+        inner = (1 - share) * inner + share * _delta_net(delta)
     if experts := model.experts:
         sparse = len(experts.layers) / model.layers
         routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
@@ -47,6 +53,17 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
     else:
         feed_forward = 4 * model.intermediate
     return 6 * model.hidden / shared + (inner + feed_forward) / tensor
+
+
+def _delta_net(delta: DeltaNet) -> float:
+    """Returns the number of elements per token in Gated DeltaNet.
+
+    These are queries, keys and values before and after the convolution, queries and keys scaled and repeated
+    for each value head, a row of each head's chunk, and five times the values (gate, output of the rule,
+    normed, gated, and the values of the rule).
+    """
+    repeated = 2 * delta.value_heads * delta.key_dim
+    return 2 * delta.channels + repeated + delta.value_heads * CHUNK + 5 * delta.values
 
 
 def _routing(model: Architecture, tensor: int) -> float:

@@ -171,7 +171,7 @@ def cache_token_bytes(model: Architecture, dtype: str) -> int:
     """
     if model.latent is not None:
         return model.layers * (model.latent.kv_rank + model.latent.rotated_dim) * ITEM_BYTES[dtype]
-    return 2 * model.layers * model.kv_heads * model.head_dim * ITEM_BYTES[dtype]
+    return 2 * model.attention_layers * model.kv_heads * model.head_dim * ITEM_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,10 @@ def size_engine(
     requested = engine.max_cache_tokens or engine.max_running * (longest + 2 * block)
     weights = parameter_count(model) * ITEM_BYTES[engine.dtype]
     head = model.vocab * model.hidden * 4 if head_copy and engine.dtype != "float32" else 0
-    tokens = requested
+    tokens, rows = requested, engine.max_running + 1  # a spare row takes the padding
+    states = rows * model.state_bytes(ITEM_BYTES[engine.dtype])
     if free is not None:
-        cache_bytes = int(max(free - weights - head, 0) * share)
+        cache_bytes = int(max(free - weights - head - states, 0) * share)
         tokens = min(requested, cache_bytes // token_bytes // block * block)
     blocks = -(-tokens // block) + 2  # the engine's spare block, and the one that a new sample begins
     phase = Phase(
@@ -216,6 +217,7 @@ def size_engine(
         (
             Part("weights", weights, f"{parameter_count(model):,} × {ITEM_BYTES[engine.dtype]} bytes"),
             *([Part("float32 head", head, "trainer.head_dtype")] if head else []),
+            *([Part("recurrent states", states, f"{rows:,} × {states // rows:,} bytes")] if states else []),
             Part("KV cache", blocks * block * token_bytes, f"{tokens:,} tokens × {token_bytes:,} bytes"),
         ),
     )

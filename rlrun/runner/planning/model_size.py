@@ -286,7 +286,7 @@ def _gathered_size(stack: _Stack, parallel: ParallelSpec) -> int:
 
 def _is_hidden(tensor: HfTensor) -> bool:
     return (
-        not tensor.is_routed_expert and len(tensor.shape) > 1 and _decoder_name(tensor).startswith("layers.")
+        not tensor.is_routed_expert and len(tensor.shape) == 2 and _decoder_name(tensor).startswith("layers.")
     )
 
 

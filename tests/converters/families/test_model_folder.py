@@ -87,3 +87,52 @@ def test_what_is_written_is_what_transformers_reads(folder, tmp_path, monkeypatc
     with WeightFolder(out, model) as weights:
         assert all(torch.equal(weights.read(name), stored[name]) for name in stored)
     assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+
+
+@pytest.fixture
+def multimodal(tmp_path):
+    """A checkpoint of Qwen3.5 with a vision tower and a layer that predicts further tokens, in both forms:
+    with a tensor for each matrix of each expert, and with the experts of a layer together.
+    """
+    import transformers
+
+    text = json.loads((make_tiny_model(tmp_path / "text", "qwen3_5_moe_text") / "config.json").read_text())
+    config = transformers.Qwen3_5MoeConfig(text_config=text, vision_config=VISION, dtype=torch.float32)
+    model = transformers.Qwen3_5MoeForConditionalGeneration(config)
+    model.save_pretrained(tmp_path / "apart")
+    apart = load_file(tmp_path / "apart" / "model.safetensors") | {"mtp.fc.weight": torch.randn(3, 5)}
+    together = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    (tmp_path / "together").mkdir()
+    (tmp_path / "together" / "config.json").write_bytes((tmp_path / "apart" / "config.json").read_bytes())
+    for name, tensors in (("apart", apart), ("together", together | {"mtp.fc.weight": torch.ones(3, 5)})):
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    return tmp_path
+
+
+def test_experts_that_are_stored_together_are_read_one_by_one(multimodal):
+    model = read_architecture(multimodal / "together")
+    assert "experts.gate_up_proj" in "".join(load_file(multimodal / "together" / "model.safetensors"))
+    with (
+        WeightFolder(multimodal / "together", model) as together,
+        WeightFolder(multimodal / "apart", model) as apart,
+    ):
+        for tensor in hf_tensors(model):
+            assert torch.equal(together.read(tensor.name), apart.read(tensor.name))
+
+
+def test_vision_towers_and_predicted_tokens_are_exported_unchanged(multimodal, tmp_path):
+    folder = multimodal / "apart"
+    model, stored = read_architecture(folder), load_file(folder / "model.safetensors")
+    shapes = {tensor.name: tensor.shape for tensor in hf_tensors(model)}
+    assert "model.language_model.embed_tokens.weight" in shapes
+    trained = ((name, stored[name] + 1) for name in shapes)
+    write_folder(tmp_path / "out", folder, model, trained, shapes, dtype=torch.bfloat16)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == stored.keys()
+    for name, tensor in stored.items():
+        expected = (tensor + 1).bfloat16() if name in shapes else tensor
+        assert torch.equal(written[name], expected), name
+    assert sum(name not in shapes for name in stored) > 10

@@ -52,6 +52,19 @@ DEEPSEEK_V3 = architecture(
     {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61}
     | {"num_attention_heads": 128, "vocab_size": 129280}
 )
+# sizes of torchtitan's 35B-A3B and of transformers' defaults, which are those of Qwen3-Next-80B-A3B
+QWEN35_35B_A3B = architecture(
+    {
+        "model_type": "qwen3_5_moe",
+        "tie_word_embeddings": False,
+        "text_config": {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40}
+        | {"num_attention_heads": 16},
+    }
+)
+QWEN3_NEXT = architecture(
+    {"model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120}
+    | {"num_hidden_layers": 48, "num_attention_heads": 16}
+)
 SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8}
 SMALL |= {"vocab_size": 4096, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
 SMALL_QWEN = SMALL | {"model_type": "qwen3_moe", "num_key_value_heads": 2, "head_dim": 64, "num_experts": 16}
@@ -65,8 +78,14 @@ GIB = 2**30
 
 @pytest.mark.parametrize(
     ("model", "total", "active"),
-    [(QWEN3_8B, 8.19e9, 7.57e9), (QWEN3_30B_A3B, 30.53e9, 3.04e9), (GPT_OSS_20B, 20.91e9, 3.61e9)],
-    ids=["Qwen3-8B", "Qwen3-30B-A3B", "gpt-oss-20b"],
+    [
+        (QWEN3_8B, 8.19e9, 7.57e9),
+        (QWEN3_30B_A3B, 30.53e9, 3.04e9),
+        (GPT_OSS_20B, 20.91e9, 3.61e9),
+        (QWEN35_35B_A3B, 34.66e9, 2.946e9),
+        (QWEN3_NEXT, 79.67e9, 3.564e9),
+    ],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B", "gpt-oss-20b", "Qwen3.5-35B-A3B", "Qwen3-Next-80B-A3B"],
 )
 def test_parameters_of_published_models(model: Architecture, total: float, active: float) -> None:
     assert parameter_count(model) == pytest.approx(total, rel=0.001)
@@ -99,7 +118,7 @@ def test_shares_add_up_to_the_model(layout: dict[str, int]) -> None:
     assert held / parallel.pipeline == pytest.approx(parameter_count(QWEN3_8B), rel=0.001)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtype: Any, tied: bool) -> None:
@@ -119,7 +138,7 @@ def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtyp
     assert phase.part_bytes("optimizer") == pytest.approx(sum(each.nbytes for each in moments), rel=0.1)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_5_text"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("limits", [{"max_running": 5}, {"max_running": 64, "max_cache_tokens": 300}])
 def test_an_engine_is_as_large_as_planned(
@@ -128,7 +147,7 @@ def test_an_engine_is_as_large_as_planned(
     folder = make_tiny_model(tmp_path, family)
     setup = EngineSetup(model_folder=str(folder), dtype=dtype, max_length=100, device="cpu", **limits)
     loaded = load(setup)
-    cache = loaded.scheduler.model.cache
+    cache, states = loaded.scheduler.model.cache, loaded.scheduler.model.recurrent
     planned = size_engine(read_architecture(folder), EngineSpec(dtype=dtype, **limits), 100, None)
     assert planned.cache_tokens == loaded.cache_tokens
     assert planned.phase.part_bytes("KV cache") == pytest.approx(
@@ -138,6 +157,9 @@ def test_an_engine_is_as_large_as_planned(
     assert planned.phase.part_bytes("weights") == pytest.approx(
         stored * (1 if dtype == "float32" else 0.5), rel=0.1
     )
+    if states is not None:
+        size = states.inputs.nbytes + states.matrices.nbytes
+        assert planned.phase.part_bytes("recurrent states") == size
 
 
 def test_a_float32_head_takes_copies_and_wider_logits() -> None:

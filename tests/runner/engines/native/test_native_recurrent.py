@@ -11,7 +11,7 @@ from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.model.recurrent import make_states, state_bytes
+from rlrun.runner.engines.native.model.recurrent import make_states
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.tiny_models import make_tiny_model
 
@@ -127,7 +127,7 @@ def test_the_size_of_a_row_s_state_is_that_of_its_tensors(folder: Path) -> None:
     model = read_architecture(folder)
     states = make_states(model, 7, torch.bfloat16, torch.device("cpu"))
     assert states is not None
-    assert 8 * state_bytes(model, 2) == states.inputs.nbytes + states.matrices.nbytes
+    assert 8 * model.state_bytes(2) == states.inputs.nbytes + states.matrices.nbytes
 
 
 def test_states_count_towards_the_memory_of_the_cache(folder: Path) -> None:

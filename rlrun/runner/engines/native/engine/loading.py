@@ -22,7 +22,7 @@ from rlrun.runner.engines.native.model.cache import (
 from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import OpenFolder, allocate, fuse
-from rlrun.runner.engines.native.model.recurrent import make_states, state_bytes
+from rlrun.runner.engines.native.model.recurrent import make_states
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
 MEMORY_SHARE = 0.5
@@ -51,7 +51,7 @@ def load(setup: EngineSetup) -> LoadedEngine:
     OpenFolder(setup.model_folder, architecture).read(named)
     paged = flash_ops.takes(architecture.head_dim, dtype, device)
     block = block_size(paged=paged)
-    recurrent_bytes = (setup.max_running + 1) * state_bytes(architecture, dtype.itemsize)
+    recurrent_bytes = (setup.max_running + 1) * architecture.state_bytes(dtype.itemsize)
     cache_tokens = _cache_tokens(
         setup, token_bytes(architecture, dtype), block, device, length, reserved=recurrent_bytes
     )
@@ -96,11 +96,11 @@ def _cache_tokens(
     `reserved`: bytes of the recurrent states, which are allocated beside the cache.
     """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    room = int(free * MEMORY_SHARE) - reserved
+    room = int((free - reserved) * MEMORY_SHARE)
     if room < bytes_per_token * block:
         raise ValueError(
-            f"max_running {setup.max_running} needs {reserved / 1e9:.1f} GB of recurrent states, and "
-            f"{MEMORY_SHARE:.0%} of the {free / 1e9:.1f} GB free must hold them and the KV cache: lower it"
+            f"max_running {setup.max_running} needs {reserved / 1e9:.1f} GB of recurrent states, which "
+            f"leaves no room for a KV cache in the {free / 1e9:.1f} GB free: lower it"
         )
     fitting = room // bytes_per_token // block * block
     requested = setup.max_cache_tokens or setup.max_running * (length + 2 * block)

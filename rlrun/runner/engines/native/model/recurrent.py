@@ -59,13 +59,6 @@ def make_states(
     )
 
 
-def state_bytes(model: Architecture, item: int) -> int:
-    """Returns the size of one row's state in all layers together; `item`: bytes of the model's dtype."""
-    if (delta := model.delta) is None:
-        return 0
-    return len(delta.layers) * (delta.channels * (delta.taps - 1) * item + delta.state_size * 4)
-
-
 class PromptRecurrence:
     """Runs the layers over packed prompts, whose states begin at zero."""
 

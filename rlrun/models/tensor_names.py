@@ -141,7 +141,7 @@ def _delta_net(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
     for name in ("A_log", "dt_bias"):
         yield HfTensor(f"{hf}.{name}", (heads,), f"{ours}.{name}")
     yield HfTensor(f"{hf}.norm.weight", (delta.value_dim,), f"{ours}.norm.weight")
-    yield HfTensor(f"{hf}.out_proj.weight", (hidden, delta.values), f"{ours}.wo.weight")
+    yield HfTensor(f"{hf}.out_proj.weight", (hidden, delta.values), f"{ours}.out_proj.weight")
 
 
 def _latent_attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:

@@ -25,7 +25,7 @@ PARTIAL = {
 
 @pytest.mark.slow
 def test_a_resumed_job_trains_and_exports_what_its_engines_serve(jobs: Jobs, tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", "qwen3_5_text", scale=0.05, tied=True)
+    model = make_tiny_model(tmp_path / "model", "qwen3_5_text", scale=0.05, tied=True, pad_token_id=None)
     settings = PARTIAL | {"model__path": str(model)}
     first = jobs.run("delta", **settings, trainer__steps=3)
     assert first.code == 0, first.output

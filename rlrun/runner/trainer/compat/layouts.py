@@ -72,7 +72,7 @@ def _set_delta_net_layer_sharding(layer: Any, *, enable_sp: bool, enable_ep: boo
             getattr(net, name).sharding_config = colwise_config()
     net.conv1d.sharding_config = ShardingConfig(state_shardings={"weight": by_head})
     net.norm.sharding_config = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
-    net.wo.sharding_config = rowwise_config(output_sp=enable_sp)
+    net.out_proj.sharding_config = rowwise_config(output_sp=enable_sp)
     if layer.feed_forward is not None:
         set_dense_ffn_sharding(layer.feed_forward, attn_x_layout=hidden, enable_sp=enable_sp)
     if layer.moe is not None:

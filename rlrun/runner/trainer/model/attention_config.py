@@ -73,7 +73,7 @@ def _delta_net(model: Architecture, delta: DeltaShape) -> GatedDeltaNet.Config:
         norm=GatedNorm.Config(
             normalized_shape=delta.value_dim, eps=model.norm_eps, param_init=FROM_CHECKPOINT
         ),
-        wo=matrix(delta.values, model.hidden),
+        out_proj=matrix(delta.values, model.hidden),
         inner_attention=DeltaRule.Config(shape=delta),
         param_init=FROM_CHECKPOINT,
     )

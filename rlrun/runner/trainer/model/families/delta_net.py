@@ -1,6 +1,6 @@
 """Gated DeltaNet and gated attention: the layers of Qwen3-Next and Qwen3.5.
 
-hidden ─▶ queries, keys, values ─convolution, delta rule─▶ norm, gated ─▶ wo        three layers of four
+hidden ─▶ queries, keys, values ─convolution, delta rule─▶ norm, gated ─▶ out_proj        three layers of four
 hidden ─▶ queries with gates, keys, values ─RoPE, attention─▶ gated ─▶ wo           the fourth
 
 torchtitan's own modules compute the same, but only on a GPU, and in blocks that take masks of another form.
@@ -108,7 +108,7 @@ class GatedDeltaNet(Module):
         in_proj_ba: Matrix.Config | None = None
         conv1d: Conv1d.Config
         norm: GatedNorm.Config
-        wo: Matrix.Config
+        out_proj: Matrix.Config
         inner_attention: DeltaRule.Config
 
     def __init__(self, config: Config) -> None:
@@ -122,7 +122,7 @@ class GatedDeltaNet(Module):
         self.A_log = nn.Parameter(torch.empty(config.shape.value_heads))
         self.dt_bias = nn.Parameter(torch.empty(config.shape.value_heads))
         self.norm = config.norm.build()
-        self.wo = config.wo.build()
+        self.out_proj = config.out_proj.build()
         self.inner_attention = config.inner_attention.build()
 
     def forward(
@@ -134,7 +134,7 @@ class GatedDeltaNet(Module):
         taps = local(self.conv1d.weight).squeeze(1)
         output = self.inner_attention(qkv, taps, decay, b.sigmoid(), attention_masks)
         gated = self.norm(output, gate.unflatten(1, (-1, self._shape.value_dim)))
-        projected: torch.Tensor = self.wo(gated.flatten(1)[None])
+        projected: torch.Tensor = self.out_proj(gated.flatten(1)[None])
         return projected
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

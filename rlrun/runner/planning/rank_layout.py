@@ -155,8 +155,13 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
     for name, size in sizes.items():
         if size % parallel.tensor:
             raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
-    if parallel.async_tensor and (model.latent is not None or model.sinks):
-        kind = "latent attention" if model.latent is not None else "attention sinks"
+    kinds = {
+        "latent attention": model.latent is not None,
+        "attention sinks": model.sinks,
+        "Gated DeltaNet": model.delta is not None,
+    }
+    if parallel.async_tensor and any(kinds.values()):
+        kind = next(kind for kind, is_used in kinds.items() if is_used)
         raise ValueError(
             f"{section}.parallel.async_tensor = true does not support models with {kind}: remove it"
         )

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.architecture import Architecture, Rope
+from rlrun.models.attention_config import DELTA_FAMILIES
 from rlrun.models.checked_names import file_inside
+from rlrun.models.config_defaults import text_config
 from rlrun.models.config_json import read_architecture, read_config, weight_dtype
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -69,6 +71,11 @@ def read_model(folder: Path, implementation: str) -> Architecture:
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     family = config.get("model_type")
+    if text_config(config).get("model_type") in DELTA_FAMILIES:
+        raise ValueError(
+            f"{family} has Gated DeltaNet, in which transformers lets packed documents see each other: "
+            "remove model.implementation, because the trainer's own layers compute this family"
+        )
     if not _LAYER_TYPES.issuperset(config.get("layer_types") or ()):
         unsupported = sorted(set(config["layer_types"]) - _LAYER_TYPES)
         raise ValueError(

@@ -58,11 +58,12 @@ def test_weights_that_cannot_be_read(folder, tmp_path):
             {"layer_types": ["full_attention", "linear_attention"]},
             "mistral has layers of the type linear_attention",
         ),
+        ({"model_type": "qwen3_next"}, "qwen3_next has Gated DeltaNet.*: remove model.implementation"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 in config.json is not supported"),
         ({"logits_scaling": 8.0}, "logits_scaling = 8.0 in config.json is not supported"),
         ({"hidden_size": None}, None),
     ],
-    ids=["layers", "capping", "scaling", "size"],
+    ids=["layers", "Gated DeltaNet", "capping", "scaling", "size"],
 )
 def test_what_is_not_supported_is_named(keys, message, folder, tmp_path):
     config = json.loads((folder / "config.json").read_text()) | keys

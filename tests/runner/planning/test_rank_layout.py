@@ -1,7 +1,9 @@
 import pytest
 
+from rlrun.models.config_json import architecture
 from rlrun.runner.planning.rank_layout import (
     Coordinates,
+    check_layout,
     coordinates,
     data_rank,
     is_data_rank_leader,
@@ -76,3 +78,20 @@ def test_micro_batches_divide_by_what_cuts_them():
     assert token_multiple(ParallelSpec(tensor=4)) == 4
     assert token_multiple(ParallelSpec(context=2, tensor=2)) == 8
     assert token_multiple(ParallelSpec(context=2, context_balance="none")) == 2
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"context": 2}, "trainer.parallel.context = 2 is not supported for qwen3_5_text"),
+        ({"tensor": 4}, "trainer.parallel.tensor = 4 does not divide linear_num_key_heads = 2"),
+        ({"tensor": 2, "async_tensor": True}, "does not support models with Gated DeltaNet"),
+    ],
+)
+def test_layouts_that_gated_delta_net_does_not_have(degrees, message):
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 2}
+    model = architecture({"model_type": "qwen3_5_text"} | sizes | heads)
+    check_layout(model, ParallelSpec(fsdp=2, tensor=2), "trainer")
+    with pytest.raises(ValueError, match=message):
+        check_layout(model, ParallelSpec(**degrees), "trainer")

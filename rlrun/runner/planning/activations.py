@@ -7,8 +7,6 @@ from rlrun.specs.sections.trainer import TrainerSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of one number, by dtype."""
-KEPT_LOGITS = 64 * 2**20
-"""Half-precision logits of at most this size are kept between the passes."""
 
 
 def activation_bytes(model: Architecture, trainer: TrainerSpec, share: RankShare, tokens: int) -> int:
@@ -97,8 +95,16 @@ def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
     rows = min(trainer.logits_chunk, tokens)
     if trainer.head_dtype == "float32" and item < 4:
         return rows * vocab * (4 + 4) + vocab * model.hidden * (4 + 4)
-    kept = tokens * vocab * item if item < 4 else 0
-    return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item
+    kept = min(all_logit_bytes(model, trainer, tokens), trainer.kept_logits * 2**20)
+    return rows * vocab * (item + 4) + kept + vocab * model.hidden * item
+
+
+def all_logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
+    """Returns the bytes of half-precision logits of all tokens, which can be kept; 0 for float32 logits."""
+    item = ITEM_BYTES[trainer.dtype]
+    if trainer.head_dtype == "float32" or item == 4:
+        return 0
+    return tokens * -(-model.vocab // trainer.parallel.tensor) * item
 
 
 def mask_bytes(model: Architecture, trainer: TrainerSpec, tokens: int, candidates: int) -> int:

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.planning.activations import ITEM_BYTES, activation_bytes, logit_bytes, mask_bytes
+from rlrun.runner.planning.activations import (
+    ITEM_BYTES,
+    activation_bytes,
+    all_logit_bytes,
+    logit_bytes,
+    mask_bytes,
+)
 from rlrun.runner.planning.model_size import RankShare, largest_share, parameter_count, policy_share
 from rlrun.runner.planning.rank_layout import largest_micro_batch
 from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
@@ -72,7 +78,7 @@ def training_phase(
     how = f"estimated, {_CHECKPOINTING[trainer.activation_checkpointing]} checkpointing"
     parts += [
         Part("activations", activation_bytes(model, trainer, share, tokens), how),
-        Part("logits", logit_bytes(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
+        Part("logits", logit_bytes(model, trainer, tokens), _how_logits(model, trainer, tokens)),
         Part(
             "sampling masks",
             mask_bytes(model, trainer, tokens, candidates),
@@ -81,6 +87,11 @@ def training_phase(
         *([Part("CUDA and NCCL", CUDA_CONTEXT_BYTES, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))
+
+
+def _how_logits(model: Architecture, trainer: TrainerSpec, tokens: int) -> str:
+    how, size = f"{trainer.logits_chunk} tokens at a time", all_logit_bytes(model, trainer, tokens) / 2**20
+    return f"{how}, {min(trainer.kept_logits, size):,.0f} of {size:,.0f} MiB kept" if size else how
 
 
 def _gathered_layers(share: RankShare, trainer: TrainerSpec) -> Part:

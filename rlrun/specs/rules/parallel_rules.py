@@ -68,6 +68,14 @@ def gpu_exchanges(spec: Spec) -> Iterator[Finding]:
         message, dtype = "DeepEP only exchanges bfloat16", (("trainer", "dtype"),)
         cure = 'set trainer.dtype = "bfloat16", or token_dispatcher = "standard"'
         yield Finding((*PARALLEL, "token_dispatcher"), message, cure, found=dispatcher, related=dtype)
+    if dispatcher == "deepep" and spec.trainer.precision is not None:
+        message = (
+            f'is not supported together with trainer.precision = "{spec.trainer.precision}", whose products '
+            "need padded tokens of each expert"
+        )
+        precision = (("trainer", "precision"),)
+        path = (*PARALLEL, "token_dispatcher")
+        yield Finding(path, message, "remove one of the two", found=dispatcher, related=precision)
 
 
 def symmetric_memory(spec: Spec) -> Iterator[Finding]:
@@ -108,6 +116,7 @@ def async_tensor(spec: Spec) -> Iterator[Finding]:
     for key, value in (
         (("trainer", "lora"), spec.trainer.lora),
         (("trainer", "compile"), spec.trainer.compile),
+        (("trainer", "precision"), spec.trainer.precision),
     ):
         if value:
             message = f"is not supported together with {dotted(key)}"

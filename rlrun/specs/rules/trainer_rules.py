@@ -43,6 +43,18 @@ def flash_attention(spec: Spec) -> Iterator[Finding]:
         yield no_effect(path, why, 'remove it, or set trainer.dtype = "bfloat16"', (("trainer", "dtype"),))
 
 
+def kept_logits(spec: Spec) -> Iterator[Finding]:
+    """Logits in float32 are never kept."""
+    path: KeyPath = ("trainer", "kept_logits")
+    for key, value in (("dtype", spec.trainer.dtype), ("head_dtype", spec.trainer.head_dtype)):
+        if is_given(spec.trainer, "kept_logits") and value == "float32":
+            related: tuple[KeyPath, ...] = (("trainer", key),)
+            yield no_effect(
+                path, f'trainer.{key} = "float32", and such logits are not kept', "remove it", related
+            )
+            return
+
+
 def routing_replay(spec: Spec) -> Iterator[Finding]:
     """The engine or an earlier pass of the trainer has to report the routed experts that are replayed."""
     path: KeyPath = ("trainer", "moe", "routing_replay")
@@ -133,6 +145,7 @@ def micro_batches(spec: Spec) -> Iterator[Finding]:
 TRAINER_RULES: tuple[Rule, ...] = (
     offloading,
     flash_attention,
+    kept_logits,
     routing_replay,
     balancing,
     compilation,

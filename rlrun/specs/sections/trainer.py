@@ -197,6 +197,9 @@ class TrainerSpec(OptimizerSpec):
     logits_chunk: int = Field(default=1024, ge=1)
     """Number of tokens whose float32 logits exist at the same time. Lower it to save memory with large
     vocabularies."""
+    kept_logits: int = Field(default=64, ge=0)
+    """MiB of bfloat16 logits that are kept from the forward pass to the backward pass; the others are
+    computed again. Raise it where `rlrun plan` shows free memory: results stay the same bit for bit."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of the whole model. None: train the whole model."""
     moe: MoeSpec = MoeSpec()

@@ -168,7 +168,10 @@ def test_a_float32_head_takes_copies_and_wider_logits() -> None:
 
     vocabulary, head = QWEN3_8B.vocab, QWEN3_8B.vocab * QWEN3_8B.hidden
     wide = logits(head_dtype="float32", logits_chunk=512)
-    assert wide - logits(logits_chunk=512) == 512 * vocabulary * 2 + head * (8 - 2)
+    assert wide - logits(logits_chunk=512) == 512 * vocabulary * 2 + head * (8 - 2) - 64 * 2**20
+    assert logits(kept_logits=1000) - logits(kept_logits=0) == 1000 * 2**20
+    everything = 8192 * vocabulary * 2
+    assert logits(kept_logits=100_000) - logits(kept_logits=0) == everything
     assert logits(head_dtype="float32", dtype="float32") == logits(dtype="float32")
     engines = [size_engine(QWEN3_8B, EngineSpec(), 100, None, head_copy=copy) for copy in (False, True)]
     assert engines[1].phase.bytes - engines[0].phase.bytes == head * 4

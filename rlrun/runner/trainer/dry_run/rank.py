@@ -94,7 +94,13 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
         for decoder in decoders:
             decoder.to_empty(device=CPU)
         settings = ModelSettings(
-            spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype, precision=precision
+            spec.rollout.temperature,
+            spec.trainer.logits_chunk,
+            parallel,
+            CPU,
+            dtype,
+            precision=precision,
+            kept_logits=spec.trainer.kept_logits * 2**20,
         )
         policy = make_packed_model(decoders, model, dims, settings)
         _step(spec, policy, _parameters(decoders, model, spec), trace, request.micro_batches)

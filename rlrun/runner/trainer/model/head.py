@@ -18,9 +18,6 @@ from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statis
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.wide_products import wide_product
 
-KEPT_BYTES = 64 * 2**20
-"""Half-precision logits of at most this size are kept between the passes rather than computed twice."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeadQuery:
@@ -38,6 +35,8 @@ class HeadQuery:
     """The loss depends on the entropy."""
     support: Support | None = None
     """The tokens that each row's softmax is over; None: the whole vocabulary."""
+    kept_bytes: int = 0
+    """Bytes of half-precision logits that are kept between the passes, the others are computed twice."""
 
 
 class Head(Linear):
@@ -102,10 +101,10 @@ class _LogProbs(torch.autograd.Function):
         query: HeadQuery,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.kept = _buffer_for_logits(hidden, weight) if any(ctx.needs_input_grad) else None
+        ctx.kept = _buffer_for_logits(hidden, weight, query) if any(ctx.needs_input_grad) else None
 
         def logits(part: slice) -> torch.Tensor:
-            return torch.mm(hidden[part], weight.t(), out=None if ctx.kept is None else ctx.kept[part])
+            return torch.mm(hidden[part], weight.t(), out=_kept_part(ctx.kept, part))
 
         return _log_probs(ctx, (hidden, weight, query, group), logits)
 
@@ -118,7 +117,9 @@ class _LogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         kept, ctx.kept = ctx.kept, None
         for part in _chunks(hidden, ctx.query):
-            logits = hidden[part] @ weight.t() if kept is None else kept[part]
+            logits = _kept_part(kept, part)
+            if logits is None:
+                logits = hidden[part] @ weight.t()
             slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
             torch.mm(slopes, weight, out=grad_hidden[part])
             if grad_weight is not None:
@@ -212,14 +213,22 @@ def _restricted_(
     return logits
 
 
-def _buffer_for_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
-    """Returns a buffer that keeps half-precision logits for the backward pass; None if it would be too
-    large.
+def _buffer_for_logits(hidden: torch.Tensor, weight: torch.Tensor, query: HeadQuery) -> torch.Tensor | None:
+    """Returns a buffer that keeps the half-precision logits of the first rows for the backward pass: of all,
+    or of as many chunks as fit into the query's bytes. None if no chunk does.
+
+    Kept logits are those that would be computed again, in the same chunks, so results do not depend on it.
     """
-    size = len(hidden) * len(weight) * weight.itemsize
-    if weight.dtype == torch.float32 or size > KEPT_BYTES:
+    if weight.dtype == torch.float32:
         return None
-    return hidden.new_empty(len(hidden), len(weight))
+    rows = query.kept_bytes // (len(weight) * weight.itemsize)
+    rows = len(hidden) if rows >= len(hidden) else rows // query.chunk * query.chunk
+    return hidden.new_empty(rows, len(weight)) if rows else None
+
+
+def _kept_part(kept: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    """Returns a chunk's part of the buffer; None if the buffer ends before it."""
+    return None if kept is None or part.start >= len(kept) else kept[part]
 
 
 def _local_targets(

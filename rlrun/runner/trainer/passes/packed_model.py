@@ -50,6 +50,8 @@ class ModelSettings:
     """The head also evaluates each sequence's last token: R + 1 numbers for a response of R tokens."""
     precision: LowPrecision | None = None
     """In what the layers multiply, if not in `dtype`."""
+    kept_logits: int = 0
+    """`trainer.kept_logits`, in bytes."""
 
 
 class PackedModel:
@@ -150,7 +152,13 @@ class PackedModel:
         """Returns the decoder's inputs besides tokens. `note`: routers record the experts they choose."""
         settings, documents = self._settings, pack.documents
         query = HeadQuery(
-            pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad, pack.support
+            pack.rows,
+            pack.targets,
+            settings.temperature,
+            settings.chunk,
+            entropy_grad,
+            pack.support,
+            settings.kept_logits,
         )
         if self._experts is not None:
             tensor_rank = 0 if self._tensor is None else dist.get_rank(self._tensor)

@@ -62,7 +62,14 @@ class Learner:
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
         precision, routed = spec.trainer.low_precision, bool(model.experts)
         settings = ModelSettings(
-            temperature, chunk, parallel, device, dtype, routed=routed, precision=precision
+            temperature,
+            chunk,
+            parallel,
+            device,
+            dtype,
+            routed=routed,
+            precision=precision,
+            kept_logits=spec.trainer.kept_logits * 2**20,
         )
         self.model = make_packed_model(decoders, model, dims, settings)
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from rlrun.plugins.sampling_mask import SamplingMask
-from rlrun.runner.trainer.model import head
-from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead
+from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead, _buffer_for_logits
 from rlrun.runner.trainer.model.masked_logits import Support
 
 TOKENS, HIDDEN, VOCABULARY = 12, 16, 50
@@ -46,17 +45,26 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(chunk, temperature
         torch.testing.assert_close(value, reference, atol=2e-6, rtol=1e-5)
 
 
-def test_kept_logits_and_made_again_give_the_same_gradients(monkeypatch):
+def test_kept_logits_and_made_again_give_the_same_gradients():
     module = make_head(torch.bfloat16)
     hidden = torch.randn(1, TOKENS, HIDDEN).bfloat16().requires_grad_()
     rows, targets = torch.arange(TOKENS - 1), torch.randint(VOCABULARY, (TOKENS - 1,))
     found = []
-    for room in (0, 2**20):
-        monkeypatch.setattr(head, "KEPT_BYTES", room)
-        module.query = HeadQuery(rows, targets, 0.9, 4)
+    for room in (0, 9 * VOCABULARY * 2, 2**20):  # none, two of the chunks, all
+        module.query = HeadQuery(rows, targets, 0.9, 4, kept_bytes=room)
         found.append(gradients(module(hidden)[:1], module, hidden, [torch.ones(TOKENS - 1)]))
-    for first, second in zip(*found, strict=True):
-        assert torch.equal(first, second)
+    for first, *others in zip(*found, strict=True):
+        assert all(torch.equal(first, other) for other in others)
+
+
+def test_chunks_are_kept_while_they_fit():
+    module = make_head(torch.bfloat16)
+    hidden = torch.randn(20, HIDDEN).bfloat16()
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for room, rows in ((0, 0), (3, 0), (4, 4), (11, 8), (20, 20), (1000, 20)):
+        query = HeadQuery(nothing, nothing, 1.0, 4, kept_bytes=room * VOCABULARY * 2)
+        buffer = _buffer_for_logits(hidden, module.weight, query)
+        assert rows == (0 if buffer is None else len(buffer))
 
 
 LENGTHS = [3, 0, 1, VOCABULARY, 7, 2, 20]
@@ -101,15 +109,14 @@ def test_a_support_is_a_softmax_over_its_tokens_alone(chunk, temperature, entrop
         torch.testing.assert_close(value, reference, atol=1e-5, rtol=1e-4)
 
 
-def test_a_support_holds_for_kept_logits_and_for_those_made_again(monkeypatch):
+def test_a_support_holds_for_kept_logits_and_for_those_made_again():
     module = make_head(torch.bfloat16)
     hidden = torch.randn(1, TOKENS, HIDDEN).bfloat16().requires_grad_()
     rows, targets = torch.arange(7), torch.randint(VOCABULARY, (7,))
     support, excluded = make_support(targets)
     found = []
     for room in (0, 2**20):
-        monkeypatch.setattr(head, "KEPT_BYTES", room)
-        module.query = HeadQuery(rows, targets, 0.9, 4, support=support)
+        module.query = HeadQuery(rows, targets, 0.9, 4, support=support, kept_bytes=room)
         found.append(gradients(module(hidden)[:1], module, hidden, [torch.ones(7)]))
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)

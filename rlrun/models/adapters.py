@@ -7,6 +7,7 @@ An adapter adds `scale · up · down` to a matrix `[out, in]`. `down` `[rank, in
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
@@ -37,6 +38,8 @@ class LoraShape:
     targets: tuple[str, ...] = ()
     """Hugging Face names of the adapted matrices, without prefix; empty: all that can have an adapter."""
     rslora: bool = False
+    base: Literal["nf4", "int8"] | None = None
+    """How the layers' matrices are held, which are frozen; None: in the trainer's precision."""
 
     @property
     def scale(self) -> float:
@@ -100,6 +103,38 @@ def check_ranks(model: Architecture, ranks: int) -> None:
             f"[trainer.lora] trains {model.family} models on one rank only, and trainer.parallel has "
             f"{ranks}: remove [trainer.lora], or the degrees of trainer.parallel"
         )
+
+
+QUANTISED_BLOCK = 64
+"""Number of values of a row that share a float32 scale in a matrix held in 4 or 8 bits."""
+BASE_BYTES = {"nf4": 0.5 + 4 / QUANTISED_BLOCK, "int8": 1 + 4 / QUANTISED_BLOCK}
+"""Bytes of a value, with its share of the scale, by `trainer.lora.base`."""
+
+
+def quantised_matrices(model: Architecture) -> list[HfTensor]:
+    """Returns the matrices that `trainer.lora.base` holds in 4 or 8 bits: those of all layers, with or
+    without an adapter.
+    """
+    return list(_adaptable(model))
+
+
+def check_base(model: Architecture, base: str, tensor: int) -> None:
+    """Raises ValueError if the model's matrices cannot be held in 4 or 8 bits, split by `tensor` ranks."""
+    where = f'trainer.lora.base = "{base}"'
+    if model.experts:
+        raise ValueError(
+            f"{where} holds dense models, and most parameters of this {model.family} model are experts: "
+            "remove it, so that they stay in trainer.dtype"
+        )
+    for matrix in quantised_matrices(model):
+        width = matrix.shape[1]
+        ranks = tensor if matrix.parameter.split(".")[-2] in ("wo", "w2") else 1  # split by inputs
+        if width % (QUANTISED_BLOCK * ranks):
+            split = f" divided by trainer.parallel.tensor = {ranks}" if ranks > 1 else ""
+            raise ValueError(
+                f"{where} needs rows of a multiple of {QUANTISED_BLOCK} values, and {matrix.name} has "
+                f"{width}{split}: remove it" + (", or lower trainer.parallel.tensor" if split else "")
+            )
 
 
 def _adaptable(model: Architecture) -> Iterator[HfTensor]:

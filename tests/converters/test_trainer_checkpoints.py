@@ -14,6 +14,7 @@ from rlrun.converters.convert.describe import describe
 from rlrun.converters.families.adapter_folder import write_adapter
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.locate import find_checkpoint
+from rlrun.converters.tensors.base_blocks import decode, encode
 from rlrun.converters.tensors.precision import keeps_precision
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.config_json import read_architecture
@@ -31,6 +32,7 @@ MODELS = {
     "gpt-oss": {"family": "gpt_oss"},
     "Gated DeltaNet": {"family": "qwen3_5_moe_text"},
     "adapters": {"family": "qwen3"},
+    "adapters beside 4 bits": {"family": "qwen3", "head_dim": 32, "intermediate_size": 256},
     "gpt-oss on expert-parallel ranks": {"family": "gpt_oss"},
 }
 LORA = LoraShape(rank=4, alpha=6)
@@ -59,8 +61,10 @@ def runs(tmp_path_factory):
         run.mkdir()
         (run / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(folder)}}))
         case = {"model": str(folder), "run": str(run), "parallel": EXPERTS if "expert" in name else SHARDED}
-        if name == "adapters":
-            case |= {"lora": {"rank": LORA.rank, "alpha": LORA.alpha}, "adapter": str(make_adapter(folder))}
+        if name.startswith("adapters"):
+            base = "nf4" if "4 bits" in name else None
+            lora = {"rank": LORA.rank, "alpha": LORA.alpha, "base": base}
+            case |= {"lora": lora, "adapter": str(make_adapter(folder))}
         cases.append(case)
     save_on_ranks(4, cases)
     return root
@@ -77,12 +81,29 @@ def test_a_sharded_checkpoint_is_what_the_trainer_exports(name, runs, tmp_path):
         )
         assert not same(source, merged)
         source = merged
+    if "4 bits" in name:
+        source = merged_beside_4_bits(source, run / "model" / "adapter")
     rounded = {
         name: tensor if keeps_precision(name) else tensor.bfloat16() for name, tensor in source.items()
     }
     assert same(rounded, read_hf(out))
     exported = {path.name: path.read_bytes() for path in (run / "model").iterdir() if path.is_file()}
     assert exported == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def merged_beside_4_bits(weights, adapter):
+    """Weights whose matrices have passed through 4 bits, with adapters merged."""
+    factors = load_file(adapter / "adapter_model.safetensors")
+    merged = dict(weights)
+    for name, down in factors.items():
+        if ".lora_A." in name:
+            weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+            matrix = decode(encode(weights[weight], "nf4"), "nf4")
+            merged[weight] = torch.addmm(
+                matrix, factors[name.replace(".lora_A.", ".lora_B.")], down, alpha=LORA.scale
+            )
+            assert not torch.equal(matrix, weights[weight])
+    return merged
 
 
 def test_peft_loads_exported_adapters(runs):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlrun.converters.families.families import is_native, map_to_hf, map_to_parameters
-from rlrun.converters.families.lora import LORA_SCALE, merge_trained
+from rlrun.converters.families.lora import BASE_KINDS, LORA_BASE, LORA_SCALE, merge_trained
 from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
@@ -143,7 +143,10 @@ def _merged(
         )
     [scale] = plain(folder.read(LORA_SCALE)).rows(Files(), 0, 1).flatten().tolist()
     contents = {name: plain(tensor) for name, tensor in read_tensors(source.model).items()}
-    return Mapped(merge_trained(contents, config, described, read, scale))
+    base = None
+    if LORA_BASE in folder.tensors:
+        base = BASE_KINDS[int(plain(folder.read(LORA_BASE)).rows(Files(), 0, 1).flatten())]
+    return Mapped(merge_trained(contents, config, described, read, scale, base=base))
 
 
 def _fixed(source: Checkpoint, config: Mapping[str, Any]) -> dict[str, Content]:

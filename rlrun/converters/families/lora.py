@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.tensors.content import Content, RowByRow, cast, plain
+from rlrun.converters.tensors.base_blocks import BaseKind, decode, encode
+from rlrun.converters.tensors.content import Cast, Content, RowByRow, cast, plain
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import Files, StoredTensor
-from rlrun.models.adapters import PEFT_PREFIX
+from rlrun.models.adapters import PEFT_PREFIX, quantised_matrices
 from rlrun.models.checked_names import abbreviated, file_inside
 from rlrun.models.config_json import architecture
 from rlrun.models.json_files import read_json_object
@@ -22,6 +23,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_SCALE = "lora.scale"
 """The name of the factor of adapters in a run's checkpoint."""
+LORA_BASE = "lora.base"
+"""The name of the base's precision in a run's checkpoint, an index of `BASE_KINDS`; absent without one."""
+BASE_KINDS: tuple[BaseKind, ...] = ("nf4", "int8")
 _DOWN, _UP = ".lora_a.weight", ".lora_b.weight"
 _REFUSED = ("use_dora", "fan_in_fan_out", "target_parameters", "layer_replication", "use_qalora")
 
@@ -40,6 +44,17 @@ class MergedWeight(RowByRow):
         down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
         merged = merge_factors(self.source.rows(files, first, last).float(), up, down, self.scale)
         return merged.to(self.tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedWeight(RowByRow):
+    """The values of a matrix that a run held in 4 or 8 bits."""
+
+    kind: BaseKind
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Returns rows of the rounded weight, in float32."""
+        return decode(encode(self.source.rows(files, first, last), self.kind), self.kind)
 
 
 def merge_factors(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scale: float) -> torch.Tensor:
@@ -77,19 +92,28 @@ def merge_trained(
     names: Iterable[str],
     read: Callable[[str], StoredTensor],
     scale: float,
+    *,
+    base: BaseKind | None = None,
 ) -> dict[str, Content]:
     """Returns the contents with a run's adapters merged into them.
 
-    `names` are the adapters' tensors in the run's checkpoint, by the trainer's names.
+    `names` are the adapters' tensors in the run's checkpoint, by the trainer's names. `base`: how the
+    run held the matrices of the layers.
     """
     tensors = hf_tensors(architecture(config))
+    rounded: dict[str, Content] = {}
+    if base is not None:
+        held = quantised_matrices(architecture(config))
+        rounded = {matrix.name: RoundedWeight(contents[matrix.name], base) for matrix in held}
     matrices = {tensor.parameter: tensor.name for tensor in tensors}
     # in the order of the trainer's own exports
     result = {tensor.name: contents[tensor.name] for tensor in tensors}
+    result |= {name: Cast(content, content.tensor.dtype) for name, content in rounded.items()}
     for name in names:
         if name.endswith(_DOWN):
             matrix = matrices[name.replace(_DOWN, ".weight")]
-            result[matrix] = MergedWeight(contents[matrix], read(name), read(name.replace(_DOWN, _UP)), scale)
+            source = rounded.get(matrix, contents[matrix])
+            result[matrix] = MergedWeight(source, read(name), read(name.replace(_DOWN, _UP)), scale)
     return result
 
 

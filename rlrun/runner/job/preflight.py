@@ -133,6 +133,11 @@ def _torchao(spec: Spec) -> Iterator[Finding]:
             message = '"adamw_8bit" needs torchao, which is not installed'
             cure = "pip install 'rlrun[low-precision]', or choose \"adamw\""
             yield Finding((name, "optimizer"), message, cure)
+    if spec.trainer.lora is not None and spec.trainer.lora.base is not None:
+        message = f'"{spec.trainer.lora.base}" needs torchao, which is not installed'
+        yield Finding(
+            ("trainer", "lora", "base"), message, "pip install 'rlrun[low-precision]', or remove it"
+        )
 
 
 def _data(spec: Spec) -> Iterator[Finding]:

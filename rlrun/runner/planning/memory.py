@@ -6,7 +6,9 @@ labelled as such.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
+from rlrun.models.adapters import BASE_BYTES, quantised_matrices
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.activations import (
     ITEM_BYTES,
@@ -20,7 +22,7 @@ from rlrun.runner.planning.rank_layout import largest_micro_batch
 from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
-from rlrun.specs.sections.trainer import TrainerSpec
+from rlrun.specs.sections.trainer import LoraSpec, TrainerSpec
 
 CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""
@@ -73,6 +75,8 @@ def training_phase(
     share = policy_share(model, trainer)
     alone = trainer.parallel.world_size == 1
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
+    if trainer.lora is not None and trainer.lora.base is not None:
+        parts.append(_decoded_matrix(model, trainer))
     if not alone:
         parts.append(_gathered_layers(share, trainer))
     how = f"estimated, {_CHECKPOINTING[trainer.activation_checkpointing]} checkpointing"
@@ -119,7 +123,7 @@ def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:
     frozen = share.parameters - share.trained if spec.lora else 0
     if frozen:
         size = item if alone else 4  # FSDP keeps float32 shards of the frozen parameters too
-        yield Part("frozen parameters", frozen * size, f"{frozen:,} × {size} bytes")
+        yield _frozen(share.quantised, frozen - share.quantised, size, spec.lora)
     own = share.parameters - frozen
     yield Part("parameters", own * copies, f"{own:,} × {copies} bytes")
     if offload != "all":
@@ -128,6 +132,25 @@ def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:
         state = optimizer_bytes(share, spec)
         per_parameter = state / max(share.trained, 1)
         yield Part("optimizer", state, f"{spec.optimizer}: {per_parameter:.3g} bytes per parameter")
+
+
+def _frozen(quantised: int, others: int, size: int, lora: LoraSpec | None) -> Part:
+    """Returns the frozen parameters of a model with adapters; those not quantised take `size` bytes each."""
+    nbytes, how = others * size, f"{others:,} × {size} bytes"
+    if lora is not None and lora.base is not None:
+        per_value = BASE_BYTES[lora.base]
+        nbytes += round(quantised * per_value)
+        how = f"{quantised:,} × {per_value:.4g} bytes ({lora.base}), {how}"
+    return Part("frozen parameters", nbytes, how)
+
+
+def _decoded_matrix(model: Architecture, trainer: TrainerSpec) -> Part:
+    """Returns the memory of a matrix that is decoded for a product: float32 values, and 2 bytes per value for
+    the codes before, or the result in bfloat16 after.
+    """
+    ranks = trainer.parallel.tensor
+    largest = max(prod(matrix.shape) for matrix in quantised_matrices(model)) // ranks
+    return Part("decoded matrix", largest * 6, f"{largest:,} × 6 bytes")
 
 
 def critic_part(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: bool) -> Part:

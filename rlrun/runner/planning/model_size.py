@@ -9,7 +9,14 @@ from fnmatch import fnmatchcase
 from functools import cache
 from math import prod
 
-from rlrun.models.adapters import LoraShape, adapter_tensors, adapters, check_ranks
+from rlrun.models.adapters import (
+    LoraShape,
+    adapter_tensors,
+    adapters,
+    check_base,
+    check_ranks,
+    quantised_matrices,
+)
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import HfTensor, hf_tensors
@@ -51,6 +58,8 @@ class RankShare:
     """Whether it has the embedding."""
     last: bool
     """Whether it has the head."""
+    quantised: int = 0
+    """Number of parameters that `trainer.lora.base` holds in 4 or 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,8 @@ def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     lora = trainer.lora.shape if trainer.lora else None
     if lora is not None:
         check_ranks(model, trainer.parallel.world_size)
+        if lora.base is not None:
+            check_base(model, lora.base, trainer.parallel.tensor)
     if (precision := trainer.low_precision) is not None:
         parallel = trainer.parallel
         check_low_precision(model, precision, tensor=parallel.tensor, expert=parallel.expert)
@@ -202,6 +213,10 @@ def rank_shares(
         stacks = [stack for stack in _stacks(model) if _belongs(stack.tensor, layers, embedding, last)]
         share = _share(stacks, parallel, frozen, len(layers), first=first, last=last)
         own_factors = [stack for stack in factors if _belongs(stack.tensor, layers, embedding, last)]
+        if lora is not None and lora.base is not None:
+            names = {matrix.name for matrix in quantised_matrices(model)}
+            own = [stack for stack in stacks if stack.tensor.name in names]
+            share = replace(share, quantised=sum(_sharded_size(stack, parallel) for stack in own))
         yield share if lora is None else _with_adapters(share, own_factors, parallel)
 
 

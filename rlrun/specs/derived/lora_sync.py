@@ -35,6 +35,8 @@ def why_merged(spec: Spec, family: str | None = None) -> str | None:
         return "engines that sleep drop the model that the adapters belong to, and need all of it each time"
     if engine.type != "sglang":
         return None
+    if spec.trainer.lora is not None and (base := spec.trainer.lora.base) is not None:
+        return f"the adapters belong to the model in {base} (trainer.lora.base), which servers do not have"
     if engine.model is not None:
         return "the adapters belong to the policy's own model, and servers start from engine.model"
     if engine.router != "rlrun":

@@ -38,6 +38,15 @@ def unsupported_with_lora(spec: Spec) -> Iterator[Finding]:
             yield Finding(path, message, cure, found=value, related=(LORA,))
 
 
+def base_in_low_precision(spec: Spec) -> Iterator[Finding]:
+    """A base in 4 or 8 bits is decoded for products in the trainer's precision."""
+    if spec.trainer.lora is not None and spec.trainer.lora.base and spec.trainer.precision:
+        message = "is not supported with trainer.precision: the matrices are decoded to trainer.dtype"
+        cure = "remove it, or remove trainer.precision"
+        related: tuple[KeyPath, ...] = (("trainer", "precision"),)
+        yield Finding((*LORA, "base"), message, cure, found=spec.trainer.lora.base, related=related)
+
+
 def frozen_already(spec: Spec) -> Iterator[Finding]:
     """All parameters that `trainer.freeze` can name are frozen if adapters are trained."""
     if spec.trainer.lora is not None and spec.trainer.freeze:
@@ -141,6 +150,7 @@ def _shown(value: object) -> str:
 
 LORA_RULES: tuple[Rule, ...] = (
     unsupported_with_lora,
+    base_in_low_precision,
     frozen_already,
     dropout,
     targets,

@@ -121,6 +121,9 @@ class LoraSpec(Section):
     matrices of attention and feed-forward. In a model with experts only attention has adapters."""
     rslora: bool = False
     """Multiply by alpha / √rank instead (rsLoRA, arXiv:2312.03732)."""
+    base: Literal["nf4", "int8"] | None = None
+    """Hold the frozen matrices of the layers in 4 or 8 bits (QLoRA, arXiv:2305.14314). `nf4` takes 4.5 bits
+    per value, `int8` 8.5. Engines get the same rounded values. None: in the precision of `trainer.dtype`."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Only 0 is supported: dropout would give a token different log-probs in each pass, so that the ratio to
     the old policy would be noise."""
@@ -128,7 +131,7 @@ class LoraSpec(Section):
     @property
     def shape(self) -> LoraShape:
         """The settings that the adapters have in common."""
-        return LoraShape(self.rank, self.alpha, self.targets or (), self.rslora)
+        return LoraShape(self.rank, self.alpha, self.targets or (), self.rslora, self.base)
 
 
 class TrainerSpec(OptimizerSpec):

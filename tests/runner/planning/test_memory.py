@@ -224,6 +224,16 @@ def test_what_is_frozen_has_no_gradient() -> None:
     assert share.parameters - share.trained == 2 * 151936 * 4096
 
 
+@pytest.mark.parametrize(("base", "per_value"), [("nf4", 0.5625), ("int8", 1.0625)])
+def test_a_quantised_base_takes_less(base: Any, per_value: float) -> None:
+    matrices = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
+    frozen = parameter_count(QWEN3_8B)
+    trainer = TrainerSpec(steps=1, lora={"rank": 16, "base": base})
+    phase = training_phase(QWEN3_8B, trainer, gpu=True)
+    assert phase.part_bytes("frozen parameters") == matrices * per_value + (frozen - matrices) * 2
+    assert phase.part_bytes("decoded matrix") == 4096 * 12288 * 6
+
+
 _ADAPTERS = 36 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12288))
 """Parameters of Qwen3-8B's adapters of rank 16."""
 _ATTENTION = 36 * 2 * (4096 * 4096 + 4096 * 1024)

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlrun.converters.families.lora import LORA_SCALE
+from rlrun.converters.families.lora import BASE_KINDS, LORA_BASE, LORA_SCALE
 from rlrun.converters.folders.checksums import Digests
 from rlrun.models.adapters import LoraShape
 from rlrun.runner.trainer.checkpoints.checksummed_files import CheckpointReader, HashedFiles
@@ -42,7 +42,11 @@ def training_state(
         "updates": optimizer.updates,
         f"random.{rank}": torch.get_rng_state(),
     }
-    return state if lora is None else state | {LORA_SCALE: torch.tensor(lora.scale, dtype=torch.float64)}
+    if lora is None:
+        return state
+    if lora.base is not None:
+        state[LORA_BASE] = torch.tensor(BASE_KINDS.index(lora.base))
+    return state | {LORA_SCALE: torch.tensor(lora.scale, dtype=torch.float64)}
 
 
 def weights_state(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -99,6 +103,10 @@ def load_checkpoint(
     if lora is not None:
         _read(reader, folder, {LORA_SCALE: scale})
         check_scale(folder, float(scale), lora)
+        number = torch.tensor(0)
+        if LORA_BASE in stored:
+            _read(reader, folder, {LORA_BASE: number})
+        check_base(folder, BASE_KINDS[int(number)] if LORA_BASE in stored else None, lora)
     step, updates, random = torch.tensor(0), torch.tensor(0.0), torch.get_rng_state()
     state |= {"step": step, "updates": updates}
     if f"random.{rank}" in stored:
@@ -182,6 +190,16 @@ def check_scale(folder: Path, stored: float, lora: LoraShape) -> None:
             f"checkpoint {folder} was saved with adapters times {stored:g}, and trainer.lora.alpha = "
             f"{lora.alpha:g}, rank = {lora.rank}, rslora = {str(lora.rslora).lower()} multiply by "
             f"{lora.scale:g}: set the values that the run began with, or start another run"
+        )
+
+
+def check_base(folder: Path, stored: str | None, lora: LoraShape) -> None:
+    """Raises ValueError if the adapters of a checkpoint were trained beside a base in another precision."""
+    if stored != lora.base:
+        was, now = (f'"{kind}"' if kind else "not set" for kind in (stored, lora.base))
+        raise ValueError(
+            f"checkpoint {folder} was saved with trainer.lora.base {was}, found {now}: set the base that the "
+            "run began with, or start another run"
         )
 
 

@@ -25,6 +25,7 @@ from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.low_precision.converted_config import convert_to_low_precision, fill_buffers
 from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
+from rlrun.runner.trainer.model.quantised_matrix import hold_as_bytes, quantise_matrices
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
@@ -75,6 +76,8 @@ def build_model(
         if parallel.async_tensor:
             overlap_exchanges(config)
         set_sharding(config, parallel)
+    if lora is not None and lora.base is not None:
+        config = quantise_matrices(config, model, lora.base, parallel.tensor)
     adapted = None if lora is None else AdaptedConfig(config, model, lora)
     ranges = stage_layers(model.layers, parallel)
     pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
@@ -142,6 +145,7 @@ def _materialize(  # noqa: PLR0917
         _tie(decoder)
     if adapted:
         freeze_base(decoder)  # `parallelize` creates the parameters again, and all of them would be trained
+        hold_as_bytes(decoder)
     if checkpointing != "none":
         checkpoint_activations(decoder, checkpointing)
     if compiled:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.families.lora import merge_factors
+from rlrun.converters.tensors.base_blocks import BaseKind, decode, encode
 from rlrun.converters.tensors.heads import by_head, by_section
 from rlrun.models.adapters import Adapter, adapter_tensors
 from rlrun.models.tensor_names import HfTensor
@@ -41,14 +42,16 @@ class Gathering:
         *,
         adapters: Sequence[Adapter] = (),
         scale: float = 1.0,
+        base: BaseKind | None = None,
     ) -> None:
         """`names` are the parameters that this rank owns. `stages` is the process group of the pipeline's
         ranks, if there is a pipeline; all of them create this object together. `adapters`, with their
-        `scale`, are merged into the matrices that they belong to.
+        `scale`, are merged into the matrices that they belong to. `base`: how parameters that consist of
+        bytes hold matrices.
         """
         self._tensors, self._stages = tensors, stages
         self._adapters = {adapter.matrix.parameter: adapter for adapter in adapters}
-        self._scale = scale
+        self._scale, self._base = scale, base
         self._owners = _owners(names, stages)
         expected = [*tensors, *adapter_tensors(adapters)]
         assert self._owners.keys() == {tensor.parameter for tensor in expected}
@@ -96,7 +99,7 @@ class Gathering:
         """
         own = [tensor for tensor in self._tensors if self._owners[tensor.parameter] == self._stage]
         return _hf_tensors(
-            own, self._merged(lambda name, shape, dtype: _full(present(held[name]), dtype), dtype)
+            own, self._merged(lambda name, shape, dtype: _full(present(held[name]), dtype, self._base), dtype)
         )
 
     def _merged(self, whole: WholeInDtype, dtype: torch.dtype | None) -> Whole:
@@ -129,7 +132,7 @@ class Gathering:
         """Returns a parameter in full on its stage's ranks and on rank 0; elsewhere an empty tensor."""
         owner = self._owners[name]
         is_owner = owner == self._stage
-        full = _full(present(held[name]), dtype) if is_owner else torch.empty(0)
+        full = _full(present(held[name]), dtype, self._base) if is_owner else torch.empty(0)
         # of the pipelines only the one that contains rank 0 sends: the others have the same parameters
         if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
             return full
@@ -163,8 +166,10 @@ def to_stored(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
     return value.transpose(-1, -2) if tensor.transposed and len(value) else value
 
 
-def copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
-    """Copies this rank's part of a full tensor into its parameter."""
+def copy_part(parameter: torch.Tensor, full: torch.Tensor, base: BaseKind | None = None) -> None:
+    """Copies this rank's part of a full tensor into its parameter; into bytes it is encoded as `base`."""
+    if base is not None and parameter.dtype == torch.uint8:
+        full = encode(full.to(parameter.device), base)
     if isinstance(parameter, DTensor):
         part = distribute_tensor(
             full.to(parameter.device, parameter.dtype),
@@ -202,10 +207,16 @@ def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str,
     return {name: rank for rank, owned in enumerate(names_by_rank) for name in owned}
 
 
-def _full(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Returns a whole parameter, gathered on the device; parts in host memory are moved there first."""
+def _full(parameter: torch.Tensor, dtype: torch.dtype | None, base: BaseKind | None) -> torch.Tensor:
+    """Returns a whole parameter, gathered on the device; parts in host memory are moved there first.
+
+    A matrix that is held as bytes is decoded.
+    """
     part = parameter.detach()
     if isinstance(part, DTensor):  # before the cast, whose result would not be page-locked
         part = part.to(part.device_mesh.device_type, non_blocking=True)
+    if base is not None and part.dtype == torch.uint8:
+        whole = part.full_tensor() if isinstance(part, DTensor) else part
+        return decode(whole, base, dtype or torch.float32)
     part = part if dtype is None else part.to(dtype)
     return part.full_tensor() if isinstance(part, DTensor) else part

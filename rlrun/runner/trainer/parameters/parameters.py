@@ -81,13 +81,19 @@ class Parameters:
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
         own_names = (self._compute.keys() | self._fixed.keys()) - self.copies
         self.stages = stages
+        self._base = lora.base if lora else None
         self._gathering = Gathering(
-            self._tensors, own_names, stages, adapters=own_adapters, scale=lora.scale if lora else 1.0
+            self._tensors,
+            own_names,
+            stages,
+            adapters=own_adapters,
+            scale=lora.scale if lora else 1.0,
+            base=self._base,
         )
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         # FSDP's DTensors are float32 masters already: it casts them when it gathers a layer
         sharded = any(isinstance(parameter, DTensor) for parameter in self._compute.values())
-        low_precision = any(parameter.dtype != torch.float32 for parameter in self._compute.values())
+        low_precision = any(parameter.dtype != torch.float32 for parameter in self._trainable.values())
         if trained and not sharded and (low_precision or on_host):
             self.masters |= _masters_of(self._trainable, on_host)
 
@@ -146,7 +152,7 @@ class Parameters:
                 full = to_parameter(tensors[0], read(tensors[0]))
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
-            copy_part(master, full)
+            copy_part(master, full, self._base)
         if self._loaded_biases is not None:
             names = self._fixed.keys() & self._biases.keys()
             self._loaded_biases = {name: self._fixed[name].detach().clone() for name in names}

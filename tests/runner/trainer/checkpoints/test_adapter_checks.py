@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlrun.models.adapters import LoraShape
-from rlrun.runner.trainer.checkpoints.distributed import check_adapters, check_scale
+from rlrun.runner.trainer.checkpoints.distributed import check_adapters, check_base, check_scale
 
 
 def state(*matrices, rank=4):
@@ -50,3 +50,17 @@ def test_another_scale_is_refused():
     check_scale(Path("step-1"), 2.0, LoraShape(4, 8))
     with pytest.raises(ValueError, match=r"adapters times 2, and trainer.lora.alpha = 16, rank = 4"):
         check_scale(Path("step-1"), 2.0, LoraShape(4, 16))
+
+
+@pytest.mark.parametrize(
+    ("stored", "base", "reason"),
+    [
+        (None, "nf4", 'saved with trainer.lora.base not set, found "nf4"'),
+        ("nf4", None, 'saved with trainer.lora.base "nf4", found not set'),
+        ("int8", "nf4", 'saved with trainer.lora.base "int8", found "nf4"'),
+    ],
+)
+def test_another_precision_of_the_base_is_refused(stored, base, reason):
+    with pytest.raises(ValueError, match=reason):
+        check_base(Path("step-1"), stored, LoraShape(4, 8, base=base))
+    check_base(Path("step-1"), base, LoraShape(4, 8, base=base))

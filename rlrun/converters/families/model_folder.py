@@ -86,7 +86,7 @@ def write_folder(
     """Writes a model folder: `tensors`, in the order of `shapes`, and small files copied from `source`.
 
     Tensors whose precision must not change (`keeps_precision`) are written in float32, as they are trained.
-    Tensors of `source` that are beside the policy are copied.
+    Tensors of `source` that are beside the policy are copied in `dtype`.
     One tensor is in memory at a time. Raises OSError, for instance for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def write_folder(
         for name, shape in shapes.items()
     }
     beside = _beside_policy(source, model)
-    described |= {name: TensorInfo(tensor.dtype, tensor.shape) for name, tensor in beside.items()}
+    described |= {name: TensorInfo(dtype, tensor.shape) for name, tensor in beside.items()}
     shards = split_shards(described, SHARD_BYTES)
     files = Files()
     copied = ((name, files.array(tensor.chunks[0], tensor.dtype)) for name, tensor in beside.items())

@@ -36,8 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "llama-head-dim-24": {"family": "llama", "head_dim": 24, "tied": True},
     "llama3-rope": {"family": "llama", "rope_parameters": LLAMA3},
-    "gated-delta-net": {"family": "qwen3_5_text", "scale": 0.05},
-    "gated-delta-net-tied": {"family": "qwen3_5_text", "scale": 0.05, "tied": True, "num_hidden_layers": 5},
+    "gated-delta-net": {"family": "qwen3_5_text", "scale": 0.05, "tied": True, "num_hidden_layers": 5},
     "linear-rope": {
         "family": "llama",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},

@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from rlrun.models.config_json import read_architecture
+from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.model.recurrent import make_states
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
+from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, make_spec, plan
 from tests.tiny_models import make_tiny_model
 
 PROMPTS = random_prompts(4, shortest=2)
@@ -34,9 +37,10 @@ def setup_of(folder: Path, **settings: int) -> EngineSetup:
     return EngineSetup(str(folder), dtype="float32", **({"max_running": 8} | settings))  # type: ignore[arg-type]
 
 
-def samples_of(prompts: list[list[int]], count: int = 3) -> list[SampleInProgress]:
+def samples_of(prompts: list[list[int]], count: int = 3, temperature: float = 1.0) -> list[SampleInProgress]:
+    fields = {"ignore_eos": True, "temperature": temperature}
     return [
-        new_sample(prompt, seed=10 * i + k, name=f"{i}-{k}", max_new_tokens=7 + 8 * k, ignore_eos=True)
+        new_sample(prompt, seed=10 * i + k, name=f"{i}-{k}", max_new_tokens=7 + 8 * k, **fields)
         for i, prompt in enumerate(prompts)
         for k in range(count)
     ]
@@ -133,3 +137,38 @@ def test_the_size_of_a_row_s_state_is_that_of_its_tensors(folder: Path) -> None:
 def test_states_count_towards_the_memory_of_the_cache(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"max_running 1000000000 needs .* GB of recurrent states"):
         load(setup_of(folder, max_running=10**9))
+
+
+def sequence_of(sample: SampleInProgress) -> TrainSequence:
+    """A sample to train on, with an advantage that depends on its name."""
+    ones = np.ones(len(sample.tokens), np.float32)
+    tokens = np.concatenate([sample.prompt, sample.tokens])
+    advantages = ones * (1 if sample.id.endswith("0") else -1)
+    return TrainSequence(tokens, len(sample.prompt), ones, advantages, sample.log_probs, sample.id)
+
+
+def test_an_engine_has_the_log_probs_of_the_trainer_after_each_update(folder: Path) -> None:
+    spec = make_spec(folder)
+    trainer = make_rank(folder, spec)
+    engine = Engine(load(setup_of(folder)))
+    engine.start()
+    try:
+        for version in (1, 2):
+            samples = samples_of(PROMPTS, temperature=TEMPERATURE)
+            engine.submit(samples)
+            while engine._thread.call(lambda: engine._scheduler.busy).result():
+                pass
+            sequences = [sequence_of(sample) for sample in samples]
+            steps = plan(sequences, spec)
+            log_probs = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+            for i, sample in enumerate(samples):
+                np.testing.assert_allclose(log_probs[i], sample.log_probs, atol=1e-4)
+            trainer.policy.train(sequences, steps)
+            manifest = trainer.write_weights(version)
+            assert manifest is not None
+            engine.load_shared(manifest).result()
+            assert [span[0] for span in samples[0].spans] == [version - 1]
+    finally:
+        engine.stop()
+        trainer._writer.close()
+        trainer.close()

@@ -33,6 +33,8 @@ def why_merged(spec: Spec, family: str | None = None) -> str | None:
         return f"{engine.type} engines only take whole models"
     if sleeps(spec):
         return "engines that sleep drop the model that the adapters belong to, and need all of it each time"
+    if engine.type == "native" and carrier_of(spec) == "disk":
+        return "native engines on several nodes read whole models from files"
     if engine.type != "sglang":
         return None
     if spec.trainer.lora is not None and (base := spec.trainer.lora.base) is not None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.specs.derived.lora_sync import why_merged
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, carrier_of, shares_memory
 from rlrun.specs.rules.engine_rules import weight_carrier
 from rlrun.specs.sections.job import Spec
@@ -48,4 +49,7 @@ def test_engines_that_read_no_weights_may_be_on_any_host() -> None:
     assert shares_memory(spec_of({}, {"type": "native"}, {}))
     assert not shares_memory(spec_of({"nodes": 2}, {"type": "native"}, {}))
     assert carrier_of(spec_of({"nodes": 2}, {"type": "native"}, {})) == "disk"
+    assert why_merged(spec_of({}, {"type": "native"}, {})) is None
+    reason = why_merged(spec_of({"nodes": 2}, {"type": "native"}, {}))
+    assert reason == "native engines on several nodes read whole models from files"
     assert not shares_memory(spec_of({}, {"type": "sleeping"}, {}))

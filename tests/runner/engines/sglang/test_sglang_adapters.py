@@ -14,11 +14,13 @@ from rlrun.converters.families.lora import merge_factors
 from rlrun.models.adapters import PEFT_PREFIX, LoraShape, adapter_tensors, adapters
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
-from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling, TrainSequence
+from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.weight_updates import ServerAdapters
+from rlrun.runner.engines.client import wire
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.sglang.server import SglangServer
+from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.weights.adapter_writer import AdapterSource, AdapterWriter
 from rlrun.specs.sections.job import Spec
 from tests.sglang_cpu.log_probs import log_probs_of
@@ -165,3 +167,35 @@ async def test_a_server_with_another_model_is_refused(client: EngineClient, trai
     message = f"other bytes than were sent for {name}.*not the one whose adapters"
     with pytest.raises(EngineError, match=message):
         await client.update_weights(trainer.write(6))
+
+
+async def test_a_server_whose_requests_do_not_name_their_adapters_is_noticed(
+    client: EngineClient, trainer: Trainer, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frozen model answers all requests, as in verl's issue 7495."""
+
+    class Policy:
+        data_ranks = (0,)
+
+        async def log_probs(self, sequences: list[TrainSequence], steps: object) -> list[np.ndarray]:
+            network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            network.load_state_dict(trainer.merged(), strict=False)
+            return [log_probs_of(network, one.tokens, one.prompt_length) for one in sequences]
+
+    async def score(tokens: np.ndarray) -> dict[str, np.ndarray]:
+        return {client.name: (await client.score([tokens]))[0]}
+
+    zeros = np.zeros(len(PROMPT) - 4, np.float32)
+    probes = [SyncProbe(Policy(), score, precision="float32") for _ in range(2)]  # type: ignore[arg-type]
+    for probe, ignores in zip(probes, (False, True), strict=True):
+        probe.choose([TrainSequence(PROMPT, 4, zeros, zeros, zeros, "0")])
+        if ignores:
+            monkeypatch.setattr(wire, "_adapters", lambda version: {})
+        for version in (7, 8):
+            await client.update_weights(trainer.write(version + 2 * ignores))
+            await probe.score_with_trainer()
+            if ignores and version == 8:
+                with pytest.raises(JobError, match="confirmed weights 8, and does not generate with them"):
+                    await probe.check(version)
+            else:
+                await probe.check(version)

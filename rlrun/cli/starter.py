@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from rlrun.models.config_defaults import text_config
 from rlrun.plugins.data.columns import LABEL_NAMES, PROMPT_NAMES, likely
 from rlrun.plugins.registry import PluginError, checked_params, load
 from rlrun.plugins.types import Row
@@ -77,7 +78,7 @@ def _positions(choices: StarterChoices) -> int:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return 2 * _MAX_TOKENS
-    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    positions = text_config(config).get("max_position_embeddings") if isinstance(config, dict) else None
     return positions if isinstance(positions, int) else 2 * _MAX_TOKENS
 
 

@@ -23,8 +23,13 @@ class ModelFiles:
     """Commit on the hub; None for a local folder."""
 
     def config(self) -> dict[str, Any]:
-        """Returns config.json; keys that it leaves out have the default of the model's family."""
-        return with_family_defaults(read_json_object(self.folder / "config.json"))
+        """Returns config.json; keys that it leaves out have the default of the model's family.
+
+        The sizes of a multimodal checkpoint's text model are keys of their own, as in other models.
+        """
+        config = read_json_object(self.folder / "config.json")
+        own = {key: config[key] for key in ("model_type", "text_config") if key in config}
+        return with_family_defaults(config) | own
 
 
 def fetch_model(spec: ModelSpec) -> ModelFiles:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlrun.models.config_defaults import text_config
 from rlrun.models.config_json import read_config
 from rlrun.models.hub import cached_config, download
 from rlrun.models.transformers_models import read_model
@@ -58,7 +59,8 @@ def fitted_to_model(spec: Spec) -> Spec:
     """Returns the spec with the prompt limit of its model, if the model's folder is on this host already."""
     folder = Path(spec.model.path)
     try:
-        positions = read_config(folder).get("max_position_embeddings") if folder.is_dir() else None
+        config = text_config(read_config(folder)) if folder.is_dir() else {}
+        positions = config.get("max_position_embeddings")
     except ValueError:
         positions = None
     return fit_to_model(spec, positions if isinstance(positions, int) else None)

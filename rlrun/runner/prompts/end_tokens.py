@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.config_defaults import text_config
 from rlrun.models.json_files import read_json_object
 
 
@@ -21,7 +22,7 @@ def declared_end_tokens(folder: Path) -> list[int]:
     """Returns the end tokens of generation_config.json and config.json."""
     token_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        ids = _table(folder / name).get("eos_token_id")
+        ids = text_config(_table(folder / name)).get("eos_token_id")
         token_ids += ids if isinstance(ids, list) else [] if ids is None else [ids]
     return [number for number in dict.fromkeys(token_ids) if number >= 0]  # -1 means that there is none
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.models.config_json import architecture
 from rlrun.runner.host.model_files import ModelFiles, check_weights
+from rlrun.runner.prompts.end_tokens import declared_end_tokens
 from rlrun.specs.sections.model import ModelSpec
 from tests.tiny_models import make_tiny_model
 
@@ -69,3 +71,23 @@ def test_what_a_config_leaves_out_is_what_its_family_has(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 7}')
     config = ModelFiles(tmp_path, None).config()
     assert (config["vocab_size"], config["max_position_embeddings"]) == (7, 32768)
+
+
+def test_the_sizes_of_a_text_model_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    text: dict[str, object] = {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+    }
+    text |= {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 99}
+    written = {"model_type": "qwen3_5", "text_config": text | {"eos_token_id": 7}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    config = ModelFiles(tmp_path, None).config()
+    assert (config["model_type"], config["vocab_size"], config["max_position_embeddings"]) == (
+        "qwen3_5",
+        32,
+        99,
+    )
+    assert architecture(config) == architecture(written)
+    assert declared_end_tokens(tmp_path) == [7]

@@ -28,13 +28,27 @@ PROCESSES = 2
 """Processes of the engine."""
 
 
-def trace(end_phase: Callable[[str], None], spec: dict[str, Any], folder: str, rank: int) -> dict[str, Any]:
-    """Hands weights over twice, each time a phase; returns what the last update consisted of."""
+def trace(
+    end_phase: Callable[[str], None],
+    *,
+    spec: dict[str, Any],
+    folder: str,
+    rank: int,
+    weights_folder: str,
+    parked: bool,
+) -> dict[str, Any]:
+    """Hands weights over twice, each time a phase; returns what the last update consisted of.
+
+    `weights_folder` is that of the disk carrier. `parked`: the trainer's state is in host memory meanwhile.
+    """
     job = Spec.model_validate(spec)
     learner.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
     replace_peers()
     with lone_rank(job.trainer.parallel, rank):
-        trainer = TrainerRank(replace(setup_of(job, folder, rank), engine_process=0))
+        setup = replace(setup_of(job, folder, rank), engine_process=0, weights_folder=weights_folder)
+        trainer = TrainerRank(setup)
+        if parked:
+            trainer.offload()
         end_phase("start")
         hand_over(trainer)
         end_phase("first update")
@@ -49,6 +63,7 @@ def replace_peers() -> None:
     """Replaces the handles of shared buffers, the process group of a broadcast and the size of buckets."""
     planned = writer.bucket_bytes
     writer.bucket_bytes = lambda spec: None if planned(spec) is None else BUCKET
+    torch.from_file = lambda path, size, dtype: torch.empty(size, dtype=dtype)
     torch.Tensor.share_memory_ = lambda self: self
     page_locking.register, page_locking.unregister = RECORDING.pinned.add, lambda memory: None
     shared_memory._Segment.__init__ = segment_without_content
@@ -79,7 +94,8 @@ def hand_over(trainer: TrainerRank) -> dict[str, Any]:
     tensors = len(trainer._writer._source.shapes)
     if not trainer._writer._is_streamed:
         payloads = getattr(update, "payloads", ())
-        return {"tensors": tensors, "buckets": 1, "devices": sorted(set(payloads))}
+        buckets = len(trainer._writer._buckets) or 1
+        return {"tensors": tensors, "buckets": buckets, "devices": sorted(set(payloads))}
     trainer.begin_weights(Readers((0,), (0,), PROCESSES))
     devices: set[str] = set()
     buckets = 0

@@ -139,8 +139,8 @@ PARITY = [Case(case.model, case.parallel, case.trainer, slow=not case.fast) for 
 
 ADAPTERS = {"lora": {"rank": 4}}
 WITH_ADAPTERS = [
-    Case("qwen3", trainer=ADAPTERS),
-    Case("qwen3", {"fsdp": 2}, ADAPTERS),
+    Case("qwen3", trainer=ADAPTERS, slow=True),
+    Case("qwen3", {"fsdp": 2}, ADAPTERS, slow=True),
     Case("qwen3", {"tensor": 2}, ADAPTERS, slow=True),
     Case("qwen3", {"context": 2}, ADAPTERS, slow=True),
     Case("qwen3", {"fsdp": 2, "tensor": 2}, ADAPTERS),
@@ -149,10 +149,18 @@ WITH_ADAPTERS = [
     Case("qwen3-moe", {"fsdp": 2, "expert": 2}, ADAPTERS),
     Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, ADAPTERS, slow=True),
     Case("qwen3-tied", {"fsdp": 2}, ADAPTERS | OPTIMIZER, slow=True),
-    Case("qwen3", trainer=ADAPTERS | ALL, slow=True),
+    Case("qwen3", trainer=ADAPTERS | ALL),
     Case("qwen3", {"fsdp": 2}, ADAPTERS | ALL, slow=True),
 ]
 """Adapters; those of a model with experts are beside its dense matrices."""
+
+COMPILE = {"compile": True}
+COMPILED = [
+    Case("qwen3", trainer=COMPILE, slow=True),
+    Case("qwen3", {"fsdp": 2}, COMPILE),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, COMPILE, slow=True),
+]
+"""Compiled layers: torch.compile's graphs and their gradients, without the code that it writes for a GPU."""
 
 OFFLOADED = [
     Case("qwen3", trainer=OPTIMIZER),

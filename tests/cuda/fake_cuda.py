@@ -74,9 +74,12 @@ def install(recording: Recording) -> None:
 
 def _install_device() -> None:
     cuda, accelerator = torch.cuda, torch.accelerator
-    cuda.is_available = accelerator.is_available = lambda: True
-    cuda.device_count = accelerator.device_count = lambda: 1
-    cuda.current_device = accelerator.current_device_index = lambda: 0
+    cuda.is_available = lambda: True
+    accelerator.is_available = lambda: True
+    cuda.device_count = lambda: 1
+    accelerator.device_count = lambda: 1
+    cuda.current_device = lambda: 0
+    accelerator.current_device_index = lambda: 0
     cuda.is_initialized = lambda: True
     cuda.get_device_properties = lambda device=None: PROPERTIES
     cuda.get_device_capability = lambda device=None: (9, 0)
@@ -84,12 +87,14 @@ def _install_device() -> None:
     cuda.is_bf16_supported = lambda *args, **kwargs: True
     cuda.mem_get_info = lambda device=None: (100 * GIB, 139 * GIB)
     cuda.memory_stats = lambda device=None: collections.defaultdict(int)
-    cuda.max_memory_allocated = cuda.memory_allocated = lambda device=None: 0
+    cuda.max_memory_allocated = lambda device=None: 0
+    cuda.memory_allocated = lambda device=None: 0
     cuda.get_rng_state = lambda device=None: torch.zeros(16, dtype=torch.uint8)
     for name in WITHOUT_EFFECT:  # each its own function: dynamo keeps rules by function
         setattr(cuda, name, lambda *args, **kwargs: None)
     cuda.device = cuda._DeviceGuard = Context
-    cuda._maybe_exchange_device = cuda._exchange_device = lambda device: 0
+    cuda._maybe_exchange_device = lambda device: 0
+    cuda._exchange_device = lambda device: 0
     accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
 
 
@@ -142,7 +147,8 @@ def _install_streams(recording: Recording) -> None:
     stream = Stream()
     torch.Event = torch.cuda.Event = Event
     torch.cuda.Stream, torch.cuda.stream, torch.cuda.StreamContext = Stream, Context, Context
-    torch.cuda.synchronize = torch.accelerator.synchronize = waiting("synchronize")
+    torch.cuda.synchronize = waiting("synchronize")
+    torch.accelerator.synchronize = waiting("synchronize")
     torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: stream
     torch.accelerator.current_stream = lambda device=None: stream
     torch.Tensor.record_stream = lambda self, stream: None

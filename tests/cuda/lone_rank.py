@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
@@ -36,6 +37,7 @@ def lone_rank(parallel: ParallelSpec, rank: int) -> Iterator[None]:
         exchanges.install()
         _replace_peers(parallel.pipeline)
         _lay_out_for_real()
+        _compile_without_code()
         waits = _waits_of_routing()
         stack.enter_context(even_routing())
         _keep_waits(*waits)
@@ -60,6 +62,16 @@ def _replace_peers(pipeline: int) -> None:
         real_init(self, tensors, names, stages, **settings)
 
     gathering.Gathering.__init__ = init
+
+
+def _compile_without_code() -> None:
+    """Traces and differentiates compiled layers as on a GPU, and runs their operations one by one.
+
+    Inductor would write Triton kernels, for which it asks the driver: "CUDA error: API call is not supported
+    in the installed CUDA driver".
+    """
+    real_compile = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda module, **settings: real_compile(module, backend="aot_eager", **settings)
 
 
 def _waits_of_routing() -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cuda.budgets import Blocking
-from tests.cuda.cases import STAGES, Case
+from tests.cuda.cases import ADAPTERS, ALL, COMPILE, STAGES, Case
 from tests.cuda.tracer import Tracer, blocking, reason_to_skip
 
 CASES = {
@@ -15,6 +15,9 @@ CASES = {
     "`context` 2": Case("qwen3", {"context": 2}),
     "`pipeline` 2, 1F1B, first stage": Case("qwen3", STAGES),
     "`fsdp` 2, `expert` 2": Case("qwen3-moe", {"fsdp": 2, "expert": 2}),
+    "`fsdp` 2, compiled": Case("qwen3", {"fsdp": 2}, COMPILE),
+    "`fsdp` 2, with adapters": Case("qwen3", {"fsdp": 2}, ADAPTERS),
+    '`fsdp` 2, `offload = "all"`': Case("qwen3", {"fsdp": 2}, ALL),
 }
 
 

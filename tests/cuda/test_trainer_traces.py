@@ -5,13 +5,23 @@ collective, and the host is blocked as often as the budget says, no more and no 
 import pytest
 
 from tests.cuda.budgets import budget
-from tests.cuda.cases import EXCHANGES, OFFLOADED, PARITY, RANKS, SETTINGS, WITH_ADAPTERS, Case
+from tests.cuda.cases import (
+    ADAPTERS,
+    COMPILED,
+    EXCHANGES,
+    OFFLOADED,
+    PARITY,
+    RANKS,
+    SETTINGS,
+    WITH_ADAPTERS,
+    Case,
+)
 from tests.cuda.tracer import Tracer, blocking, lines_of, needs_pretence
 
 pytestmark = needs_pretence
 CASES = [
     pytest.param(case, marks=[pytest.mark.slow] if case.slow else [], id=case.name)
-    for case in [*PARITY, *SETTINGS, *EXCHANGES, *RANKS, *OFFLOADED, *WITH_ADAPTERS]
+    for case in [*PARITY, *SETTINGS, *EXCHANGES, *COMPILED, *RANKS, *OFFLOADED, *WITH_ADAPTERS]
 ]
 
 
@@ -20,6 +30,7 @@ def test_a_layout_trains_within_its_budget(case: Case, tracer: Tracer):
     trace = tracer.run(case)
     assert trace["error"] is None, trace["error"]
     assert not trace["defects"]
+    assert bool(trace["result"]["graphs"]) == case.trainer.get("compile", False)
     over = {
         name: (blocking(phase["counts"]), expected, lines_of(phase))
         for name, phase, expected in compared(case, trace)
@@ -29,6 +40,25 @@ def test_a_layout_trains_within_its_budget(case: Case, tracer: Tracer):
         f"{name}: recorded {recorded}, budget {expected}\n{lines}"
         for name, (recorded, expected, lines) in over.items()
     )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case("qwen3", {"fsdp": 2}, ADAPTERS), id="dense"),
+        pytest.param(
+            Case("qwen3-moe", {"fsdp": 2, "expert": 2}, ADAPTERS), id="experts", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_ranks_exchange_the_gradients_of_adapters_and_no_others(case: Case, tracer: Tracer):
+    trace = tracer.run(case)
+    assert trace["error"] is None, trace["error"]
+    for label in ("few", "many"):
+        passes = case.layers * trace["result"][label]
+        collectives = trace["phases"][f"train {label}"]["collectives"]
+        assert collectives["_reduce_scatter_base_ float32"] == passes  # not the embedding's, not the head's
+        assert collectives["all_reduce float32"] == 1, "the norm"
 
 
 def compared(case, trace):

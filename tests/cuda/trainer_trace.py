@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch._dynamo.utils import counters
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
@@ -95,7 +96,9 @@ def setup_of(job: Spec, folder: str, rank: int) -> TrainerSetup:
 
 
 def sizes_of(trainer: TrainerRank, job: Spec) -> dict[str, int]:
-    """Returns the numbers of micro-batches, of optimizer steps, and of the rank's layers with experts."""
+    """Returns the numbers of micro-batches, of optimizer steps, of the rank's layers with experts, and of the
+    graphs that were compiled.
+    """
     few, many = micro_batches_of(job)
     layers = [layer for decoder in trainer.policy.model.decoders for layer in decoder.layers.values()]
     sparse = sum(getattr(layer, "moe_enabled", False) for layer in layers)
@@ -104,6 +107,7 @@ def sizes_of(trainer: TrainerRank, job: Spec) -> dict[str, int]:
         "many": many,
         "optimizer steps": job.trainer.optimizer_steps or 1,
         "sparse layers": sparse,
+        "graphs": counters["stats"]["unique_graphs"],
     }
 
 

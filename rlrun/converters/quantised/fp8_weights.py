@@ -59,6 +59,7 @@ class Factors:
             return self._whole(files)
         largest = rows.abs().amax(1, keepdim=True) if self._granularity == "channel" else _largest(rows)
         first = begin // self._per_row
+        self._use_device_of(largest)
         self._values[first : first + len(largest)] = _positive(largest / _MAX)
         self._known[first : first + len(largest)] = True
         return self._values[first : first + len(largest)]
@@ -70,9 +71,15 @@ class Factors:
                 spans = blocks(self._weight, _SCAN_BYTES)
                 pieces = (self._weight.rows(files, first, last) for first, last in spans)
                 largest = torch.stack([rows.float().abs().max() for rows in pieces]).max()
+                self._use_device_of(largest)
                 self._values[0] = _positive(largest / _MAX)
                 self._known[0] = True
         return self._values
+
+    def _use_device_of(self, largest: torch.Tensor) -> None:
+        """Keeps the factors where the weight is: a trainer's weights may be on a GPU."""
+        if self._values.device != largest.device:
+            self._values = torch.zeros_like(self._values, device=largest.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rlrun.runner.contracts.weight_updates import Readers
 from rlrun.runner.trainer.roles import learner
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.runner.weights import broadcast, page_locking, shared_memory, sharing, writer
+from rlrun.runner.weights.adapter_writer import AdapterWriter
 from rlrun.specs.sections.job import Spec
 from tests.cuda.lone_rank import lone_rank
 from tests.cuda.recording import RECORDING
@@ -47,6 +48,8 @@ def trace(
     with lone_rank(job.trainer.parallel, rank):
         setup = replace(setup_of(job, folder, rank), engine_process=0, weights_folder=weights_folder)
         trainer = TrainerRank(setup)
+        if isinstance(trainer._writer, AdapterWriter):
+            hand_over(trainer)  # with the first update engines also get the frozen model
         if parked:
             trainer.offload()
         end_phase("start")
@@ -91,11 +94,12 @@ class Group:
 def hand_over(trainer: TrainerRank) -> dict[str, Any]:
     """Writes an update, and sends its buckets where they are streamed, as the driver asks for them."""
     update = trainer.write_weights(1)
-    tensors = len(trainer._writer._source.shapes)
-    if not trainer._writer._is_streamed:
+    writer = trainer._writer
+    if isinstance(writer, AdapterWriter):
+        return {"buckets": 1, "devices": []}
+    if not writer._is_streamed:
         payloads = getattr(update, "payloads", ())
-        buckets = len(trainer._writer._buckets) or 1
-        return {"tensors": tensors, "buckets": buckets, "devices": sorted(set(payloads))}
+        return {"buckets": len(writer._buckets) or 1, "devices": sorted(set(payloads))}
     trainer.begin_weights(Readers((0,), (0,), PROCESSES))
     devices: set[str] = set()
     buckets = 0
@@ -105,4 +109,4 @@ def hand_over(trainer: TrainerRank) -> dict[str, Any]:
             break
         devices |= set(bucket.payloads.values())
         buckets += 1
-    return {"tensors": tensors, "buckets": buckets, "devices": sorted(devices)}
+    return {"buckets": buckets, "devices": sorted(devices)}

@@ -135,7 +135,11 @@ RANKS = [
 ]
 """Ranks other than the first: the last stage of a pipeline, another data rank."""
 
-PARITY = [Case(case.model, case.parallel, case.trainer, slow=not case.fast) for case in layouts.CASES]
+PARITY = [
+    Case(case.model, case.parallel, case.trainer, slow=not case.fast)
+    for case in layouts.CASES
+    if not case.model.startswith("qwen3.5")  # fla's Triton kernels take tensors with content
+]
 
 ADAPTERS = {"lora": {"rank": 4}}
 WITH_ADAPTERS = [

@@ -57,8 +57,15 @@ CARRIERS = {
     "segments, from parked ranks": replace(NATIVE, placement="colocated", parked=True),
     "segments, from two stages": replace(NATIVE, case=Case("qwen3", STAGES)),
     "segments, with everything in host memory": replace(NATIVE, case=Case("qwen3", {"fsdp": 2}, ALL)),
-    "segments, with adapters": replace(
-        NATIVE, update=WAIT + MOVED, case=Case("qwen3", {"fsdp": 2}, ADAPTERS)
+    "segments, with merged adapters": Carrier(
+        NATIVE.engine | {"lora_sync": "merged"},
+        update=WAIT + MOVED,
+        case=Case("qwen3", {"fsdp": 2}, ADAPTERS),
+    ),
+    "segments of adapters": Carrier(
+        NATIVE.engine | {"lora_sync": "adapters"},
+        update=WAIT + MOVED,
+        case=Case("qwen3", {"fsdp": 2}, ADAPTERS),
     ),
     "one buffer in host memory": Carrier(TENSOR, update=WAIT, device="cpu"),
     "buckets in host memory": Carrier(TENSOR | {"weight_bucket": 1}, bucket=WAIT, device="cpu"),
@@ -70,8 +77,13 @@ CARRIERS = {
     "buckets on a GPU, from two stages": replace(
         ON_GPU, case=Case("qwen3", STAGES), exchanges={"broadcast_": 1}
     ),
-    "buckets on a GPU, with adapters": replace(
-        ON_GPU, update=MOVED, case=Case("qwen3", {"fsdp": 2}, ADAPTERS)
+    "buckets on a GPU, with merged adapters": Carrier(
+        TENSOR | {"lora_sync": "merged"},
+        bucket=WAIT,
+        update=MOVED,
+        device="cuda:0",
+        placement="colocated",
+        case=Case("qwen3", {"fsdp": 2}, ADAPTERS),
     ),
     "disk": Carrier(DISK, bucket=WAIT),
     "disk, checked": Carrier(DISK | CHECKED, bucket=WAIT, update=HASHES),

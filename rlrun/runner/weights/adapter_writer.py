@@ -29,6 +29,7 @@ from rlrun.runner.contracts.weight_updates import (
 )
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets, views_of
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.runner.weights.sharing import SharedBuffer
@@ -94,7 +95,7 @@ class _SegmentCarrier:
 
     def __init__(self, spec: Spec, source: AdapterSource) -> None:
         self._source = source
-        self._adapters = SharedWeights(source.job, source.shapes, "float32")
+        self._adapters = SharedWeights(source.job, source.shapes, "float32", device=source.device)
         self._base = SharedWeights(source.job, source.base_shapes, source.base_dtype, segments=1)
         self._base_manifest: WeightManifest | None = None
         self._has_base = False
@@ -151,7 +152,7 @@ class _ServerCarrier:
         not overwrite it. Removing its file leaves the server its memory.
         """
         self.close()
-        self._buffer = SharedBuffer(self._bucket.size, torch.device("cpu"))
+        self._buffer = SharedBuffer(self._bucket.size, HOST, self._source.device)
         WeightSet(tensors, self._form).fill(self._buffer.bytes, self._bucket)
         readers = layout_of(self._spec, rollout=True).engines * self._spec.engine.tensor
         payloads = self._buffer.payloads(self._bucket, readers * _COPIES)

@@ -36,8 +36,7 @@ def why_merged(spec: Spec, family: str | None = None) -> str | None:
     if engine.type == "native" and carrier_of(spec) == "disk":
         return "native engines on several nodes read whole models from files"
     if engine.type != "sglang":
-        on_one_host = carrier_of(spec) == "native"
-        return None if on_one_host else "native engines of several nodes read whole models from files"
+        return None
     if spec.trainer.lora is not None and (base := spec.trainer.lora.base) is not None:
         return f"the adapters belong to the model in {base} (trainer.lora.base), which servers do not have"
     if engine.model is not None:

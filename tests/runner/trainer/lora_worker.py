@@ -30,6 +30,8 @@ def gradients(trainer):
 def run_case(case, rank, world_size, port, out):
     trainer_settings = case["trainer"] | {"lora": case["lora"]}
     spec = make_spec(case["folder"], case["parallel"], adapter=case["adapter"], **trainer_settings)
+    # native engines merge adapters themselves, with the same arithmetic
+    spec = spec.model_copy(update={"engine": spec.engine.model_copy(update={"lora_sync": "merged"})})
     trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
     sequences = make_masked_sequences()
     steps = plan(sequences, spec)

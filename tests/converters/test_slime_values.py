@@ -82,6 +82,7 @@ GIVEN = {
     "--use-dynamic-batch-size": "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
     "--min-lr": "--lr 1e-5 --min-lr 1e-6",
     "--moe-router-bias-update-rate": "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01",
+    "--fp8-recipe": "--fp8-format e4m3 --fp8-recipe blockwise",
     "--no-offload-rollout": "--no-offload-train --no-offload-rollout",
     "--no-offload-train": "--no-offload-train --no-offload-rollout",
     "--num-critic-only-steps": "--advantage-estimator ppo --num-critic-only-steps 2",
@@ -231,6 +232,10 @@ def test_the_same_flag_beside_demonstrations_validates(tmp_path: Path, row: Flag
         ("--actor-num-nodes 2", "cluster.address", "auto"),
         ("--use-rollout-logprobs", "trainer.old_log_probs", "rollout"),
         ("--use-rollout-routing-replay", "trainer.moe.routing_replay", "engine"),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", "trainer.precision", "float8"),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", "trainer.float8_recipe", "blockwise"),
+        ("--fp8-format hybrid", "trainer.precision", "float8"),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", "trainer.precision", "mxfp8"),
         ("--sglang-config servers.yaml", "engine.sglang.mem_fraction_static", 0.6),
     ],
 )

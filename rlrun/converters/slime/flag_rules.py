@@ -50,6 +50,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "logits_chunk": optimizer.logits_chunk,
     "freeze": optimizer.freeze,
     "routing": optimizer.routing,
+    "low_precision": optimizer.low_precision,
     "balancing": optimizer.balancing,
     "checkpoints": records.checkpoints,
     "trackers": records.trackers,

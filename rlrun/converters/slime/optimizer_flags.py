@@ -131,6 +131,25 @@ def routing(draft: Draft) -> None:
             draft.note(flag, "no effect: the only update of a rollout step chooses the same experts anyway")
 
 
+def low_precision(draft: Draft) -> None:
+    """Sets the precision of matrix products; Megatron computes in FP8 only if --fp8-format is given."""
+    formats, recipes = draft.given("--fp8-format"), draft.given("--fp8-recipe")
+    if not formats:
+        for flag in recipes:
+            draft.note(flag, "no effect without --fp8-format")
+        return
+    recipe = draft.text("--fp8-recipe") or "delayed"
+    flags = tuple(flag.name for flag in (*formats, *recipes))
+    if recipe == "mxfp8":
+        draft.set("trainer.precision", "mxfp8", flags)
+        return
+    draft.set("trainer.precision", "float8", flags, "gradients are e4m3 too")
+    if recipe == "blockwise":
+        draft.set("trainer.float8_recipe", "blockwise", ("--fp8-recipe",))
+    elif recipes:
+        draft.note(recipes[0], f'"{recipe}" has no equivalent: float8 is scaled by rows')
+
+
 def balancing(draft: Draft) -> None:
     """Sets the balancing of experts by a bias, and the rate at which the bias changes."""
     rate = draft.number("--moe-router-bias-update-rate", 1e-3)

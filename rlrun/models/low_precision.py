@@ -156,5 +156,7 @@ def _shown(sizes: tuple[int, ...]) -> str:
 
 def kinds_of_matrices(matrices: list[Matrix]) -> list[Matrix]:
     """Returns one matrix of each kind: of each name and reason, apart from the layer's number."""
-    kinds = {(matrix.pattern, matrix.reason): matrix for matrix in reversed(matrices)}
-    return list(reversed(kinds.values()))
+    kinds: dict[tuple[str, str | None], Matrix] = {}
+    for matrix in matrices:
+        kinds.setdefault((matrix.pattern, matrix.reason), matrix)
+    return list(kinds.values())

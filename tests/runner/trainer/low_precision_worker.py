@@ -1,0 +1,61 @@
+"""One rank of the tests of low precision: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process
+group.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from rlrun.runner.batches.packing import all_micro_batches
+from tests.runner.trainer.parity_worker import written
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
+
+
+def state_of(trainer):
+    """A copy of everything that a checkpoint has."""
+    return {name: tensor.clone() for name, tensor in trainer.policy.state().items()}
+
+
+def run_case(case, rank, world_size, port, out):
+    """Trains twice, the second time also from a checkpoint."""
+    spec = make_spec(case["folder"], case["parallel"], **case["trainer"])
+    trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    log_probs = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    before = written(trainer, 0)
+    (metrics,) = trainer.policy.train(sequences, steps)
+    trainer.save(case["checkpoint"])
+    trainer.policy.train(sequences, steps)
+    twice = state_of(trainer)
+    trainer.load(case["checkpoint"])
+    trainer.policy.train(sequences, steps)
+    resumed = state_of(trainer)
+    result = {
+        "log_probs": log_probs,
+        "before": before,
+        "metrics": metrics,
+        "differing": [name for name in twice if not torch.equal(_local(twice[name]), _local(resumed[name]))],
+        "saved": sorted(twice),
+    }
+    torch.save(result, out / f"{case['name']}-{rank}.pt")
+    if rank == 0:
+        trainer._writer.close()
+    return trainer
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def main():
+    rank, world_size, port = (int(value) for value in sys.argv[1:4])
+    for case in json.loads(sys.argv[4]):
+        trainer = run_case(case, rank, world_size, port, Path(sys.argv[5]))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -206,6 +206,10 @@ def _whole_span(version: int, length: int) -> tuple[VersionSpan, ...]:
 def _scores(answer: Any, tokens: NDArray[np.int32], sequence: str) -> NDArray[np.float32]:
     meta = json_object(json_object(answer, sequence).get("meta_info"), f"meta_info of {sequence}")
     values, ids = read_columns(meta.get("input_token_logprobs") or [], len(tokens), sequence)
-    if ids != tuple(tokens.tolist()):
-        raise BadAnswer(f"log-probs of other tokens than those of {sequence}")
+    if ids != (expected := tuple(tokens.tolist())):
+        at = next(k for k, (own, sent) in enumerate(zip(ids, expected, strict=True)) if own != sent)
+        was, sent = quoted(ids[at]), expected[at]
+        raise BadAnswer(
+            f"log-probs of other tokens than those of {sequence}: {was} at {at} instead of {sent}"
+        )
     return read_log_probs(values[1:], sequence)

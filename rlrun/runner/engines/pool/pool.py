@@ -8,6 +8,7 @@ A lost engine gets no requests until it is readmitted; the requests that it had 
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -26,6 +27,7 @@ from rlrun.runner.engines.pool.routing import Router
 from rlrun.runner.engines.pool.served_weights import ServedWeights
 from rlrun.runner.host.failures import gather_or_first_cause
 
+logger = logging.getLogger(__name__)
 SCORED_TOGETHER = 16
 """Sequences per call for their log-probs."""
 
@@ -97,11 +99,18 @@ class EnginePool:
         return [log_probs for answer in answers for log_probs in answer]
 
     async def score_on_each(self, tokens: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
-        """Returns log-probs `[T - 1]` of one sequence from each engine that is up, by the engine's name."""
+        """Returns log-probs `[T - 1]` of one sequence from each engine that is up, by the engine's name.
+
+        A bad answer is logged and counted, and its engine is left out.
+        """
         scores: dict[str, NDArray[np.float32]] = {}
 
         async def score(slot: EngineSlot) -> None:
-            [scores[slot.client.name]] = await slot.client.score([tokens])
+            try:
+                [scores[slot.client.name]] = await slot.client.score([tokens])
+            except BadAnswer as error:
+                self._router.bad_answers += 1
+                logger.warning("%s", error)
 
         await self._router.broadcast(score)
         return scores

@@ -57,7 +57,7 @@ test-all: setup sglang  ## Run all tests, slow ones included
 # Every parallel layout of the trainer against transformers, and against one rank whatever the loss, the
 # micro-batches and the order of samples: gloo groups of up to four processes, each for all layouts of its size.
 PARITY := tests/runner/trainer/test_parity.py tests/runner/trainer/test_lora_parity.py \
-	tests/runner/trainer/test_invariance.py
+	tests/runner/trainer/test_quantised_base.py tests/runner/trainer/test_invariance.py
 parity: setup  ## Compare every parallel layout of the trainer with transformers
 	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12 --capture=no
 

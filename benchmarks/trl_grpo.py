@@ -2,6 +2,7 @@
 
     python benchmarks/trl_grpo.py --mean 58 --max-new 256        # lengths vary
     python benchmarks/trl_grpo.py                                # every response has 128 tokens
+    python benchmarks/trl_grpo.py --rank 8                       # both train adapters of rank 8
 
 Needs `pip install -e '.[run,bench]'`. Each side runs in a process of its own, in turn, `--rounds` times; the
 medians of the steps after the first are compared. The floor is what the machine's matrix product could do: 2N
@@ -43,7 +44,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Every field of Workload is an option."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("prompts", "samples", "max_new", "mean", "steps", "threads"):
+    for name in ("prompts", "samples", "max_new", "mean", "steps", "threads", "rank"):
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=getattr(Workload, name))
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=Workload.dtype)
@@ -82,6 +83,7 @@ def rlrun_spec(folder: Path, work: Workload, scratch: Path) -> str:
     """GRPO as TRL is set up: on-policy, one optimizer step, per-sample mean, no KL, constant rate."""
     minimum = 0 if work.mean else work.max_new
     task = ", ".join(f"{key} = {value}" for key, value in TASK.items())
+    lora = f"[trainer.lora]\nrank = {work.rank}\nalpha = {2 * work.rank}" if work.rank else ""
     return f"""
 runs_dir = "{scratch}/runs"
 seed = 1
@@ -109,6 +111,7 @@ lr = {work.lr}
 betas = [0.9, 0.999]
 weight_decay = 0.0
 dtype = "{work.dtype}"
+{lora}
 [engine]
 dtype = "{work.dtype}"
 [cluster]
@@ -125,6 +128,7 @@ def rlrun_step(row: dict[str, float], work: Workload) -> dict[str, float]:
         "update": row["perf/train_time"],
         "weight_sync": row["perf/weight_sync_time"],
         "total": row["perf/step_time"],
+        "sync_bytes": row["perf/weight_sync_bytes"],
         "outside": row["perf/overhead_time"] / row["perf/step_time"],
         "samples": samples,
         "response_len": row["rollout/response_len/mean"],

@@ -90,11 +90,20 @@ def make_trainer(folder: Path, work: Workload, output: str) -> tuple[GRPOTrainer
         train_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(folder),
         callbacks=[clock],
+        peft_config=adapters(work.rank) if work.rank else None,
     )
     clock.time(trainer, "_generate_single_turn", "generation")
     clock.time(trainer, "_prepare_inputs", "prepare")
     time_no_grad_passes(trainer, clock)
     return trainer, clock, lengths
+
+
+def adapters(rank: int) -> Any:
+    """Adapters of the same matrices and with the same factor as rlrun's."""
+    from peft import LoraConfig
+
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
 
 
 def make_arguments(work: Workload, output: str) -> GRPOConfig:

@@ -29,6 +29,8 @@ class Workload:
     threads: int = 2
     dtype: str = "bfloat16"
     lr: float = 1e-5
+    rank: int = 0
+    """Rank of the low-rank adapters that are trained; 0: the whole model is trained."""
     vocab: int = 4096
     hidden: int = 256
     layers: int = 6

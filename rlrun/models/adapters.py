@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.tensor_names import HfTensor, hf_tensors
+from rlrun.models.tensor_names import ExpertFactor, HfTensor, hf_tensors
 
 ATTENTION_TARGETS = (
     "q_proj",
@@ -23,7 +23,9 @@ ATTENTION_TARGETS = (
     "kv_b_proj",
 )
 FEED_FORWARD_TARGETS = ("gate_proj", "up_proj", "down_proj")
-TARGETS = (*ATTENTION_TARGETS, *FEED_FORWARD_TARGETS)
+GATE_UP, DOWN = EXPERT_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
+"""The matrices of all experts of a layer; gate and up share the first factor."""
+TARGETS = (*ATTENTION_TARGETS, *FEED_FORWARD_TARGETS, *EXPERT_TARGETS)
 """Hugging Face names of the matrices that can have an adapter; each family has some of them."""
 PEFT_PREFIX = "base_model.model."
 """peft's names of modules begin with this."""
@@ -36,7 +38,8 @@ class LoraShape:
     rank: int
     alpha: float
     targets: tuple[str, ...] = ()
-    """Hugging Face names of the adapted matrices, without prefix; empty: all that can have an adapter."""
+    """Hugging Face names of the adapted matrices, without prefix; empty: all that can have an adapter, except
+    those of experts."""
     rslora: bool = False
     base: Literal["nf4", "int8"] | None = None
     """How the layers' matrices are held, which are frozen; None: in the trainer's precision."""
@@ -69,6 +72,11 @@ class Adapter:
         """The matrix's name without its prefix, such as `q_proj`."""
         return self.matrix.name.split(".")[-2]
 
+    @property
+    def matrices(self) -> tuple[HfTensor, ...]:
+        """The tensors that the adapter is added to."""
+        return (self.matrix,)
+
     def _factor(self, letter: str, name: str, shape: tuple[int, int]) -> HfTensor:
         module, parameter = (
             text.removesuffix(".weight") for text in (self.matrix.name, self.matrix.parameter)
@@ -76,33 +84,70 @@ class Adapter:
         return HfTensor(f"{PEFT_PREFIX}{module}.lora_{letter}.weight", shape, f"{parameter}.{name}.weight")
 
 
-def adapters(model: Architecture, lora: LoraShape) -> list[Adapter]:
+@dataclass(frozen=True, slots=True)
+class ExpertAdapter:
+    """The adapters of one kind of matrix in all experts of a layer, as peft has them for stacked experts."""
+
+    target: str
+    """`experts.gate_up_proj` or `experts.down_proj`."""
+    matrices: tuple[HfTensor, ...]
+    """The tensors that the adapters are added to: those of gate and up, or of down, of every expert."""
+    experts: int
+    rank: int
+    inner: bool
+    """peft wraps the layer's other matrices around this one, which shows in its names."""
+
+    @property
+    def down(self) -> HfTensor:
+        """The first factor, by peft's name and the trainer's."""
+        return self._factor("A", (self.experts * self.rank, self.matrices[0].shape[1]))
+
+    @property
+    def up(self) -> HfTensor:
+        """The second factor, which starts at zero."""
+        return self._factor("B", (self.halves * self.matrices[0].shape[0], self.rank * self.experts))
+
+    @property
+    def halves(self) -> int:
+        """How many matrices of an expert share the first factor: gate and up, or down alone."""
+        return 2 if self.target == GATE_UP else 1
+
+    def half_of(self, parameter: str) -> int:
+        """Returns which part of the second factor belongs to a parameter of the experts."""
+        return [matrix.parameter for matrix in self.matrices[: self.halves]].index(parameter)
+
+    def _factor(self, letter: str, shape: tuple[int, int]) -> HfTensor:
+        matrix = self.matrices[0]
+        module = matrix.name.partition(".experts.")[0] + ".experts" + (".base_layer" if self.inner else "")
+        kind = self.target.removeprefix("experts.").removesuffix("_proj")
+        return HfTensor(
+            f"{PEFT_PREFIX}{module}.lora_{letter}.weight",
+            shape,
+            f"{matrix.parameter.rpartition('.')[0]}.lora_{letter.lower()}_{kind}",
+            holds_all_experts=True,
+            factor=ExpertFactor(self.experts, self.rank, letter == "A", self.halves if letter == "B" else 1),
+        )
+
+
+AnyAdapter = Adapter | ExpertAdapter
+
+
+def adapters(model: Architecture, lora: LoraShape) -> list[AnyAdapter]:
     """Returns the adapters of a model, in the order of its tensors.
 
     Raises ValueError if a target is not a matrix of the model that can have an adapter.
     """
-    adaptable = [Adapter(tensor, lora.rank) for tensor in _adaptable(model)]
+    adaptable: list[AnyAdapter] = [Adapter(tensor, lora.rank) for tensor in _adaptable(model)]
+    adaptable += _expert_adapters(model, lora)
     available = [target for target in TARGETS if any(each.target == target for each in adaptable)]
     if unknown := [target for target in lora.targets if target not in available]:
-        experts = " (in a model with experts only attention has adapters)" if model.experts else ""
+        experts = " (in a model with experts only attention and experts have)" if model.experts else ""
         raise ValueError(
             f"trainer.lora.targets: the {model.family} model has no {', '.join(unknown)} that can have an "
             f"adapter{experts}: choose among {', '.join(available)}"
         )
-    targets = lora.targets or available
+    targets = lora.targets or [target for target in available if target not in EXPERT_TARGETS]
     return [adapter for adapter in adaptable if adapter.target in targets]
-
-
-def check_ranks(model: Architecture, ranks: int) -> None:
-    """Raises ValueError if the model's adapters cannot be trained by this many ranks.
-
-    torchtitan derives no layout of adapters from matrices that no rank splits, as latent attention has.
-    """
-    if ranks > 1 and (model.latent is not None or model.sinks):
-        raise ValueError(
-            f"[trainer.lora] trains {model.family} models on one rank only, and trainer.parallel has "
-            f"{ranks}: remove [trainer.lora], or the degrees of trainer.parallel"
-        )
 
 
 QUANTISED_BLOCK = 64
@@ -151,6 +196,26 @@ def _adaptable(model: Architecture) -> Iterator[HfTensor]:
             yield tensor
 
 
-def adapter_tensors(adapters: Sequence[Adapter]) -> list[HfTensor]:
+def _expert_adapters(model: Architecture, lora: LoraShape) -> Iterator[ExpertAdapter]:
+    """Yields the adapters that experts can have, layer by layer; gpt-oss's cannot have any.
+
+    If both kinds are targets, peft wraps the second around the first.
+    """
+    experts = model.experts
+    if experts is None or experts.clamped_gate is not None:
+        return
+    both = set(EXPERT_TARGETS) <= set(lora.targets)
+    layers: dict[str, list[HfTensor]] = {}
+    for tensor in hf_tensors(model):
+        if tensor.expert is not None:
+            layers.setdefault(tensor.name.partition(".experts.")[0], []).append(tensor)
+    for tensors in layers.values():
+        for target, parts in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",))):
+            matrices = tuple(tensor for tensor in tensors if tensor.name.split(".")[-2] in parts)
+            inner = both and target == GATE_UP
+            yield ExpertAdapter(target, matrices, experts.count, lora.rank, inner)
+
+
+def adapter_tensors(adapters: Sequence[AnyAdapter]) -> list[HfTensor]:
     """Returns the two tensors of each adapter, in order."""
     return [tensor for adapter in adapters for tensor in (adapter.down, adapter.up)]

@@ -11,6 +11,24 @@ from rlrun.models.architecture import Architecture
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertFactor:
+    """The layout of an adapter's factor for all experts of a layer.
+
+    peft has two dimensions: the first factor is `[experts · rank, in]`, and the second `[out, rank ·
+    experts]`, whose neighbouring columns belong to different experts. The parameters are `[experts, in,
+    rank]` and `[experts, out, rank]`.
+    """
+
+    experts: int
+    rank: int
+    first: bool
+    """Whether it is the first factor."""
+    halves: int = 1
+    """2: the outputs are those of gate and up. peft has them one after the other, the parameter in turns, so
+    that ranks which split the outputs have both of a pair."""
+
+
+@dataclass(frozen=True, slots=True)
 class HfTensor:
     """One tensor of a checkpoint.
 
@@ -32,6 +50,8 @@ class HfTensor:
     sections: tuple[int, ...] = ()
     """The tensor has one section after the other, and the parameter has, for each head, this many rows of
     each section. So ranks can split the parameter by heads. Empty: rows are in the same order."""
+    factor: ExpertFactor | None = None
+    """The tensor is a factor of the experts' adapters."""
 
     @property
     def is_routed_expert(self) -> bool:
@@ -41,6 +61,9 @@ class HfTensor:
     @property
     def parameter_shape(self) -> tuple[int, ...]:
         """The tensor's shape within the parameter."""
+        if self.factor is not None:
+            outer = self.shape[1 if self.factor.first else 0]
+            return (self.factor.experts, outer, self.factor.rank)
         return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
 

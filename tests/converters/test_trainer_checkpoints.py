@@ -16,7 +16,7 @@ from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.locate import find_checkpoint
 from rlrun.converters.tensors.base_blocks import decode, encode
 from rlrun.converters.tensors.precision import keeps_precision
-from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
+from rlrun.models.adapters import EXPERT_TARGETS, LoraShape, adapter_tensors, adapters
 from rlrun.models.config_json import read_architecture
 from tests.converters.conversions import EFFORT, convert, ignore, read_hf, same
 from tests.converters.trainer_process import save_on_ranks
@@ -33,19 +33,24 @@ MODELS = {
     "Gated DeltaNet": {"family": "qwen3_5_moe_text"},
     "adapters": {"family": "qwen3"},
     "adapters beside 4 bits": {"family": "qwen3", "head_dim": 32, "intermediate_size": 256},
+    "adapters of experts": {"family": "qwen3_moe"},
     "gpt-oss on expert-parallel ranks": {"family": "gpt_oss"},
 }
-LORA = LoraShape(rank=4, alpha=6)
+LORA = {
+    "adapters": LoraShape(rank=4, alpha=6),
+    "adapters beside 4 bits": LoraShape(rank=4, alpha=6),
+    "adapters of experts": LoraShape(rank=4, alpha=6, targets=("o_proj", *EXPERT_TARGETS)),
+}
 SHARDED, EXPERTS = {"fsdp": 2, "tensor": 2}, {"fsdp": 4, "expert": 2}
 
 
-def make_adapter(model):
+def make_adapter(model, lora):
     """A folder of adapters whose product is not zero, for a model's folder."""
-    matrices, numbers = adapters(read_architecture(model), LORA), torch.Generator().manual_seed(0)
+    matrices, numbers = adapters(read_architecture(model), lora), torch.Generator().manual_seed(0)
     factors = {
         tensor.name: torch.randn(tensor.shape, generator=numbers) for tensor in adapter_tensors(matrices)
     }
-    write_adapter(model / "adapter", str(model), matrices, LORA, factors.items())
+    write_adapter(model / "adapter", str(model), matrices, lora, factors.items())
     return model / "adapter"
 
 
@@ -61,10 +66,10 @@ def runs(tmp_path_factory):
         run.mkdir()
         (run / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(folder)}}))
         case = {"model": str(folder), "run": str(run), "parallel": EXPERTS if "expert" in name else SHARDED}
-        if name.startswith("adapters"):
-            base = "nf4" if "4 bits" in name else None
-            lora = {"rank": LORA.rank, "alpha": LORA.alpha, "base": base}
-            case |= {"lora": lora, "adapter": str(make_adapter(folder))}
+        if lora := LORA.get(name):
+            settings = {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or None}
+            settings["base"] = "nf4" if "4 bits" in name else None
+            case |= {"lora": settings, "adapter": str(make_adapter(folder, lora))}
         cases.append(case)
     save_on_ranks(4, cases)
     return root
@@ -75,7 +80,7 @@ def test_a_sharded_checkpoint_is_what_the_trainer_exports(name, runs, tmp_path):
     run = runs / name
     out = convert(run, "hf", tmp_path / "out")
     source = read_hf(runs / "models" / name)
-    if name == "adapters":
+    if name in LORA and "4 bits" not in name:
         merged = read_hf(
             convert(runs / "models" / name, "hf", tmp_path / "merged", adapter=run / "model" / "adapter")
         )
@@ -100,21 +105,25 @@ def merged_beside_4_bits(weights, adapter):
             weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
             matrix = decode(encode(weights[weight], "nf4"), "nf4")
             merged[weight] = torch.addmm(
-                matrix, factors[name.replace(".lora_A.", ".lora_B.")], down, alpha=LORA.scale
+                matrix,
+                factors[name.replace(".lora_A.", ".lora_B.")],
+                down,
+                alpha=LORA["adapters beside 4 bits"].scale,
             )
             assert not torch.equal(matrix, weights[weight])
     return merged
 
 
-def test_peft_loads_exported_adapters(runs):
-    model, folder = runs / "models" / "adapters", runs / "adapters" / "model" / "adapter"
+@pytest.mark.parametrize("name", ["adapters", "adapters of experts"])
+def test_peft_loads_exported_adapters(name, runs):
+    model, folder = runs / "models" / name, runs / name / "model" / "adapter"
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapted = peft.PeftModel.from_pretrained(base, folder)
     loaded, stored = peft.get_peft_model_state_dict(adapted), load_file(folder / "adapter_model.safetensors")
     given = load_file(model / "adapter" / "adapter_model.safetensors")
     assert same(loaded, stored) and same(stored, given)
-    merged = adapted.merge_and_unload().state_dict()
-    exported = read_hf(runs / "adapters" / "model")
+    adapted.merge_and_unload().save_pretrained(runs / f"{name} by peft")
+    merged, exported = read_hf(runs / f"{name} by peft"), read_hf(runs / name / "model")
     assert all(torch.allclose(merged[name], exported[name].float(), rtol=1e-2) for name in exported)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlrun.models.adapters import LoraShape, adapters, check_ranks
+from rlrun.models.adapters import LoraShape, adapters
 from rlrun.models.config_json import read_architecture
 from tests.tiny_models import make_tiny_model
 
@@ -30,6 +30,23 @@ def test_names_and_shapes_are_peft_s(tmp_path):
     assert adapter.down.shape == (4, model.intermediate) and adapter.up.shape == (model.hidden, 4)
 
 
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        (("experts.gate_up_proj",), ["experts"]),
+        (("experts.down_proj",), ["experts"]),
+        (("experts.down_proj", "experts.gate_up_proj"), ["experts.base_layer", "experts"]),
+    ],
+)
+def test_peft_nests_the_adapters_of_a_layer_s_experts(targets, modules, tmp_path):
+    model = read_architecture(make_tiny_model(tmp_path / "model", "qwen3_moe"))
+    found = adapters(model, LoraShape(4, 8, targets))
+    prefix = f"base_model.model.model.layers.{model.layers - 1}.mlp."
+    last = [each.down.name for each in found if each.down.name.startswith(prefix)]
+    assert last == [f"{prefix}{module}.lora_A.weight" for module in modules]
+    assert len(found) == len(targets) * len(model.experts.layers)
+
+
 @pytest.mark.parametrize(("rslora", "scale"), [(False, 2.0), (True, 4.0)])
 def test_the_product_is_scaled(rslora, scale):
     assert LoraShape(4, 8, rslora=rslora).scale == scale
@@ -37,13 +54,7 @@ def test_the_product_is_scaled(rslora, scale):
 
 def test_a_target_that_the_model_does_not_have(tmp_path):
     model = read_architecture(make_tiny_model(tmp_path / "model", "qwen3_moe"))
-    with pytest.raises(ValueError, match=r"has no gate_proj .*only attention.*choose among q_proj, k_proj"):
+    with pytest.raises(
+        ValueError, match=r"has no gate_proj .*only attention and experts have.*choose among q_proj, k_proj"
+    ):
         adapters(model, LoraShape(4, 8, ("q_proj", "gate_proj")))
-
-
-@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
-def test_some_families_are_trained_on_one_rank_only(family, tmp_path):
-    model = read_architecture(make_tiny_model(tmp_path / "model", family))
-    check_ranks(model, 1)
-    with pytest.raises(ValueError, match=rf"trains {family} models on one rank only, .* has 2"):
-        check_ranks(model, 2)

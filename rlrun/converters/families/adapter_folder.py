@@ -18,14 +18,14 @@ from rlrun.converters.families.model_folder import write_safetensors
 from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo, read_header
 from rlrun.converters.tensors.stored import OpenFiles
-from rlrun.models.adapters import Adapter, LoraShape, adapter_tensors
+from rlrun.models.adapters import Adapter, AnyAdapter, ExpertAdapter, LoraShape, adapter_tensors
 from rlrun.models.checked_names import file_inside
 
 
 class AdapterFolder(OpenFiles):
     """The factors of a folder in peft's layout; a context manager."""
 
-    def __init__(self, folder: Path, adapters: list[Adapter], lora: LoraShape) -> None:
+    def __init__(self, folder: Path, adapters: list[AnyAdapter], lora: LoraShape) -> None:
         """Opens the folder. Raises ValueError if its settings, names or shapes are not those expected."""
         super().__init__()
         check_adapter_config(folder, lora)
@@ -62,7 +62,7 @@ def check_adapter_config(folder: Path, lora: LoraShape) -> None:
 def write_adapter(
     folder: Path,
     base: str,
-    adapters: list[Adapter],
+    adapters: list[AnyAdapter],
     lora: LoraShape,
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
@@ -76,15 +76,19 @@ def write_adapter(
     (folder / ADAPTER_CONFIG).write_text(json.dumps(_config(base, adapters, lora), indent=2) + "\n")
 
 
-def _config(base: str, adapters: list[Adapter], lora: LoraShape) -> Mapping[str, Any]:
+def _config(base: str, adapters: list[AnyAdapter], lora: LoraShape) -> Mapping[str, Any]:
     alpha = int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha
+    of_experts = dict.fromkeys(each.target for each in adapters if isinstance(each, ExpertAdapter))
+    # peft nests the modules in the order of this list
+    stacked = {"target_parameters": [f"mlp.{target}" for target in of_experts]} if of_experts else {}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": alpha,
-        "target_modules": list(dict.fromkeys(adapter.target for adapter in adapters)),
+        "target_modules": list(dict.fromkeys(each.target for each in adapters if isinstance(each, Adapter))),
+        **stacked,
         "use_rslora": lora.rslora,
         "lora_dropout": 0.0,
         "bias": "none",

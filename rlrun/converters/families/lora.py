@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from rlrun.converters.families.merged_weights import MergedWeight, experts_of, merge_experts
 from rlrun.converters.tensors.base_blocks import BaseKind, decode, encode
 from rlrun.converters.tensors.content import Cast, Content, RowByRow, cast, plain
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import Files, StoredTensor
-from rlrun.models.adapters import PEFT_PREFIX, quantised_matrices
+from rlrun.models.adapters import EXPERT_TARGETS, PEFT_PREFIX, quantised_matrices
 from rlrun.models.checked_names import abbreviated, file_inside
 from rlrun.models.config_json import architecture
 from rlrun.models.json_files import read_json_object
@@ -26,24 +27,10 @@ LORA_SCALE = "lora.scale"
 LORA_BASE = "lora.base"
 """The name of the base's precision in a run's checkpoint, an index of `BASE_KINDS`; absent without one."""
 BASE_KINDS: tuple[BaseKind, ...] = ("nf4", "int8")
-_DOWN, _UP = ".lora_a.weight", ".lora_b.weight"
-_REFUSED = ("use_dora", "fan_in_fan_out", "target_parameters", "layer_replication", "use_qalora")
+_DOWN, _UP = ".lora_a", ".lora_b"
+_REFUSED = ("use_dora", "fan_in_fan_out", "layer_replication", "use_qalora")
 
-
-@dataclass(frozen=True, slots=True)
-class MergedWeight(RowByRow):
-    """`source + scale * up @ down`, in float32 and rounded once."""
-
-    down: StoredTensor
-    up: StoredTensor
-    scale: float
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Returns rows of the merged weight."""
-        up = plain(self.up).rows(files, first, last).float()
-        down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
-        merged = merge_factors(self.source.rows(files, first, last).float(), up, down, self.scale)
-        return merged.to(self.tensor.dtype)
+_EXPERTS = re.compile(r"(?P<module>.+\.mlp\.experts)(?P<inner>\.base_layer)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +44,6 @@ class RoundedWeight(RowByRow):
         return decode(encode(self.source.rows(files, first, last), self.kind), self.kind)
 
 
-def merge_factors(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns `weight + scale * up @ down` for float32 tensors.
-
-    The trainer and `rlrun convert` both merge with this function, so that their results are equal.
-    """
-    return torch.addmm(weight, up, down, alpha=scale)
-
-
 def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
     """Returns the contents with the adapter merged into them.
 
@@ -73,8 +52,15 @@ def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, C
     config = read_adapter_config(adapter)
     tensors = read_header(file_inside(adapter, ADAPTER_WEIGHTS))
     result = dict(contents)
+    stacked = [target.rpartition("mlp.")[2] for target in config.get("target_parameters") or ()]
     for name in sorted(tensors):
         module, kind = _target(name, adapter)
+        if experts := _EXPERTS.fullmatch(module):
+            if kind == "lora_A":
+                up = tensors.get(name.replace(".lora_A.", ".lora_B."))
+                target = stacked[0] if experts["inner"] else stacked[-1]
+                result |= _merge_stack(contents, experts["module"], target, (tensors[name], up), config)
+            continue
         weight = f"{module}.weight"
         if weight not in contents:
             raise ValueError(f"{adapter} adapts {weight}, which the model does not have")
@@ -110,11 +96,38 @@ def merge_trained(
     result = {tensor.name: contents[tensor.name] for tensor in tensors}
     result |= {name: Cast(content, content.tensor.dtype) for name, content in rounded.items()}
     for name in names:
-        if name.endswith(_DOWN):
-            matrix = matrices[name.replace(_DOWN, ".weight")]
+        if _DOWN in name and not name.endswith(".weight"):
+            module, _, kind = name.partition(f".inner_experts{_DOWN}_")
+            layer = module.split(".")[1]
+            target = f"experts.{kind}_proj"
+            factors = read(name), read(name.replace(_DOWN, _UP))
+            experts = f"model.layers.{layer}.mlp.experts"
+            result |= merge_experts(contents, experts, target, factors, scale, trained=True)
+        elif _DOWN in name:
+            matrix = matrices[name.replace(f"{_DOWN}.weight", ".weight")]
             source = rounded.get(matrix, contents[matrix])
             result[matrix] = MergedWeight(source, read(name), read(name.replace(_DOWN, _UP)), scale)
     return result
+
+
+def _merge_stack(
+    contents: Mapping[str, Content],
+    module: str,
+    target: str,
+    factors: tuple[StoredTensor, StoredTensor | None],
+    config: Mapping[str, Any],
+) -> dict[str, Content]:
+    """Returns the weights of a layer's experts with an adapter of peft, whose factors are stacks."""
+    (down, up), experts = factors, experts_of(contents, module)
+    if up is None:
+        raise ValueError(f"the adapter of {module} has no lora_B")
+    if not experts or down.shape[0] % experts or up.shape[1] != down.shape[0]:
+        raise ValueError(
+            f"the adapter of {module} has shapes {up.shape} and {down.shape}, which do not fit {experts} "
+            "experts"
+        )
+    scale = _scale(config, module, down.shape[0] // experts)
+    return merge_experts(contents, module, target, (down, up), scale, trained=False)
 
 
 def _merge(
@@ -128,8 +141,13 @@ def _merge(
             f"the adapter of {module} has shapes {up.shape} and {down.shape}, which do not fit a weight of "
             f"shape {content.tensor.shape}"
         )
-    alpha = _pattern(config.get("alpha_pattern") or {}, module, config["lora_alpha"])
-    return MergedWeight(content, down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return MergedWeight(content, down, up, _scale(config, module, rank))
+
+
+def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """Returns the factor of an adapter's product."""
+    alpha: float = _pattern(config.get("alpha_pattern") or {}, module, config["lora_alpha"])
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _replace(content: Content, stored: StoredTensor, name: str) -> Content:
@@ -163,6 +181,12 @@ def read_adapter_config(adapter: Path) -> dict[str, Any]:
         raise ValueError(f"{adapter} is not a LoRA adapter: its peft_type is {config.get('peft_type')!r}")
     if used := [key for key in _REFUSED if config.get(key)]:
         raise ValueError(f"{adapter} uses {', '.join(used)}, which merging does not support")
+    stacked = [target.rpartition("mlp.")[2] for target in config.get("target_parameters") or ()]
+    if any(target not in EXPERT_TARGETS for target in stacked):
+        raise ValueError(
+            f"{adapter} has target_parameters {', '.join(stacked)}; only {' and '.join(EXPERT_TARGETS)} are "
+            "supported"
+        )
     if config.get("bias", "none") != "none":
         raise ValueError(f"{adapter} trains biases (bias = {config['bias']!r}), which is not supported")
     return config

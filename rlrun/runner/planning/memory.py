@@ -101,15 +101,18 @@ def _how_logits(model: Architecture, trainer: TrainerSpec, tokens: int) -> str:
 def _gathered_layers(share: RankShare, trainer: TrainerSpec) -> Part:
     """Returns the layers that FSDP has gathered, and the gradients that it has not reduced yet.
 
-    A pipeline adds up the float32 gradients of all micro-batches before it reduces them.
+    A pipeline adds up the float32 gradients of all micro-batches before it reduces them. Frozen parameters
+    have no gradients.
     """
-    item = ITEM_BYTES[trainer.dtype]
+    item, trained = ITEM_BYTES[trainer.dtype], share.trained / share.parameters
     size, how = 2 * share.block * item, "two gathered layers"
     if trainer.parallel.keeps_gathered:
         size, how = share.gathered * item, "all gathered layers"
     if trainer.parallel.pipeline > 1:
-        return Part("gathered layers", size + share.gathered * 4, f"{how}, and all gradients in float32")
-    return Part("gathered layers", size + share.block * item, f"{how}, and one layer's gradient")
+        gradients = round(share.gathered * trained) * 4
+        return Part("gathered layers", size + gradients, f"{how}, and all gradients in float32")
+    gradients = round(share.block * trained) * item
+    return Part("gathered layers", size + gradients, f"{how}, and one layer's gradient")
 
 
 def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:
@@ -122,8 +125,7 @@ def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:
     copies = (item if alone else 0) if offload == "all" else 4 + (item if alone and item < 4 else 0)
     frozen = share.parameters - share.trained if spec.lora else 0
     if frozen:
-        size = item if alone else 4  # FSDP keeps float32 shards of the frozen parameters too
-        yield _frozen(share.quantised, frozen - share.quantised, size, spec.lora)
+        yield _frozen(share.quantised, frozen - share.quantised, item, spec.lora)
     own = share.parameters - frozen
     yield Part("parameters", own * copies, f"{own:,} × {copies} bytes")
     if offload != "all":

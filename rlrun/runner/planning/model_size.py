@@ -9,14 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from math import prod
 
-from rlrun.models.adapters import (
-    LoraShape,
-    adapter_tensors,
-    adapters,
-    check_base,
-    check_ranks,
-    quantised_matrices,
-)
+from rlrun.models.adapters import LoraShape, adapter_tensors, adapters, check_base, quantised_matrices
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import HfTensor, hf_tensors
@@ -25,7 +18,7 @@ from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec, Pipe
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
 """Matrices that tensor parallelism does not split: routers, and the projections to latent vectors."""
-_SPLIT_BY_INPUTS = (".o_proj.", ".down_proj.")
+_SPLIT_BY_INPUTS = (".wo.", ".w2.", "_down")
 """Matrices that tensor parallelism splits by inputs, and with them the first factor of their adapters."""
 _SHARE_KEYS = frozenset(
     ("fsdp", "context", "tensor", "pipeline", "pipeline_schedule", "pipeline_layers", "expert")
@@ -96,7 +89,9 @@ def token_operations(model: Architecture, trainer: TrainerSpec) -> int:
     two for its own gradient unless it is frozen.
     """
     if trainer.lora is not None:
-        return 4 * active_parameters(model) + 6 * adapter_parameters(model, trainer.lora.shape)
+        tensors = adapter_tensors(adapters(model, trainer.lora.shape))
+        factors = sum(_active_size(_Stack(tensor, 1), model) for tensor in tensors)
+        return 4 * active_parameters(model) + 6 * factors
     trained = [stack for stack in _multiplied(model) if not _is_frozen(stack.tensor, trainer.freeze)]
     return 4 * active_parameters(model) + 2 * sum(_active_size(stack, model) for stack in trained)
 
@@ -173,10 +168,8 @@ def _stacks(model: Architecture) -> tuple[_Stack, ...]:
 def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     """Returns the share of the policy's rank that holds most."""
     lora = trainer.lora.shape if trainer.lora else None
-    if lora is not None:
-        check_ranks(model, trainer.parallel.world_size)
-        if lora.base is not None:
-            check_base(model, lora.base, trainer.parallel.tensor)
+    if lora is not None and lora.base is not None:
+        check_base(model, lora.base, trainer.parallel.tensor)
     if (precision := trainer.low_precision) is not None:
         parallel = trainer.parallel
         check_low_precision(model, precision, tensor=parallel.tensor, expert=parallel.expert)
@@ -283,7 +276,8 @@ def _sharded_size(stack: _Stack, parallel: ParallelSpec) -> int:
     """
     shards = parallel.fsdp * parallel.context
     if stack.tensor.is_routed_expert:
-        return -(-stack.size // (shards * parallel.tensor))
+        tensor = parallel.tensor if parallel.expert > 1 or _is_split(stack.tensor) else 1
+        return -(-stack.size // (shards * tensor))
     return -(-_gathered_size(stack, parallel) // shards)
 
 
@@ -292,11 +286,20 @@ def _gathered_size(stack: _Stack, parallel: ParallelSpec) -> int:
     tensor = stack.tensor
     if tensor.is_routed_expert:
         return -(-stack.size // parallel.expert)
+    return -(-stack.size // (parallel.tensor if _is_split(tensor) else 1))
+
+
+def _is_split(tensor: HfTensor) -> bool:
+    """Returns whether tensor-parallel ranks split a tensor."""
     is_split = len(tensor.shape) > 1 and not any(name in tensor.parameter for name in _WHOLE)
     if ".lora_" in tensor.name:
-        first = ".lora_A." in tensor.name
-        is_split &= first == any(name in tensor.name for name in _SPLIT_BY_INPUTS)
-    return -(-stack.size // (parallel.tensor if is_split else 1))
+        is_split &= _is_first(tensor) == any(name in tensor.parameter for name in _SPLIT_BY_INPUTS)
+    return is_split
+
+
+def _is_first(factor: HfTensor) -> bool:
+    """Returns whether a factor of an adapter is the first, which maps the matrix's inputs."""
+    return ".lora_A." in factor.name
 
 
 def _is_hidden(tensor: HfTensor) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rlrun.models.adapters import EXPERT_TARGETS
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.derived.sglang_arguments import flag_name
@@ -35,6 +36,8 @@ def why_merged(spec: Spec, family: str | None = None) -> str | None:
         return "engines that sleep drop the model that the adapters belong to, and need all of it each time"
     if engine.type == "native" and carrier_of(spec) == "disk":
         return "native engines on several nodes read whole models from files"
+    if spec.trainer.lora is not None and set(EXPERT_TARGETS).intersection(spec.trainer.lora.targets or ()):
+        return "engines do not take adapters of experts"
     if engine.type != "sglang":
         return None
     if spec.trainer.lora is not None and (base := spec.trainer.lora.base) is not None:

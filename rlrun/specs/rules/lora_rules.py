@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlrun.models.adapters import TARGETS
+from rlrun.models.adapters import EXPERT_TARGETS, TARGETS
 from rlrun.specs.derived.lora_sync import adapter_room, small_rooms, why_merged
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
@@ -28,7 +28,6 @@ def unsupported_with_lora(spec: Spec) -> Iterator[Finding]:
         (("trainer", "optimizer"), spec.trainer.optimizer, ("adamw", "adamw_8bit", "sgd")),
         (("trainer", "offload"), spec.trainer.offload, ("none", "optimizer")),
         (("trainer", "compile"), spec.trainer.compile, (False,)),
-        (("trainer", "parallel", "pipeline_schedule"), spec.trainer.parallel.pipeline_schedule, ("1F1B",)),
         (("model", "random_init"), spec.model.random_init, (False,)),
         (("trainer", "moe", "balancing"), spec.trainer.moe.balancing, ("off",)),
     ):
@@ -72,11 +71,20 @@ def targets(spec: Spec) -> Iterator[Finding]:
     for number, target in enumerate(spec.trainer.lora.targets or ()):
         if target not in TARGETS:
             message = (
-                f"{target} cannot have an adapter: the matrices of attention and of dense feed-forwards can; "
-                "experts, routers, embedding and head cannot"
+                f"{target} cannot have an adapter: the matrices of attention, dense feed-forwards and "
+                "experts can; routers, embedding and head cannot"
             )
             path = (*LORA, "targets", number)
             yield Finding(path, message, f"choose among {', '.join(TARGETS)}", found=target)
+
+
+def converted_experts(spec: Spec) -> Iterator[Finding]:
+    """Experts that multiply in low precision have no adapters."""
+    lora, precision = spec.trainer.lora, spec.trainer.precision
+    if lora is not None and precision is not None and set(EXPERT_TARGETS).intersection(lora.targets or ()):
+        message = "multiplies experts in low precision, which then cannot have adapters"
+        cure = "remove it, or the experts' names from trainer.lora.targets"
+        yield Finding(("trainer", "precision"), message, cure, related=((*LORA, "targets"),))
 
 
 def starting_adapter(spec: Spec) -> Iterator[Finding]:
@@ -154,6 +162,7 @@ LORA_RULES: tuple[Rule, ...] = (
     frozen_already,
     dropout,
     targets,
+    converted_experts,
     starting_adapter,
     lora_sync,
     adapter_arguments,

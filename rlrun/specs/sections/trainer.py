@@ -118,7 +118,8 @@ class LoraSpec(Section):
     """An adapter's product is multiplied by alpha / rank."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Hugging Face names of the matrices that get an adapter, such as `q_proj` and `down_proj`. None: all
-    matrices of attention and feed-forward. In a model with experts only attention has adapters."""
+    matrices of attention and feed-forward, without those of experts. In a model with experts, attention has
+    adapters, and experts too if `experts.gate_up_proj` or `experts.down_proj` are named."""
     rslora: bool = False
     """Multiply by alpha / √rank instead (rsLoRA, arXiv:2312.03732)."""
     base: Literal["nf4", "int8"] | None = None

@@ -44,6 +44,7 @@ def run_case(case, rank, world_size, port, out):
         "log_probs": log_probs,
         "before": before,
         "gradients": gradients(trainer),
+        "dtypes": {name: tensor.dtype for name, tensor in parameters.holders[0].items()},
         "with_gradient": sorted(name for name, each in parameters.masters.items() if each.grad is not None),
         "after": written(trainer, 1),
         "adapters": adapters(trainer),

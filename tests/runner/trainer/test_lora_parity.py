@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlrun.models.adapters import LoraShape, adapters
+from rlrun.models.adapters import EXPERT_TARGETS, LoraShape, adapters
 from rlrun.models.config_json import read_architecture
 from tests.runner.trainer.layouts import CASES, Case
 from tests.runner.trainer.test_parity import UNCLIPPED
@@ -30,21 +30,36 @@ pytestmark = pytest.mark.timeout(3600)
 WORKER = Path(__file__).with_name("lora_worker.py")
 LORA = {"rank": 4, "alpha": 6, "rslora": True}
 ATTENTION = {"targets": ["q_proj", "v_proj"], "rank": 2, "alpha": 4}
+EXPERTS = {"targets": ["q_proj", *EXPERT_TARGETS], "rank": 4, "alpha": 6}
 FAST = {"qwen3-alone-1", "qwen3-fsdp-2"}
+
+
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow, id=name)
 
 
 def is_supported(case):
     """Whether adapters can be trained in a layout; `rlrun validate` and `plan` refuse the others."""
-    schedule = case.parallel.get("pipeline_schedule", "1F1B")
-    one_rank_only = case.model in ("deepseek", "gpt-oss") and case.ranks > 1
-    return MODELS[case.model]["family"] not in FOREIGN and schedule == "1F1B" and not one_rank_only
+    return MODELS[case.model]["family"] not in FOREIGN
 
 
 LAYOUTS = {case.name: (case, LORA) for case in CASES if is_supported(case)} | {
     "two-targets-alone": (Case("qwen2"), ATTENTION),
     "two-targets-tensor": (Case("qwen2", {"tensor": 2}), ATTENTION),
+    **{
+        case.name.replace("qwen3-moe", "experts"): (case, EXPERTS)
+        for case in CASES
+        if case.model == "qwen3-moe" and is_supported(case)
+    },
 }
-ALL = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow, id=name) for name in LAYOUTS]
+HALF = {
+    case.name: (case, LORA)
+    for case in (Case("qwen3", layout, {"dtype": "bfloat16"}) for layout in ({}, {"fsdp": 2}, {"tensor": 2}))
+}
+ALL = [name if name in FAST else slow(name) for name in LAYOUTS]
+
+
+EVERY = LAYOUTS | HALF
 
 
 class PeftReference(Reference):
@@ -54,11 +69,13 @@ class PeftReference(Reference):
         super().__init__(folder, spec)
         shape = LoraShape(**settings | {"targets": tuple(settings.get("targets", ()))})
         targets = {adapter.target for adapter in adapters(read_architecture(folder), shape)}
+        stacked = [f"mlp.{target}" for target in EXPERT_TARGETS if target in targets]
         config = peft.LoraConfig(
             r=shape.rank,
             lora_alpha=shape.alpha,
             use_rslora=shape.rslora,
-            target_modules=sorted(targets),
+            target_modules=sorted(targets - set(EXPERT_TARGETS)),
+            target_parameters=stacked or None,
             task_type="CAUSAL_LM",
         )
         self.model = peft.get_peft_model(self.model, config)
@@ -98,18 +115,18 @@ class Runs:
 
     def model(self, name):
         """The model's folder, the adapter's, and what peft gives for them."""
-        case, settings = LAYOUTS[name]
-        key = (case.model, settings["rank"])
+        case, settings = EVERY[name]
+        key = (case.model, settings is EXPERTS)
         if key not in self._models:
-            folder = self.root / f"{case.model}-{settings['rank']}"
+            folder = self.root / f"{case.model}{'-experts' if settings is EXPERTS else ''}"
             make_tiny_model(folder, pad_token_id=None, scale=0.1, **MODELS[case.model])
             self._models[key] = folder, folder / "adapter", self._expected(folder, settings)
         return self._models[key]
 
     def of(self, name):
         if name not in self._found:
-            ranks = LAYOUTS[name][0].ranks
-            self._run([each for each in LAYOUTS if LAYOUTS[each][0].ranks == ranks and each in self._wanted])
+            ranks = EVERY[name][0].ranks
+            self._run([each for each in EVERY if EVERY[each][0].ranks == ranks and each in self._wanted])
         return self._found[name]
 
     def _expected(self, folder, settings):
@@ -125,14 +142,14 @@ class Runs:
         return {"log_probs": log_probs, "gradients": gradients, "stepped": stepped, "norm": norm}
 
     def _run(self, names):
-        ranks = LAYOUTS[names[0]][0].ranks
+        ranks = EVERY[names[0]][0].ranks
         out = self.root / f"ranks-{ranks}"
         out.mkdir()
         arguments = []
         for name in names:
-            case, settings = LAYOUTS[name]
+            case, settings = EVERY[name]
             folder, adapter, _ = self.model(name)
-            alone = self.root / "checkpoints" / f"{case.model}-alone-1"
+            alone = self.root / "checkpoints" / alone_of(name)
             arguments.append(
                 {
                     "name": name,
@@ -142,7 +159,9 @@ class Runs:
                     "parallel": case.parallel,
                     "trainer": UNCLIPPED | case.trainer,
                     "checkpoint": str(self.root / "checkpoints" / name),
-                    "resume": str(alone) if ranks > 1 and alone.exists() and settings is LORA else None,
+                    "resume": str(alone)
+                    if ranks > 1 and alone.exists() and settings is not ATTENTION
+                    else None,
                 }
             )
         run_ranks(WORKER, ranks, arguments, out, timeout=3000)
@@ -156,6 +175,7 @@ class Runs:
 def runs(tmp_path_factory, request):
     chosen = [item for item in request.session.items if item.path == request.path]
     wanted = {item.callspec.params["layout"] for item in chosen if hasattr(item, "callspec")}
+    wanted |= {alone_of(name) for name in wanted & HALF.keys()}
     return Runs(tmp_path_factory.mktemp("runs"), wanted)
 
 
@@ -204,7 +224,10 @@ def test_engines_get_merged_matrices(layout, runs):
     ):
         merged = dict(stored)
         for name, down in factors.items():
-            if ".lora_A." in name:
+            if ".lora_A." in name and ".experts." in name:
+                up = factors[name.replace(".lora_A.", ".lora_B.")]
+                merged |= merged_experts(stored, name, down, up, scale)
+            elif ".lora_A." in name:
                 weight = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
                 up = factors[name.replace(".lora_A.", ".lora_B.")]
                 merged[weight] = torch.addmm(stored[weight], up, down, alpha=scale)
@@ -220,13 +243,50 @@ def test_the_reference_keeps_the_first_adapters(layout, runs):
             assert (rank["reference"][i] == log_probs).all()
 
 
-@pytest.mark.parametrize("layout", [each for each in ALL if LAYOUTS[each.id][1] is LORA])
+@pytest.mark.parametrize(
+    "layout", [name if name in FAST else slow(name) for name in LAYOUTS if LAYOUTS[name][1] is not ATTENTION]
+)
 def test_a_checkpoint_resumes_on_another_layout(layout, runs):
-    alone = f"{LAYOUTS[layout][0].model}-alone-1"
+    alone = alone_of(layout)
     if (there := runs.of(layout)[0].get("resumed")) is not None:
         here = runs.of(alone)[0]["adapters"]
         assert there.keys() == here.keys()
         assert all(torch.equal(there[name], here[name]) for name in here)
+
+
+def alone_of(layout):
+    """The layout of the same model and adapters on one rank."""
+    case, settings = EVERY[layout]
+    name = f"{'experts' if settings is EXPERTS else case.model}-alone-1"
+    return f"{name}-bfloat16" if layout in HALF else name
+
+
+def merged_experts(stored, name, down, up, scale):
+    """The experts' matrices with an adapter of peft, which has the factors of all experts in one matrix."""
+    module = name.removeprefix("base_model.model.").partition(".experts.")[0] + ".experts"
+    count = sum(each.startswith(f"{module}.") for each in stored) // 3
+    parts = ["gate_proj", "up_proj"] if ".base_layer." in name else ["down_proj"]
+    merged = {}
+    for expert, first in enumerate(down.chunk(count)):
+        for second, part in zip(up[:, expert::count].chunk(len(parts)), parts, strict=True):
+            weight = f"{module}.{expert}.{part}.weight"
+            merged[weight] = torch.addmm(stored[weight], second.contiguous(), first, alpha=scale)
+    return merged
+
+
+@pytest.mark.parametrize("layout", ["qwen3-fsdp-2-bfloat16", slow("qwen3-tensor-2-bfloat16")])
+def test_the_frozen_model_is_held_in_bfloat16_on_every_layout(layout, runs):
+    alone, (first, *others) = runs.of("qwen3-alone-1-bfloat16")[0], runs.of(layout)
+    for rank in (first, *others):
+        dtypes = {name: dtype for name, dtype in rank["dtypes"].items() if ".lora_" not in name}
+        assert set(dtypes.values()) == {torch.bfloat16}
+        assert {rank["dtypes"][name] for name in rank["dtypes"].keys() - dtypes.keys()} == {torch.float32}
+    assert all(torch.equal(first["before"][name], alone["before"][name]) for name in alone["before"])
+    ours, theirs = (
+        torch.cat([gradient.flatten() for gradient in result["gradients"].values()])
+        for result in (first, alone)
+    )
+    assert (ours - theirs).norm() < 0.1 * theirs.norm()  # products in bfloat16 add up in another order
 
 
 def largest_difference(ours, theirs):

@@ -176,9 +176,13 @@ def check_adapters(folder: Path, shapes: Mapping[str, tuple[int, ...]], stored: 
             "targets that the run began with, or start another run"
         )
     for key in sorted(ours):
-        if key.endswith("lora_a.weight") and (rank := stored[key].size[0]) != shapes[key][0]:
+        if ".lora_a" not in key:
+            continue
+        dimension = 0 if key.endswith(".weight") else -1  # experts' factors have the rank last
+        rank, ours_rank = stored[key].size[dimension], shapes[key][dimension]
+        if rank != ours_rank:
             raise ValueError(
-                f"checkpoint {folder} was saved with trainer.lora.rank = {rank}, found {shapes[key][0]}: set "
+                f"checkpoint {folder} was saved with trainer.lora.rank = {rank}, found {ours_rank}: set "
                 f"it to {rank}, or start another run"
             )
 
@@ -205,7 +209,11 @@ def check_base(folder: Path, stored: str | None, lora: LoraShape) -> None:
 
 def _matrices(keys: Iterable[str]) -> set[str]:
     """Returns the names of the matrices that adapters' tensors of a checkpoint belong to."""
-    return {key.partition(ADAPTER)[0].rpartition(".")[2] for key in keys}
+    parts = [key.partition(ADAPTER) for key in keys]
+    return {
+        matrix.rpartition(".")[2] if factor.endswith(".weight") else f"experts.{factor[2:]}_proj"
+        for matrix, _, factor in parts
+    }
 
 
 def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ def _adapter_writer(
 
 def _second_factors(parameters: Parameters) -> list[torch.Tensor]:
     """Returns the parts of the adapters' second factors that are on this rank."""
-    names = sorted(name for name in parameters.adapters if name.endswith(".lora_b.weight"))
+    names = sorted(name for name in parameters.adapters if ".lora_b" in name)
     return [parameters.masters[name] for name in names if name in parameters.masters]
 
 

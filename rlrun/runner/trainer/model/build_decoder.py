@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlrun.models.adapters import LoraShape, check_ranks
+from rlrun.models.adapters import LoraShape
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision
 from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
@@ -19,7 +19,7 @@ from rlrun.runner.trainer.compat.experts import exchange_through_buffers
 from rlrun.runner.trainer.compat.layouts import set_sharding
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
-from rlrun.runner.trainer.model.adapted_config import AdaptedConfig, freeze_base
+from rlrun.runner.trainer.model.adapted.adapted_config import AdaptedConfig, freeze_base
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.low_precision.converted_config import convert_to_low_precision, fill_buffers
@@ -51,7 +51,7 @@ def build_model(
     """Returns this rank's pipeline stages, in order, with undefined parameters; one stage without a pipeline.
 
     `dims` None: a single rank, nothing is sharded, and parameters are in `dtype`. Otherwise ranks hold
-    float32 shards, and FSDP computes in `dtype`.
+    float32 shards, except of frozen parameters, and FSDP computes in `dtype`.
 
     `head`: the config of a head other than the policy's. `section`: the spec's section, for messages.
     `checkpointing`: `trainer.activation_checkpointing`. `on_host`: shards are in host memory; a single rank's
@@ -69,8 +69,6 @@ def build_model(
         config = convert_to_low_precision(config, model, precision, parallel)
     if dims is not None:
         check_layout(model, parallel, section)
-        if lora is not None:
-            check_ranks(model, parallel.world_size)
         if parallel.token_dispatcher == "deepep":
             exchange_through_buffers(config, most_tokens)
         if parallel.async_tensor:
@@ -144,7 +142,8 @@ def _materialize(  # noqa: PLR0917
         decoder.parallelize(dims)
         _tie(decoder)
     if adapted:
-        freeze_base(decoder)  # `parallelize` creates the parameters again, and all of them would be trained
+        # `parallelize` creates the parameters again, in float32, and all of them would be trained
+        freeze_base(decoder, dtype)
         hold_as_bytes(decoder)
     if checkpointing != "none":
         checkpoint_activations(decoder, checkpointing)

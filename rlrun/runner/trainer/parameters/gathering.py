@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlrun.converters.families.lora import merge_factors
+from rlrun.converters.families.merged_weights import merge_factors
 from rlrun.converters.tensors.base_blocks import BaseKind, decode, encode
 from rlrun.converters.tensors.heads import by_head, by_section
-from rlrun.models.adapters import Adapter, adapter_tensors
+from rlrun.models.adapters import Adapter, AnyAdapter, ExpertAdapter, adapter_tensors
 from rlrun.models.tensor_names import HfTensor
 from rlrun.runner.trainer.compat.meshes import mesh_device
 
@@ -40,7 +40,7 @@ class Gathering:
         names: Iterable[str],
         stages: dist.ProcessGroup | None,
         *,
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[AnyAdapter] = (),
         scale: float = 1.0,
         base: BaseKind | None = None,
     ) -> None:
@@ -50,10 +50,11 @@ class Gathering:
         bytes hold matrices.
         """
         self._tensors, self._stages = tensors, stages
-        self._adapters = {adapter.matrix.parameter: adapter for adapter in adapters}
+        self._adapted = {matrix.parameter: adapter for adapter in adapters for matrix in adapter.matrices}
+        self._adapter_tensors = adapter_tensors(adapters)
         self._scale, self._base = scale, base
         self._owners = _owners(names, stages)
-        expected = [*tensors, *adapter_tensors(adapters)]
+        expected = [*tensors, *self._adapter_tensors]
         assert self._owners.keys() == {tensor.parameter for tensor in expected}
         self._stage = 0 if stages is None else dist.get_rank(stages)
 
@@ -87,8 +88,9 @@ class Gathering:
         self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = torch.float32
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the adapters' tensors in full on rank 0, by peft's names; collective as `run`."""
-        tensors = adapter_tensors(list(self._adapters.values()))
-        return _hf_tensors(tensors, lambda name, shape: self._whole(held, name, shape, dtype, as_it_is))
+        return _hf_tensors(
+            self._adapter_tensors, lambda name, shape: self._whole(held, name, shape, dtype, as_it_is)
+        )
 
     def run_stage(
         self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, present: Present = as_it_is
@@ -106,17 +108,18 @@ class Gathering:
         """Returns a function that gathers a parameter in `dtype`, merged with its adapter if it has one."""
 
         def gather(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            adapter = self._adapters.get(name)
+            adapter = self._adapted.get(name)
             if adapter is None:
                 return whole(name, shape, dtype)
             matrix = whole(name, shape, torch.float32)
             down, up = (
-                whole(tensor.parameter, tensor.shape, torch.float32) for tensor in (adapter.down, adapter.up)
+                whole(tensor.parameter, tensor.parameter_shape, torch.float32)
+                for tensor in (adapter.down, adapter.up)
             )
             # masters may be in host memory while the frozen matrix is not
             down, up = (factor.to(matrix.device, non_blocking=True) for factor in (down, up))
             # an empty tensor belongs to another stage
-            merged = merge_factors(matrix, up, down, self._scale) if len(matrix) else matrix
+            merged = _merge(adapter, name, matrix, up, down, self._scale) if len(matrix) else matrix
             return merged if dtype is None else merged.to(dtype)
 
         return gather
@@ -152,18 +155,56 @@ def by_parameter(tensors: Iterable[HfTensor]) -> dict[str, list[HfTensor]]:
     return tensors_of
 
 
+def _merge(  # noqa: PLR0917
+    adapter: AnyAdapter,
+    parameter: str,
+    matrix: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Returns a parameter with its adapter added; experts are merged one after the other."""
+    if isinstance(adapter, Adapter):
+        return merge_factors(matrix, up, down, scale)
+    merged = torch.empty_like(matrix)
+    part = expert_up(adapter, parameter, up)
+    for expert in range(adapter.experts):
+        merged[expert] = merge_factors(
+            matrix[expert], part[expert].contiguous(), down[expert].t().contiguous(), scale
+        )
+    return merged
+
+
+def expert_up(adapter: ExpertAdapter, parameter: str, up: torch.Tensor) -> torch.Tensor:
+    """Returns the part `[experts, out, rank]` of a second factor that belongs to a parameter of experts."""
+    return up.unflatten(1, (-1, adapter.halves))[:, :, adapter.half_of(parameter)]
+
+
 def to_parameter(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
-    """Converts an HF tensor to its parameter's layout: some are stored transposed, or section by section."""
+    """Converts an HF tensor to its parameter's layout: some are stored transposed, or section by section, and
+    peft has the factors of all experts in one matrix.
+    """
     if tensor.sections:
         return by_head(value, tensor.sections)
-    return value.transpose(-1, -2) if tensor.transposed else value
+    if (factor := tensor.factor) is None:
+        return value.transpose(-1, -2) if tensor.transposed else value
+    if factor.first:
+        return value.unflatten(0, (factor.experts, factor.rank)).transpose(1, 2)
+    parts = value.unflatten(1, (factor.rank, factor.experts)).unflatten(0, (factor.halves, -1))
+    return parts.permute(3, 1, 0, 2).flatten(1, 2)
 
 
 def to_stored(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
     """Converts a parameter to its HF tensor's layout. An empty tensor, of another stage, stays empty."""
-    if tensor.sections and len(value):
+    if not len(value):
+        return value
+    if tensor.sections:
         return by_section(value, tensor.sections)
-    return value.transpose(-1, -2) if tensor.transposed and len(value) else value
+    if (factor := tensor.factor) is None:
+        return value.transpose(-1, -2) if tensor.transposed else value
+    if factor.first:
+        return value.transpose(1, 2).flatten(0, 1)
+    return value.unflatten(1, (-1, factor.halves)).permute(2, 1, 3, 0).flatten(0, 1).flatten(1, 2)
 
 
 def copy_part(parameter: torch.Tensor, full: torch.Tensor, base: BaseKind | None = None) -> None:

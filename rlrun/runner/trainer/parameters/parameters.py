@@ -61,10 +61,12 @@ class Parameters:
         """
         self._tensors = tensors or hf_tensors(model)
         known = set(self._tensors)
-        own_adapters = [each for each in adapters(model, lora) if each.matrix in known] if lora else []
+        own_adapters = (
+            [each for each in adapters(model, lora) if known.issuperset(each.matrices)] if lora else []
+        )
         self._adapter_tensors = adapter_tensors(own_adapters)
         self.adapters = frozenset(tensor.parameter for tensor in self._adapter_tensors)
-        self.adapted = frozenset(adapter.matrix.name for adapter in own_adapters)
+        self.adapted = frozenset(tensor.name for adapter in own_adapters for tensor in adapter.matrices)
         self._compute: dict[str, nn.Parameter] = {}
         buffers: dict[str, torch.Tensor] = {}
         for decoder in decoders:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 
 from rlrun.converters.families.adapter_folder import AdapterFolder
+from rlrun.converters.families.merged_weights import merge_factors
 from rlrun.converters.families.model_folder import WeightFolder, named_generator, random_tensor
-from rlrun.models.adapters import PEFT_PREFIX, adapters
+from rlrun.models.adapters import PEFT_PREFIX, Adapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor
+from rlrun.runner.trainer.parameters.gathering import expert_up, to_parameter
 from rlrun.specs.sections.job import Spec
 
 Read = Callable[[HfTensor], torch.Tensor]
@@ -36,6 +38,36 @@ def starting_weights(spec: Spec, folder: Path, model: Architecture) -> Iterator[
             factors = stack.enter_context(source)
             read_factor = lambda tensor: factors.read(tensor.name)  # noqa: E731
         yield lambda tensor: (read_factor if tensor.name.startswith(PEFT_PREFIX) else read)(tensor)
+
+
+@contextmanager
+def starting_policy(spec: Spec, folder: Path, model: Architecture) -> Iterator[Read]:
+    """Yields a function that returns a tensor of the policy as it starts: with `model.adapter` merged into
+    it. A critic, which has no adapters, starts from these tensors.
+    """
+    with starting_weights(spec, folder, model) as read:
+        has_adapter = spec.model.adapter is not None and spec.trainer.lora is not None
+        yield merged(read, model, spec.trainer.lora.shape) if has_adapter and spec.trainer.lora else read
+
+
+def merged(read: Read, model: Architecture, lora: LoraShape) -> Read:
+    """Returns a function that adds adapters to the matrices that `read` returns, in float32."""
+    own = {matrix.name: adapter for adapter in adapters(model, lora) for matrix in adapter.matrices}
+    # experts follow each other and share their layer's factors
+    factor = lru_cache(maxsize=4)(lambda tensor: to_parameter(tensor, read(tensor)))
+
+    def read_merged(tensor: HfTensor) -> torch.Tensor:
+        weight = read(tensor)
+        if (adapter := own.get(tensor.name)) is None:
+            return weight
+        down, up = factor(adapter.down), factor(adapter.up)
+        if not isinstance(adapter, Adapter):
+            assert tensor.expert is not None
+            down = down[tensor.expert].t().contiguous()
+            up = expert_up(adapter, tensor.parameter, up)[tensor.expert].contiguous()
+        return merge_factors(weight.float(), up, down, lora.scale)
+
+    return read_merged
 
 
 def random_factor(tensor: HfTensor, seed: int) -> torch.Tensor:

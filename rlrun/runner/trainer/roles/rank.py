@@ -29,7 +29,7 @@ from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
 from rlrun.runner.trainer.flash_attention import use_flash_attention
 from rlrun.runner.trainer.layout_support import check_support
 from rlrun.runner.trainer.optim.offload import Parking
-from rlrun.runner.trainer.parameters.starting_weights import starting_weights
+from rlrun.runner.trainer.parameters.starting_weights import starting_policy
 from rlrun.runner.trainer.passes.forward import Sequences
 from rlrun.runner.trainer.process import start_process, stop_process
 from rlrun.runner.trainer.roles.critic import Critic
@@ -89,7 +89,7 @@ class TrainerRank:
     def _make_critic(self) -> Critic:
         """Returns a critic that starts from the same weights as the policy."""
         setup, spec, model = self._setup, self._spec, self._architecture
-        with starting_weights(spec, Path(setup.model_folder), model) as read:
+        with starting_policy(spec, Path(setup.model_folder), model) as read:
             algorithm = cast("ActorCritic", self._algorithm)
             return Critic(setup, spec, algorithm, model=model, device=self._device, read=read)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlrun.converters.families.lora import merge_factors
+from rlrun.converters.families.merged_weights import merge_factors
 from rlrun.models.adapters import PEFT_PREFIX, LoraShape, adapter_tensors, adapters
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors

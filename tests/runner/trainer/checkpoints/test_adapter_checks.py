@@ -17,6 +17,12 @@ def state(*matrices, rank=4):
     return shapes
 
 
+def of_experts(rank=4):
+    """As `state`, with the adapters of a layer's experts."""
+    experts = "parameters.layers.0.moe.routed_experts.inner_experts"
+    return state("wq") | {f"{experts}.lora_{letter}_down": (4, 8, rank) for letter in "ab"}
+
+
 def stored(shapes):
     return {name: SimpleNamespace(size=shape) for name, shape in shapes.items()}
 
@@ -27,6 +33,8 @@ def stored(shapes):
         (state("wq"), state("wq", "wo"), "other trainer.lora.targets: it also has adapters of wo"),
         (state("wq", "wo"), state("wq"), "other trainer.lora.targets: it lacks adapters of wo"),
         (state("wq"), state("wq", rank=8), "trainer.lora.rank = 8, found 4: set it to 8"),
+        (state("wq"), of_experts(), "other trainer.lora.targets: it also has adapters of experts.down_proj"),
+        (of_experts(), of_experts(rank=8), "trainer.lora.rank = 8, found 4: set it to 8"),
         (state("wq"), state(), r"has no adapters: remove \[trainer.lora\]"),
         (state(), state("wq"), r"has adapters: add the run's \[trainer.lora\]"),
     ],

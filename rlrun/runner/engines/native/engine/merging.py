@@ -9,7 +9,7 @@ separately would cost two more products per matrix in every step, whose rows are
 
 import torch
 
-from rlrun.converters.families.lora import merge_factors
+from rlrun.converters.families.merged_weights import merge_factors
 from rlrun.models.adapters import PEFT_PREFIX
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.weight_updates import SegmentAdapters

@@ -2,16 +2,19 @@
 
 model config, sharded ─▶ AdaptedConfig ─build─▶ decoder on meta ─parallelize─▶ freeze_base ─▶ FSDP
 
-Each adapted matrix keeps its name; its adapter's factors are `….lora_a.weight` and `….lora_b.weight`.
+Each adapted matrix keeps its name; its adapter's factors are `….lora_a.weight` and `….lora_b.weight`. Those
+of experts are parameters of `AdaptedExperts`.
 """
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from rlrun.models.adapters import LoraShape, adapters
+from rlrun.models.adapters import Adapter, ExpertAdapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.runner.trainer.compat.lora import convert_to_lora
+from rlrun.runner.trainer.model.adapted.adapted_experts import adapt_experts
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 
 ADAPTER = ".lora_"
@@ -25,7 +28,15 @@ class AdaptedConfig:
 
     def __init__(self, config: Any, model: Architecture, lora: LoraShape) -> None:
         """Raises ValueError if a target is not a matrix of the model that can have an adapter."""
-        names = {adapter.matrix.parameter.split(".")[-2] for adapter in adapters(model, lora)}
+        chosen = adapters(model, lora)
+        names = {each.matrix.parameter.split(".")[-2] for each in chosen if isinstance(each, Adapter)}
+        if of_experts := sorted({each.target for each in chosen if isinstance(each, ExpertAdapter)}):
+            for layer in config.layers:
+                if layer.moe is not None:
+                    routed = layer.moe.routed_experts
+                    routed.inner_experts = adapt_experts(
+                        routed.inner_experts, lora.rank, lora.scale, of_experts
+                    )
         self._without = {"wk", "wv"} - names if names & {"wk", "wv"} else set()
         self._plain = [getattr(layer.attention, "qkv_linear", None) for layer in config.layers]
         self._plain = [None if qkv is None else getattr(qkv, _KEYS_AND_VALUES) for qkv in self._plain]
@@ -43,7 +54,13 @@ class AdaptedConfig:
         return decoder
 
 
-def freeze_base(decoder: nn.Module) -> None:
-    """Turns gradients off for all parameters that are not adapters."""
+def freeze_base(decoder: nn.Module, dtype: torch.dtype) -> None:
+    """Turns gradients off for all parameters that are not adapters, and holds them in `dtype`.
+
+    Call it before FSDP: its shards of the adapters remain float32, as masters.
+    """
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(ADAPTER in name)
+        if ADAPTER not in name:
+            # a new Parameter would lose the layout that is noted on this one
+            parameter.data = parameter.data.to(dtype)

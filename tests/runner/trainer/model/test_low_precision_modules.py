@@ -116,7 +116,7 @@ def mxfp8_reference(input, weight, slope):
         (BLOCKWISE, blockwise_reference, 0.04),
         (MXFP8, mxfp8_reference, 0.04),
     ],
-    ids=str,
+    ids=["float8 rowwise", "float8 blockwise", "mxfp8"],
 )
 def test_products_are_torchao_s(precision, reference, error):
     case = operands()

@@ -86,7 +86,7 @@ class EngineClient(WeightClient):
         async with self._adapters.use() as adapters:
             body = score_body(sequences, adapters)
             raw = await self._generate(body, max_score_bytes(sequences), safe=True)
-        return self._read("/generate", lambda: parse_scores(raw, sequences))
+        return self._read("/generate", lambda: parse_scores(raw, sequences, self._limits))
 
     async def _generate(self, body: bytes, max_bytes: int, *, safe: bool) -> bytes:
         return await self._connection.call(

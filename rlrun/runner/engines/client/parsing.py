@@ -130,7 +130,9 @@ def parse_sample(
     return _generation(answer, request, sample_ids(request)[number], limits)
 
 
-def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+def parse_scores(
+    raw: bytes, sequences: Sequence[NDArray[np.int32]], limits: ModelLimits = NO_LIMITS
+) -> list[NDArray[np.float32]]:
     """Reads the answer to `wire.score_body`: log-probs `[T - 1]` of each sequence's tokens from the second
     on.
 
@@ -141,7 +143,7 @@ def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDA
     if len(answers) != len(sequences):
         raise BadAnswer(f"{len(answers)} sequences where log-probs of {len(sequences)} were asked for")
     pairs = zip(answers, sequences, strict=True)
-    return [_scores(answer, tokens, f"sequence {k}") for k, (answer, tokens) in enumerate(pairs)]
+    return [_scores(answer, tokens, f"sequence {k}", limits) for k, (answer, tokens) in enumerate(pairs)]
 
 
 def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest: int | None) -> None:
@@ -203,13 +205,26 @@ def _whole_span(version: int, length: int) -> tuple[VersionSpan, ...]:
     return (VersionSpan(version, 0, length),) if length else ()
 
 
-def _scores(answer: Any, tokens: NDArray[np.int32], sequence: str) -> NDArray[np.float32]:
+def _scores(
+    answer: Any, tokens: NDArray[np.int32], sequence: str, limits: ModelLimits
+) -> NDArray[np.float32]:
     meta = json_object(json_object(answer, sequence).get("meta_info"), f"meta_info of {sequence}")
     values, ids = read_columns(meta.get("input_token_logprobs") or [], len(tokens), sequence)
-    if ids != (expected := tuple(tokens.tolist())):
-        at = next(k for k, (own, sent) in enumerate(zip(ids, expected, strict=True)) if own != sent)
-        was, sent = quoted(ids[at]), expected[at]
-        raise BadAnswer(
-            f"log-probs of other tokens than those of {sequence}: {was} at {at} instead of {sent}"
-        )
+    expected = tokens.tolist()
+    if ids != tuple(expected):
+        _check_scored_tokens(ids, expected, sequence, limits)
     return read_log_probs(values[1:], sequence)
+
+
+def _check_scored_tokens(ids: Sequence[Any], expected: list[int], sequence: str, limits: ModelLimits) -> None:
+    """Raises BadAnswer if the answer names other tokens than the sequence's.
+
+    SGLang names the last token of the vocabulary 0, beside its right log-prob
+    (managers/scheduler_components/logprob_result_processor.py).
+    """
+    for position, (token, sent) in enumerate(zip(ids, expected, strict=True)):
+        if token != sent and not (token == 0 and sent == limits.vocabulary - 1):
+            raise BadAnswer(
+                f"log-probs of other tokens than those of {sequence}: {quoted(token)} at {position} "
+                f"instead of {sent}"
+            )

@@ -319,6 +319,16 @@ def test_scores_that_cannot_be(answer: Any, why: str) -> None:
     assert parse_scores(json.dumps(good).encode(), [PROMPT])[0].tolist() == [-1.0, -2.0]
 
 
+@pytest.mark.parametrize(("vocabulary", "accepted"), [(8, True), (9, False)])
+def test_a_server_may_name_only_the_last_token_of_the_vocabulary_0(vocabulary: int, accepted: bool) -> None:
+    raw = json.dumps([score(FIRST, [-1.0, 6, None], [-2.0, 0, None])]).encode()
+    limits = ModelLimits(vocabulary=vocabulary)
+    if accepted:
+        assert parse_scores(raw, [PROMPT], limits)[0].tolist() == [-1.0, -2.0]
+    else:
+        assert "0 at 2 instead of 7" in refusal(lambda: parse_scores(raw, [PROMPT], limits))
+
+
 @pytest.mark.parametrize(
     ("version", "oldest", "newest", "why"),
     [

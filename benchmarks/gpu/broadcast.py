@@ -61,15 +61,22 @@ def send(sender: BroadcastSender, value: float, reader: "subprocess.Popen[str]")
 
 
 def start_reader(address: GroupAddress) -> "subprocess.Popen[str]":
-    """Starts a process that joins as rank 1, on the second GPU."""
+    """Starts a process that joins as rank 1, on the second GPU; returns when its imports are done.
+
+    On a busy host they take longer than the deadline of a broadcast.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": visible[1]} if ON_GPU else {})
     command = [sys.executable, "-m", "benchmarks.gpu.broadcast", address.name, str(address.port)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert reader.stdout is not None
+    reader.stdout.readline()
+    return reader
 
 
 def read(name: str, port: int) -> None:
     """Is the reader: takes buckets as an SGLang server does, and prints the last number of each."""
+    print("ready", flush=True)
     timeout = timedelta(seconds=60)
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timeout)
     store = dist.PrefixStore(f"{DEVICE.type}/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))

@@ -72,6 +72,11 @@ class TwoNodes:
         """The beginning of a command that runs on the head, where drivers run."""
         return _enter(self._head.pid, "--net")
 
+    @property
+    def enter_second(self) -> list[str]:
+        """The beginning of a command that a process of the head runs in the second node's network."""
+        return ["nsenter", "-t", str(self._second), "--net"]
+
     def start_second(self) -> None:
         """Starts the second node and returns when it belongs to the cluster."""
         hold = f"mount -t tmpfs none /dev/shm && mount -t tmpfs none {self._files} && {_HOLD}"

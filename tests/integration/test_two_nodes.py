@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rlrun.runner.records.run_folder import RunFolder
-from tests.integration.jobs import Ended, Jobs, Running
+from tests.integration.jobs import ASLEEP, Ended, Jobs, Running
 from tests.integration.nodes import HEAD, SECOND, TwoNodes, can_make_networks
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
 
@@ -148,6 +148,33 @@ def test_a_pipeline_over_both_nodes_broadcasts_to_sglang_servers_of_both(nodes: 
         **APART,
     )
     check_agreement(ended)
+
+
+AGENT = """
+import json, os, socket, sys, urllib.request
+from urllib.parse import urlsplit
+
+task = json.load(sys.stdin)
+address = urlsplit(task["base_url"])
+with socket.create_connection((address.hostname, address.port)) as connection:
+    own = connection.getsockname()[0]
+body = json.dumps({"messages": task["messages"]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+request = urllib.request.Request(task["base_url"] + "/chat/completions", body, headers)
+json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+print(json.dumps({"on_second": float(own == sys.argv[1])}))
+"""
+
+
+def test_an_agent_on_the_second_node_reaches_the_policy(nodes: TwoNodes, jobs: Jobs) -> None:
+    settings: dict[str, Any] = {
+        "type": "agent",
+        "command": [*nodes.enter_second, sys.executable, "-c", AGENT, SECOND],
+        "host": "10.77.0.0/24",
+    }
+    ended = jobs.run("agent", rollout__function=settings, cluster__nodes=2, trainer__steps=2, **ASLEEP)
+    assert ended.code == 0, ended.output
+    assert [step["rollout/info/on_second"] for step in ended.curve] == [1.0, 1.0]
 
 
 def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: TwoNodes, jobs: Jobs) -> None:

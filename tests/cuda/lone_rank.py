@@ -104,6 +104,8 @@ def _lay_out_for_real() -> None:
         (process, "_mesh"),
         (PackedDecoder, "__init__"),
         (PackedDecoder, "parallelize"),
+        (build_decoder, "freeze_base"),
+        (build_decoder, "hold_as_bytes"),
         (build_decoder, "shard_data_parallel"),
         (TransformersDecoder, "__init__"),
         (transformers_decoder.AutoModelForCausalLM, "from_config"),

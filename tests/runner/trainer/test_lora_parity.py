@@ -274,7 +274,7 @@ def merged_experts(stored, name, down, up, scale):
     return merged
 
 
-@pytest.mark.parametrize("layout", ["qwen3-fsdp-2-bfloat16", slow("qwen3-tensor-2-bfloat16")])
+@pytest.mark.parametrize("layout", [slow("qwen3-fsdp-2-bfloat16"), slow("qwen3-tensor-2-bfloat16")])
 def test_the_frozen_model_is_held_in_bfloat16_on_every_layout(layout, runs):
     alone, (first, *others) = runs.of("qwen3-alone-1-bfloat16")[0], runs.of(layout)
     for rank in (first, *others):

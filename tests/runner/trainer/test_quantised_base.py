@@ -31,7 +31,7 @@ LAYOUTS = {
     "nf4-pipeline": ("nf4", {"pipeline": 2}),
     "int8-fsdp-tensor": ("int8", {"fsdp": 2, "tensor": 2}),
 }
-FAST = {"nf4-alone", "nf4-fsdp"}
+FAST = {"nf4-alone"}
 ALL = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow, id=name) for name in LAYOUTS]
 
 

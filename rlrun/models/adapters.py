@@ -163,6 +163,15 @@ def quantised_matrices(model: Architecture) -> list[HfTensor]:
     return list(_adaptable(model))
 
 
+def check_ranks(model: Architecture, ranks: int) -> None:
+    """Raises ValueError if the model's adapters cannot be trained by this many ranks."""
+    if ranks > 1 and model.delta is not None:
+        raise ValueError(
+            f"[trainer.lora] trains {model.family} models, which have Gated DeltaNet, on one rank only, and "
+            f"trainer.parallel has {ranks}: remove [trainer.lora], or the degrees of trainer.parallel"
+        )
+
+
 def check_base(model: Architecture, base: str, tensor: int) -> None:
     """Raises ValueError if the model's matrices cannot be held in 4 or 8 bits, split by `tensor` ranks."""
     where = f'trainer.lora.base = "{base}"'

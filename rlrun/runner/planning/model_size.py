@@ -9,7 +9,14 @@ from fnmatch import fnmatchcase
 from functools import cache
 from math import prod
 
-from rlrun.models.adapters import LoraShape, adapter_tensors, adapters, check_base, quantised_matrices
+from rlrun.models.adapters import (
+    LoraShape,
+    adapter_tensors,
+    adapters,
+    check_base,
+    check_ranks,
+    quantised_matrices,
+)
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import HfTensor, hf_tensors
@@ -168,6 +175,8 @@ def _stacks(model: Architecture) -> tuple[_Stack, ...]:
 def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     """Returns the share of the policy's rank that holds most."""
     lora = trainer.lora.shape if trainer.lora else None
+    if lora is not None:
+        check_ranks(model, trainer.parallel.world_size)
     if lora is not None and lora.base is not None:
         check_base(model, lora.base, trainer.parallel.tensor)
     if (precision := trainer.low_precision) is not None:

@@ -40,7 +40,9 @@ def slow(name):
 
 def is_supported(case):
     """Whether adapters can be trained in a layout; `rlrun validate` and `plan` refuse the others."""
-    return MODELS[case.model]["family"] not in FOREIGN
+    family = MODELS[case.model]["family"]
+    is_recurrent = family.startswith(("qwen3_next", "qwen3_5"))
+    return family not in FOREIGN and (case.ranks == 1 or not is_recurrent)
 
 
 LAYOUTS = {case.name: (case, LORA) for case in CASES if is_supported(case)} | {
@@ -119,7 +121,7 @@ class Runs:
         key = (case.model, settings is EXPERTS)
         if key not in self._models:
             folder = self.root / f"{case.model}{'-experts' if settings is EXPERTS else ''}"
-            make_tiny_model(folder, pad_token_id=None, scale=0.1, **MODELS[case.model])
+            make_tiny_model(folder, **({"pad_token_id": None, "scale": 0.1} | MODELS[case.model]))
             self._models[key] = folder, folder / "adapter", self._expected(folder, settings)
         return self._models[key]
 

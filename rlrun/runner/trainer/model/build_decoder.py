@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlrun.models.adapters import LoraShape
+from rlrun.models.adapters import LoraShape, check_ranks
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision
 from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
@@ -76,6 +76,8 @@ def build_model(
         set_sharding(config, parallel)
     if lora is not None and lora.base is not None:
         config = quantise_matrices(config, model, lora.base, parallel.tensor)
+    if lora is not None:
+        check_ranks(model, parallel.world_size)
     adapted = None if lora is None else AdaptedConfig(config, model, lora)
     ranges = stage_layers(model.layers, parallel)
     pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()

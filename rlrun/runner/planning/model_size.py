@@ -177,8 +177,8 @@ def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     lora = trainer.lora.shape if trainer.lora else None
     if lora is not None:
         check_ranks(model, trainer.parallel.world_size)
-    if lora is not None and lora.base is not None:
-        check_base(model, lora.base, trainer.parallel.tensor)
+        if lora.base is not None:
+            check_base(model, lora.base, trainer.parallel.tensor)
     if (precision := trainer.low_precision) is not None:
         parallel = trainer.parallel
         check_low_precision(model, precision, tensor=parallel.tensor, expert=parallel.expert)

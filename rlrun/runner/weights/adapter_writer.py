@@ -30,6 +30,7 @@ from rlrun.runner.contracts.weight_updates import (
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets, views_of
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.page_locking import HOST
+from rlrun.runner.weights.serialized import COPIES
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.runner.weights.sharing import SharedBuffer
@@ -39,8 +40,6 @@ from rlrun.specs.derived.lora_sync import adapter_room
 from rlrun.specs.sections.job import Spec
 
 Stored = TypeVar("Stored")
-_COPIES = 3
-"""How many times each process of a server may read an update: once, and twice more after restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,8 @@ class _ServerCarrier:
         self._buffer = SharedBuffer(self._bucket.size, HOST, self._source.device)
         WeightSet(tensors, self._form).fill(self._buffer.bytes, self._bucket)
         readers = layout_of(self._spec, rollout=True).engines * self._spec.engine.tensor
-        payloads = self._buffer.payloads(self._bucket, readers * _COPIES)
-        weights = SerializedWeights(self._bucket.size, version, payloads, _COPIES)
+        payloads = self._buffer.payloads(self._bucket, readers * COPIES)
+        weights = SerializedWeights(self._bucket.size, version, payloads, COPIES)
         views = views_of(self._buffer.bytes, self._bucket)
         checksums = {name: _sha256(view) for name, view in views.items()}
         return ServerAdapters(weights, self._config, checksums, self._base, adapter_room(self._spec))

@@ -13,7 +13,7 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.sharing import SharedBuffer
 
-_COPIES = 3
+COPIES = 3
 """How many times each process may read one update: once, and twice more after restarts. An unused copy costs
 one handle, since the weights themselves are stored once."""
 
@@ -35,8 +35,8 @@ class SerializedWriter:
         if self._buffer is None:
             self._buffer = SharedBuffer(self._whole.size, HOST, self._source)
         weights.fill(self._buffer.bytes, self._whole)
-        payloads = self._buffer.payloads(self._whole, self._readers * _COPIES)
-        return SerializedWeights(self._whole.size, version, payloads, _COPIES, weights.checksums())
+        payloads = self._buffer.payloads(self._whole, self._readers * COPIES)
+        return SerializedWeights(self._whole.size, version, payloads, COPIES, weights.checksums())
 
     def close(self) -> None:
         """Removes the buffer. A server that is reading it keeps it until it has read it."""

@@ -1,15 +1,12 @@
 """One rank of the tests of adapters: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process group."""
 
 import copy
-import json
-import sys
-from pathlib import Path
 
 import torch
 
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.trainer.roles.reference import Reference
-from tests.runner.trainer.parity_worker import written
+from tests.runner.trainer.parity_worker import run_all, written
 from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 
 
@@ -63,12 +60,5 @@ def run_case(case, rank, world_size, port, out):
     return trainer
 
 
-def main():
-    rank, world_size, port = (int(value) for value in sys.argv[1:4])
-    for case in json.loads(sys.argv[4]):
-        trainer = run_case(case, rank, world_size, port, Path(sys.argv[5]))
-    trainer.close()
-
-
 if __name__ == "__main__":
-    main()
+    run_all(run_case)

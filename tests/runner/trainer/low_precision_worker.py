@@ -2,14 +2,10 @@
 group.
 """
 
-import json
-import sys
-from pathlib import Path
-
 import torch
 
 from rlrun.runner.batches.packing import all_micro_batches
-from tests.runner.trainer.parity_worker import written
+from tests.runner.trainer.parity_worker import run_all, written
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 
@@ -52,12 +48,5 @@ def _local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def main():
-    rank, world_size, port = (int(value) for value in sys.argv[1:4])
-    for case in json.loads(sys.argv[4]):
-        trainer = run_case(case, rank, world_size, port, Path(sys.argv[5]))
-    trainer.close()
-
-
 if __name__ == "__main__":
-    main()
+    run_all(run_case)

@@ -60,13 +60,13 @@ def run_case(case, rank, world_size, port, out):
     return trainer
 
 
-def main():
+def run_all(run_case):
+    """Runs the cases of the command line on this rank, all of them in one process group."""
     rank, world_size, port = (int(value) for value in sys.argv[1:4])
-    out = Path(sys.argv[5])
     for case in json.loads(sys.argv[4]):
-        trainer = run_case(case, rank, world_size, port, out)
+        trainer = run_case(case, rank, world_size, port, Path(sys.argv[5]))
     trainer.close()
 
 
 if __name__ == "__main__":
-    main()
+    run_all(run_case)

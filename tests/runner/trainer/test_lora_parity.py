@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlrun.models.adapters import EXPERT_TARGETS, LoraShape, adapters
+from rlrun.models.attention_config import DELTA_FAMILIES
 from rlrun.models.config_json import read_architecture
 from tests.runner.trainer.layouts import CASES, Case
 from tests.runner.trainer.test_parity import UNCLIPPED
@@ -41,8 +42,7 @@ def slow(name):
 def is_supported(case):
     """Whether adapters can be trained in a layout; `rlrun validate` and `plan` refuse the others."""
     family = MODELS[case.model]["family"]
-    is_recurrent = family.startswith(("qwen3_next", "qwen3_5"))
-    return family not in FOREIGN and (case.ranks == 1 or not is_recurrent)
+    return family not in FOREIGN and (case.ranks == 1 or family not in DELTA_FAMILIES)
 
 
 LAYOUTS = {case.name: (case, LORA) for case in CASES if is_supported(case)} | {
@@ -184,20 +184,7 @@ def runs(tmp_path_factory, request):
 @pytest.mark.parametrize("layout", ALL)
 def test_agrees_with_peft(layout, runs):
     ranks, (_, _, truth) = runs.of(layout), runs.model(layout)
-    together = {}
-    for rank in ranks:
-        together |= rank["log_probs"]
-    differences = {
-        "log-probs": max(
-            float((torch.from_numpy(together[i]) - log_probs).abs().max())
-            for i, log_probs in enumerate(truth["log_probs"])
-        ),
-        "gradients": largest_difference(ranks[0]["gradients"], truth["gradients"]),
-        "stepped": largest_difference(ranks[0]["adapters"], truth["stepped"]),
-    }
-    print(layout, {name: f"{difference:.1e}" for name, difference in differences.items()})
-    assert max(differences.values()) < 1e-5
-    assert min(float(gradient.abs().max()) for gradient in truth["gradients"].values()) > 1e-5
+    assert_agreement_with_peft(layout, ranks, truth)
     assert ranks[0]["metrics"]["train/grad_norm"] == pytest.approx(truth["norm"], rel=1e-5)
 
 
@@ -289,6 +276,24 @@ def test_the_frozen_model_is_held_in_bfloat16_on_every_layout(layout, runs):
         for result in (first, alone)
     )
     assert (ours - theirs).norm() < 0.1 * theirs.norm()  # products in bfloat16 add up in another order
+
+
+def assert_agreement_with_peft(layout, ranks, truth):
+    """Compares what ranks computed, together, with peft's log-probs, gradients and adapters after a step."""
+    together = {}
+    for rank in ranks:
+        together |= rank["log_probs"]
+    differences = {
+        "log-probs": max(
+            float((torch.from_numpy(together[i]) - log_probs).abs().max())
+            for i, log_probs in enumerate(truth["log_probs"])
+        ),
+        "gradients": largest_difference(ranks[0]["gradients"], truth["gradients"]),
+        "stepped": largest_difference(ranks[0]["adapters"], truth["stepped"]),
+    }
+    print(layout, {name: f"{difference:.1e}" for name, difference in differences.items()})
+    assert max(differences.values()) < 1e-5
+    assert min(float(gradient.abs().max()) for gradient in truth["gradients"].values()) > 1e-5
 
 
 def largest_difference(ours, theirs):

@@ -74,11 +74,7 @@ def build_model(
         if parallel.async_tensor:
             overlap_exchanges(config)
         set_sharding(config, parallel)
-    if lora is not None and lora.base is not None:
-        config = quantise_matrices(config, model, lora.base, parallel.tensor)
-    if lora is not None:
-        check_ranks(model, parallel.world_size)
-    adapted = None if lora is None else AdaptedConfig(config, model, lora)
+    adapted = None if lora is None else _adapted(config, model, lora, parallel)
     ranges = stage_layers(model.layers, parallel)
     pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
@@ -102,6 +98,14 @@ def build_model(
         if precision is not None:
             fill_buffers(decoders[-1], device)
     return decoders
+
+
+def _adapted(config: Any, model: Architecture, lora: LoraShape, parallel: ParallelSpec) -> AdaptedConfig:
+    """Returns a sharded model config with adapters, beside matrices in the precision of `lora.base`."""
+    check_ranks(model, parallel.world_size)
+    if lora.base is not None:
+        config = quantise_matrices(config, model, lora.base, parallel.tensor)
+    return AdaptedConfig(config, model, lora)
 
 
 def _set_experts(config: PackedDecoder.Config, *, wide: bool, balanced: bool) -> None:

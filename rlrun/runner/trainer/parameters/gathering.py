@@ -167,17 +167,26 @@ def _merge(  # noqa: PLR0917
     if isinstance(adapter, Adapter):
         return merge_factors(matrix, up, down, scale)
     merged = torch.empty_like(matrix)
-    part = expert_up(adapter, parameter, up)
     for expert in range(adapter.experts):
-        merged[expert] = merge_factors(
-            matrix[expert], part[expert].contiguous(), down[expert].t().contiguous(), scale
-        )
+        merged[expert] = merge_expert(adapter, parameter, expert, matrix[expert], up, down, scale)
     return merged
 
 
-def expert_up(adapter: ExpertAdapter, parameter: str, up: torch.Tensor) -> torch.Tensor:
-    """Returns the part `[experts, out, rank]` of a second factor that belongs to a parameter of experts."""
-    return up.unflatten(1, (-1, adapter.halves))[:, :, adapter.half_of(parameter)]
+def merge_expert(  # noqa: PLR0917
+    adapter: ExpertAdapter,
+    parameter: str,
+    expert: int,
+    matrix: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Returns one expert's float32 matrix of a parameter with its adapter added.
+
+    `up` and `down` are the factors of all experts, as the trainer has them.
+    """
+    part = up.unflatten(1, (-1, adapter.halves))[expert, :, adapter.half_of(parameter)]
+    return merge_factors(matrix, part.contiguous(), down[expert].t().contiguous(), scale)
 
 
 def to_parameter(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:

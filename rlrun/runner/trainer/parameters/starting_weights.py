@@ -13,7 +13,7 @@ from rlrun.converters.families.model_folder import WeightFolder, named_generator
 from rlrun.models.adapters import PEFT_PREFIX, Adapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor
-from rlrun.runner.trainer.parameters.gathering import expert_up, to_parameter
+from rlrun.runner.trainer.parameters.gathering import merge_expert, to_parameter
 from rlrun.specs.sections.job import Spec
 
 Read = Callable[[HfTensor], torch.Tensor]
@@ -46,8 +46,8 @@ def starting_policy(spec: Spec, folder: Path, model: Architecture) -> Iterator[R
     it. A critic, which has no adapters, starts from these tensors.
     """
     with starting_weights(spec, folder, model) as read:
-        has_adapter = spec.model.adapter is not None and spec.trainer.lora is not None
-        yield merged(read, model, spec.trainer.lora.shape) if has_adapter and spec.trainer.lora else read
+        lora = spec.trainer.lora
+        yield read if lora is None or spec.model.adapter is None else merged(read, model, lora.shape)
 
 
 def merged(read: Read, model: Architecture, lora: LoraShape) -> Read:
@@ -57,15 +57,13 @@ def merged(read: Read, model: Architecture, lora: LoraShape) -> Read:
     factor = lru_cache(maxsize=4)(lambda tensor: to_parameter(tensor, read(tensor)))
 
     def read_merged(tensor: HfTensor) -> torch.Tensor:
-        weight = read(tensor)
         if (adapter := own.get(tensor.name)) is None:
-            return weight
-        down, up = factor(adapter.down), factor(adapter.up)
-        if not isinstance(adapter, Adapter):
-            assert tensor.expert is not None
-            down = down[tensor.expert].t().contiguous()
-            up = expert_up(adapter, tensor.parameter, up)[tensor.expert].contiguous()
-        return merge_factors(weight.float(), up, down, lora.scale)
+            return read(tensor)
+        weight, down, up = read(tensor).float(), factor(adapter.down), factor(adapter.up)
+        if isinstance(adapter, Adapter):
+            return merge_factors(weight, up, down, lora.scale)
+        assert tensor.expert is not None, "an adapter of experts belongs to the matrices of experts"
+        return merge_expert(adapter, tensor.parameter, tensor.expert, weight, up, down, lora.scale)
 
     return read_merged
 

@@ -92,8 +92,8 @@ def write_folder(
 
     Its `config.json` also has the keys that SGLang needs (`rlrun.specs.derived.sglang_config`).
 
-    Tensors whose precision must not change (`keeps_precision`) are written in float32, as they are trained.
-    Tensors of `source` that are beside the policy are copied in `dtype`.
+    Tensors of `source` that are beside the policy are copied. Every tensor is written in `dtype`, except
+    those whose precision must not change (`keeps_precision`), which are written in float32.
     One tensor is in memory at a time. Raises OSError, for instance for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +102,12 @@ def write_folder(
     config = read_config(source)
     if (completed := with_missing_keys(config)) != config:
         (folder / "config.json").write_text(json.dumps(completed, indent=2) + "\n", "utf-8")
+    beside = _beside_policy(source, model)
+    every_shape = {**shapes, **{name: tensor.shape for name, tensor in beside.items()}}
     described = {
         name: TensorInfo(torch.float32 if keeps_precision(name) else dtype, shape)
-        for name, shape in shapes.items()
+        for name, shape in every_shape.items()
     }
-    beside = _beside_policy(source, model)
-    described |= {name: TensorInfo(dtype, tensor.shape) for name, tensor in beside.items()}
     shards = split_shards(described, SHARD_BYTES)
     files = Files()
     copied = ((name, files.array(tensor.chunks[0], tensor.dtype)) for name, tensor in beside.items())

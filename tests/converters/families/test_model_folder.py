@@ -136,3 +136,16 @@ def test_vision_towers_and_predicted_tokens_are_exported_as_they_were(multimodal
         expected = tensor + 1 if name in shapes else tensor
         assert torch.equal(written[name], expected.bfloat16()), name
     assert sum(name not in shapes for name in stored) > 10
+
+
+def test_routers_of_predicting_layers_choose_the_same_experts_after_an_export(tmp_path):
+    """The bias by which a router chooses experts is float32 in published checkpoints, whatever the others."""
+    folder = make_tiny_model(tmp_path / "model", "glm4_moe")
+    model, policy = read_architecture(folder), load_file(folder / "model.safetensors")
+    name = f"model.layers.{model.layers}.mlp.gate.e_score_correction_bias"
+    bias = torch.linspace(0.1, 0.2, 8)
+    save_file(policy | {name: bias}, folder / "model.safetensors")
+    shapes = {tensor.name: tensor.shape for tensor in hf_tensors(model)}
+    trained = ((name, policy[name]) for name in shapes)
+    write_folder(tmp_path / "out", folder, model, trained, shapes, dtype=torch.bfloat16)
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[name], bias)

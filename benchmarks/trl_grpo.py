@@ -16,11 +16,12 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from floor import matmul_rate
 from process_memory import run_measured
 from workload import Workload, write_model
 
@@ -40,7 +41,7 @@ def main() -> None:
             name = f"bench-{number}"
             sides["rlrun"].append(run_rlrun(folder, work, Path(scratch), name, share=not args.separate))
             sides["trl"].append(run_trl(folder, work))
-    report = compare(sides, work, matmul_rate(work))
+    report = compare(sides, work, matmul_rate(getattr(torch, work.dtype), work.threads))
     print_table(report)
     print(json.dumps(report, indent=1))
 
@@ -143,20 +144,6 @@ def environment(work: Workload) -> dict[str, str]:
     """Threads set before the interpreter starts; no hub."""
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {**os.environ, **offline, "OMP_NUM_THREADS": str(work.threads)}
-
-
-def matmul_rate(work: Workload) -> float:
-    """FLOP/s of a 2048³ product in the workload's dtype: the best of 9."""
-    import torch
-
-    torch.set_num_threads(work.threads)
-    a, b = (torch.randn(2048, 2048).to(getattr(torch, work.dtype)) for _ in range(2))
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        a @ b
-        times.append(time.perf_counter() - start)
-    return 2 * 2048**3 / min(times)
 
 
 def compare(sides: dict[str, list[dict[str, Any]]], work: Workload, rate: float) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import faulthandler
 import logging
 import os
 import resource
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
 from rlrun.runner.host.failures import Failure
+from rlrun.runner.host.free_ports import free_port
 
 Self = TypeVar("Self")
 Parameters = ParamSpec("Parameters")
@@ -62,9 +62,7 @@ class Actor:
     @reports_failure
     def free_port(self) -> int:
         """Returns a free port of this host."""
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            return int(listener.getsockname()[1])
+        return free_port("")
 
     @reports_failure
     def missing(self, paths: list[str]) -> list[str]:

@@ -68,6 +68,8 @@ class Generation:
     """How many guessed tokens the engine verified (speculative decoding)."""
     accepted: int = 0
     """How many of them were right."""
+    passes: int = 0
+    """How many passes of the model decoded the tokens behind the first; 0 if the engine does not say."""
 
     @property
     def status(self) -> Status:

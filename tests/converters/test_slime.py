@@ -21,6 +21,7 @@ ROWS = list(flag_table().values())
 SPEC_KEYS = set(KeyIndex(Spec).paths())
 PLUGIN_KINDS = {"algorithm": "algorithms", "data": "data", "rewards": "rewards", "eval.datasets": "data"}
 PLUGIN_KINDS |= {"trackers": "trackers"}
+EAGLE = "--sglang-speculative-algorithm EAGLE"
 SAMPLES = {"int": "3", "float": "0.5", "str": "x", "ints": "1 2", "strs": "a b", "flag": ""}
 
 
@@ -181,6 +182,33 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ("--recompute-granularity selective", "trainer.activation_checkpointing", "selective"),
         ("--use-fault-tolerance", "fault_tolerance.engine_restarts", 3),
         ("--tb-experiment-name 'my run/1'", "name", "my-run-1"),
+        (
+            f"{EAGLE} --sglang-speculative-num-steps 3 --sglang-speculative-eagle-topk 1 "
+            "--sglang-speculative-num-draft-tokens 4",
+            "engine.speculative",
+            {"algorithm": "mtp", "draft_tokens": 3},
+        ),
+        (
+            f"{EAGLE} --sglang-speculative-draft-model-path /draft",
+            "engine.speculative",
+            {"algorithm": "eagle", "draft_model": "/draft"},
+        ),
+        (
+            "--sglang-speculative-algorithm NGRAM --sglang-speculative-num-draft-tokens 12",
+            "engine.speculative",
+            {"algorithm": "ngram", "draft_tokens": 11},
+        ),
+        (
+            f"{EAGLE} --sglang-speculative-num-steps 5 --sglang-speculative-eagle-topk 4 "
+            "--sglang-speculative-num-draft-tokens 8",
+            "engine",
+            {
+                "type": "sglang",
+                "max_running": 512,
+                "speculative": {"algorithm": "mtp", "draft_tokens": 7},
+                "sglang": {"speculative_num_steps": 5, "speculative_eagle_topk": 4},
+            },
+        ),
     ],
 )
 def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: Any) -> None:
@@ -237,6 +265,10 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
             "DATA is not set in the script: add `DATA = …` under [vars]",
         ),
         ("--prompt-data $(date)/x.jsonl", "data.path: $(date)/x.jsonl depends on how the script is run"),
+        (
+            "--sglang-speculative-num-steps 3",
+            "--sglang-speculative-algorithm names none of rlrun's algorithms",
+        ),
         ("--optimizer sgd-of-another-kind", "has no equivalent (available: adam"),
     ],
 )

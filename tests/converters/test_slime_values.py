@@ -45,7 +45,15 @@ FILES = {
     "num_gpus_per_engine: 4, overrides: {mem_fraction_static: 0.6}}]}]}",
 }
 SAMPLES = {"int": "2", "float": "0.5", "str": "x", "ints": "1 2", "strs": "a b", "flag": ""}
+NGRAM = "--sglang-speculative-algorithm NGRAM --sglang-speculative-num-draft-tokens 8"
+DRAFT = "--sglang-speculative-algorithm EAGLE3 --sglang-speculative-draft-model-path MODEL-draft"
 GIVEN = {
+    "--sglang-speculative-algorithm": NGRAM,
+    "--sglang-speculative-draft-model-path": DRAFT,
+    "--sglang-speculative-eagle-topk": f"{DRAFT} --sglang-speculative-eagle-topk 1 "
+    "--sglang-speculative-num-steps 3",
+    "--sglang-speculative-num-draft-tokens": NGRAM,
+    "--sglang-speculative-num-steps": f"{DRAFT} --sglang-speculative-num-steps 3",
     "--actor-num-nodes": "--actor-num-nodes 2",
     "--adam-beta1": "--adam-beta1 0.8",
     "--advantage-estimator": "--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4.0",
@@ -165,6 +173,7 @@ def imported(flags: str) -> Draft:
 
 
 def validated(draft: Draft, tmp_path: Path) -> None:
+    (tmp_path / "MODEL-draft").mkdir()
     (tmp_path / "MODEL").mkdir()
     (tmp_path / "MODEL" / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "rows.jsonl").write_text('{"input": "1", "label": "1"}\n' * 2)

@@ -45,7 +45,8 @@ WRONG_ON_PURPOSE = {"temprature", "learning_rate"}
 OF_OTHERS = {
     "--nnodes", "--node-rank", "--dist-init-addr", "--enable-memory-saver",  # SGLang's
     "--custom-weight-loader",  # SGLang's
-    "--enable-fp32-lm-head",  # SGLang's
+    "--enable-fp32-lm-head", "--enable-draft-weights-cpu-backup",  # SGLang's
+    "--speculative-num-draft-tokens", "--speculative-num-steps",  # SGLang's
     "--dump-details", "--use-miles-dashboard",  # miles's
     "--rlrun-check", "--model",  # pytest's, as our plugin adds it; the engine's as a program
 }  # fmt: skip

@@ -19,7 +19,7 @@ def test_a_resumed_job_that_speculates_repeats_bit_for_bit(jobs: Jobs) -> None:
     assert whole.code == 0, whole.output
     for line in whole.metrics:
         assert 0.2 < line["rollout/spec_accept_rate"] <= 1
-        assert line["rollout/spec_tokens_per_pass"] > 1
+        assert line["rollout/spec_accept_length"] > 1
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
     part = jobs.run("speculating-twice", **SETTINGS, trainer__steps=2)
     assert part.code == 0, part.output

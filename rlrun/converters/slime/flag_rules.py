@@ -12,6 +12,7 @@ from rlrun.converters.slime import sources_flags as sources
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.evaluation_flags import evaluation
 from rlrun.converters.slime.layout_flags import layout
+from rlrun.converters.slime.speculation_flags import speculation
 
 RULES: Mapping[str, Callable[[Draft], None]] = {
     "run_name": records.run_name,
@@ -22,6 +23,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "clipping": objective.clipping,
     "engine": servers.engine,
     "topology": servers.topology,
+    "speculation": speculation,
     "weight_sync": servers.weight_sync,
     "sleeping": servers.sleeping,
     "rollout_function": rollouts.rollout_function,

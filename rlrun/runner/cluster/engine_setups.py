@@ -23,7 +23,11 @@ from rlrun.specs.derived.recurrent_servers import recurrent_settings
 from rlrun.specs.derived.served_adapters import adapters_beside_policy, shares_policy
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.reading.secret_references import reveal
-from rlrun.specs.rules.engines.speculation import native_draft_tokens, sglang_speculation
+from rlrun.specs.rules.engines.speculation import (
+    has_draft_weights,
+    native_draft_tokens,
+    sglang_speculation,
+)
 from rlrun.specs.sections.engine import EngineSpec, EngineType, NamedEngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -184,7 +188,7 @@ def _arguments(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
     """Returns the server's further arguments: those of the spec, and those that other keys imply."""
     graphs = {"cuda_graph_backend_prefill": "disabled"} if _pausable_graphs(spec, served) else {}
     experts = {"enable_return_routed_experts": True} if reports_experts(spec, served) else {}
-    sleeping = {"enable_memory_saver": True} if sleeps(spec) and served.is_policy else {}
+    sleeping = _sleeping(served) if sleeps(spec) and served.is_policy else {}
     head = {"enable_fp32_lm_head": True} if spec.trainer.head_dtype == "float32" else {}
     return (
         graphs
@@ -196,6 +200,14 @@ def _arguments(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
         | sleeping
         | head
     )
+
+
+def _sleeping(served: ServedModelSetup) -> dict[str, bool]:
+    """Returns the arguments of a server that releases its memory. Its draft model gets no update that would
+    bring the weights back, so they are copied to host memory.
+    """
+    backup = {"enable_draft_weights_cpu_backup": True} if has_draft_weights(served.section) else {}
+    return {"enable_memory_saver": True} | backup
 
 
 def _image_processor(served: ServedModelSetup) -> dict[str, str]:

@@ -126,6 +126,7 @@ def join(first: Generation, second: Generation) -> Generation:
         retractions=first.retractions + second.retractions,
         drafted=first.drafted + second.drafted,
         accepted=first.accepted + second.accepted,
+        passes=first.passes + second.passes,
         sampling_mask=joined_masks([first.sampling_mask, second.sampling_mask], [length, len(second.tokens)]),
     )
 
@@ -173,7 +174,7 @@ def record_of(generation: Generation) -> dict[str, Any]:
         "experts": encode_experts(generation.experts),
         "sampling_mask": encode_mask(generation.sampling_mask),
         "retractions": generation.retractions,
-        "drafts": [generation.drafted, generation.accepted],
+        "drafts": [generation.drafted, generation.accepted, generation.passes],
     }
 
 

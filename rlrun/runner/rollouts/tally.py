@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Group, Sample
@@ -34,6 +35,8 @@ class Tally:
     """Tokens that engines guessed and verified."""
     accepted: int = 0
     """Guessed tokens that were right."""
+    accept_lengths: list[float] = field(default_factory=list)
+    """Tokens per decoding pass, of each generation of more than one token."""
     dropped: Counter[Reason] = field(default_factory=Counter)
     """Groups dropped, by reason."""
     dropped_samples: Counter[Reason] = field(default_factory=Counter)
@@ -56,6 +59,7 @@ class Tally:
         self.retractions += sum(generation.retractions for generation in generations)
         self.drafted += sum(generation.drafted for generation in generations)
         self.accepted += sum(generation.accepted for generation in generations)
+        self.accept_lengths += [len(made.tokens) / made.passes for made in generations if made.passes]
 
     def record_failures(self, samples: Sequence[Sample]) -> None:
         """Remembers the reason of the last failed sample."""
@@ -121,7 +125,7 @@ class Tally:
             metrics["prefix_cache_hit_rate"] = self.cached_tokens / self.prompt_tokens
         if self.drafted:
             metrics["spec_accept_rate"] = self.accepted / self.drafted
-            metrics["spec_tokens_per_pass"] = self.generated_tokens / (self.generated_tokens - self.accepted)
+            metrics["spec_accept_length"] = fmean(self.accept_lengths) if self.accept_lengths else 1.0
         if self.retractions:
             metrics["retractions"] = self.retractions / self.generations
         return rollout_metrics(sorted(self.scored, key=prompt_index), version) | add_prefix(

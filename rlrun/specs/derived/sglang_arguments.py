@@ -55,6 +55,12 @@ _OF_SERVER = {
     "config": None,
     "enable-return-routed-experts": "trainer.moe.routing_replay",
     "enable-fp32-lm-head": "trainer.head_dtype",
+    "enable-draft-weights-cpu-backup": None,
+    "speculative-algorithm": "engine.speculative.algorithm",
+    "speculative-draft-model-path": "engine.speculative.draft_model",
+    "speculative-draft-model": "engine.speculative.draft_model",
+    "speculative-num-draft-tokens": "engine.speculative.draft_tokens",
+    "speculative-dflash-block-size": "engine.speculative.draft_tokens",
 }
 _OF_ROUTER = {
     "host": None,

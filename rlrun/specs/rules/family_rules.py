@@ -9,6 +9,7 @@ from rlrun.models.config_json import architecture, with_vision_tower
 from rlrun.models.families import TABLES, Family, similar_families
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.engines.speculation import mtp_layers
 from rlrun.specs.rules.image_rules import image_findings
 from rlrun.specs.rules.vision_rules import vision_findings
 from rlrun.specs.sections.job import Spec
@@ -95,6 +96,10 @@ def _speculation(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
         message = "the native engine cannot roll the recurrent states of Gated DeltaNet back"
         found = spec.engine.speculative.algorithm
         yield Finding(key, message, "remove it", found=found, related=(MODEL,))
+    if spec.engine.speculative.algorithm == "mtp" and not mtp_layers(config):
+        message = "the model has no layers for multi-token prediction (num_nextn_predict_layers)"
+        cure = 'use "ngram", or an algorithm with a `draft_model`'
+        yield Finding(key, message, cure, found="mtp", related=(MODEL,))
 
 
 def _instead(family: Family) -> str:

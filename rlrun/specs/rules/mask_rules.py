@@ -63,14 +63,8 @@ def engines_with_masks(spec: Spec, demands: Demands) -> Iterator[Finding]:
         message = "sglang-router does not pass requests for sampling masks on to the servers"
         key: KeyPath = ("engine", "router")
         yield Finding(key, message, f"remove it, {_OFF}", found="sglang-router", related=related)
-    keys: list[KeyPath] = [
-        ("engine", "sglang", name)
-        for name in spec.engine.sglang
-        if flag_name(name) == "speculative-algorithm"
-    ]
     if spec.engine.speculative.algorithm is not None:
-        keys.append(("engine", "speculative", "algorithm"))
-    for key in keys:
+        key = ("engine", "speculative", "algorithm")
         message = "SGLang records no sampling masks with speculative decoding"
         yield Finding(key, message, f"remove it, {_OFF}", at_value=False, related=related)
 

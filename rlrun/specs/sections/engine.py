@@ -26,16 +26,18 @@ class SpeculativeSpec(Section):
     """Speculative decoding: several guessed tokens of a sample are verified in one pass of the model. It
     changes neither the distribution of the tokens nor their log-probs."""
 
-    algorithm: Literal["ngram", "eagle3", "mtp", "dflash", "standalone"] | None = None
+    algorithm: Literal["ngram", "mtp", "eagle", "eagle3", "dflash", "standalone"] | None = None
     """What guesses tokens. `ngram`: texts that began alike; the native engine looks in the prompt, in the
     sample itself and in the other answers to its prompt, and guesses only where that has been right often
     enough to save time. SGLang on GPUs: also `mtp`, the policy's own layers for multi-token prediction;
-    `eagle3`, `dflash` and `standalone`, a `draft_model`. None: no speculation."""
+    `eagle`, `eagle3` and `dflash`, a `draft_model` that was trained for the policy's hidden states;
+    `standalone`, a smaller model with the same vocabulary as `draft_model`. None: no speculation."""
     draft_tokens: int | None = Field(default=None, ge=1, le=64)
-    """Most tokens that are guessed at a time. None: 8, with SGLang its own default."""
+    """Most tokens that are guessed at a time. None: 8 with the native engine; with SGLang 11 for `ngram`, 15
+    for `dflash` or what its `draft_model` was trained for, 3 for the others, and 7 for those of Llama."""
     draft_model: Annotated[str | None, PathMarker()] = None
-    """SGLang: folder of the model that guesses. It is not trained: as the policy moves away from it, its
-    guesses get worse, never the tokens."""
+    """SGLang: folder of the model that guesses. It is not trained, and gets no updates: as the policy moves
+    away from it, its guesses get worse, never the tokens."""
 
 
 class EngineSpec(Section):

@@ -89,6 +89,22 @@ def test_a_sleeping_server_frees_its_cuda_graphs(
 
 
 @pytest.mark.parametrize(
+    ("engine", "keeps"),
+    [
+        ({}, False),
+        ({"speculative": {"algorithm": "ngram"}}, False),
+        ({"speculative": {"algorithm": "mtp"}}, True),
+        ({"speculative": {"algorithm": "eagle3", "draft_model": "/draft"}}, True),
+        ({"speculative": {"algorithm": "mtp"}, "sleep": False}, False),
+    ],
+)
+def test_a_sleeping_server_keeps_its_draft_model_in_host_memory(engine: dict[str, Any], keeps: bool) -> None:
+    """No update brings its weights back."""
+    line = command(setup_of("sglang", "model", **GPU, engine=engine), 1)
+    assert ("--enable-draft-weights-cpu-backup" in line) == keeps
+
+
+@pytest.mark.parametrize(
     ("changes", "room"),
     [
         ({}, 2),

@@ -63,11 +63,6 @@ def test_masks_are_recorded_where_nothing_else_corrects_for_the_cut(
         ),
         ((*CUT, *SGLANG, "engine.router=sglang-router"), "engine.router", "requests for sampling masks"),
         (
-            (*CUT, *SGLANG, "engine.sglang.speculative_algorithm=NGRAM"),
-            "engine.sglang.speculative_algorithm",
-            "with speculative decoding",
-        ),
-        (
             (*CUT, "engine.type=sleeping", "debug.mode=rollout"),
             "engine.type",
             "draw tokens from no distribution",

@@ -24,6 +24,7 @@ MIN_LOG_PROB = -10_000.0
 MAX_LOG_PROB = 1e-3
 """The highest log-prob that is accepted: rounding may lift that of a certain token above 0."""
 MAX_QUOTE_CHARS = 200
+_DRAFT_COUNTS = ("num_proposed_drafts", "num_correct_drafts", "verify_ct")
 _FINISHES: Mapping[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -214,12 +215,16 @@ def read_load(answer: Mapping[str, Any]) -> tuple[int, int, int, float]:
     return running, waiting, most, max(shares, default=0.0)
 
 
-def read_drafts(meta: Mapping[str, Any], sample: str) -> tuple[int, int]:
-    """Returns how many tokens were drafted for the sample, and how many of them were right."""
-    drafted, right = (meta.get(f"spec_num_{kind}_drafts") or 0 for kind in ("proposed", "correct"))
+def read_drafts(meta: Mapping[str, Any], sample: str) -> tuple[int, int, int]:
+    """Returns how many tokens were drafted for the sample, how many of them were right, and how many passes
+    verified them.
+    """
+    drafted, right, passes = (meta.get(f"spec_{name}") or 0 for name in _DRAFT_COUNTS)
     if not _is_whole(drafted) or not _is_whole(right) or not 0 <= right <= drafted:
         raise BadAnswer(f"{quoted(right)} of {quoted(drafted)} drafted tokens right for {sample}")
-    return drafted, right
+    if not _is_whole(passes) or passes < 0:
+        raise BadAnswer(f"spec_verify_ct {quoted(passes)} for {sample}; it must be a whole number")
+    return drafted, right, passes
 
 
 def read_experts(

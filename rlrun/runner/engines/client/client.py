@@ -27,7 +27,7 @@ from rlrun.runner.engines.client.parsing import (
     sample_ids,
 )
 from rlrun.runner.engines.client.weight_client import WeightClient
-from rlrun.runner.engines.client.wire import generate_body, score_body
+from rlrun.runner.engines.client.wire import UpdatedModels, generate_body, score_body
 
 
 class EngineClient(WeightClient):
@@ -47,12 +47,14 @@ class EngineClient(WeightClient):
         *,
         name: str = "engine",
         limits: ModelLimits = NO_LIMITS,
+        models: UpdatedModels = "target",
     ) -> None:
         """`generate_timeout`: seconds for a /generate call. `control_timeout`: seconds for any other call.
         `api_key`: the key that the engine asks for, if any. `name`: its name in messages. `limits`: bounds
         that its answers are checked against, and whether it is asked which experts tokens are routed to.
+        `models`: which models of an SGLang server weight updates are for.
         """
-        super().__init__(Connection(url, api_key, name), control_timeout)
+        super().__init__(Connection(url, api_key, name), control_timeout, models)
         self.vocabulary = limits.vocabulary
         self.api_key = api_key
         self._limits = limits

@@ -33,6 +33,7 @@ from rlrun.runner.engines.client.control import ControlClient
 from rlrun.runner.engines.client.served_adapters import ServedAdapters
 from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.engines.client.wire import (
+    UpdatedModels,
     adapter_folder_body,
     adapters_body,
     broadcast_body,
@@ -54,9 +55,10 @@ _ADAPTER_FOLDER = "/load_lora_adapter"
 class WeightClient(ControlClient):
     """The part of an engine's client that changes its weights. Errors are those of ControlClient."""
 
-    def __init__(self, connection: Connection, timeout: float) -> None:
-        """`timeout`: seconds for each call."""
+    def __init__(self, connection: Connection, timeout: float, models: UpdatedModels = "target") -> None:
+        """`timeout`: seconds for each call. `models`: which models of an SGLang server updates are for."""
         super().__init__(connection, timeout)
+        self._models = models
         self._groups: set[str] = set()
         """Names of the process groups that the server has joined."""
         self._adapters = ServedAdapters(self._post, self.name)
@@ -78,7 +80,7 @@ class WeightClient(ControlClient):
             return await self._read_folder(update)
         await self.begin_update()
         try:
-            await self._send(_TENSORS, payload_body(update))
+            await self._send(_TENSORS, payload_body(update, self._models))
         except (EngineError, TimeoutError):
             await self.give_up_update()
             raise
@@ -96,15 +98,15 @@ class WeightClient(ControlClient):
             if group.name not in self._groups:
                 await self._send("/init_weights_update_group", group_body(group, first_rank))
                 self._groups.add(group.name)
-        await self._post("/begin_weight_update", {})
+        await self._begin(self._models)
 
     async def load_bucket(self, bucket: WeightBucket, payloads: Sequence[str]) -> None:
         """Loads the tensors of one bucket from shared buffers; `payloads`: one for each of its processes."""
-        await self._send(_TENSORS, handles_body(bucket, payloads))
+        await self._send(_TENSORS, handles_body(bucket, payloads, self._models))
 
     async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
         """Receives the tensors of one bucket, which is broadcast in a process group, and loads them."""
-        await self._send(_BROADCAST, broadcast_body(bucket, group))
+        await self._send(_BROADCAST, broadcast_body(bucket, group, self._models))
 
     async def end_update(self, checksums: Checksums | None) -> int:
         """Makes the engine serve what was loaded; returns the version.
@@ -133,7 +135,7 @@ class WeightClient(ControlClient):
         if update.folder is not None:
             await self._send(_DISK, folder_body(update))
         for delta in update.deltas:
-            await self._post("/begin_weight_update", {})
+            await self._begin("target")
             await self._send(_TENSORS, delta_body(delta, update.processes))
             await self._post("/end_weight_update", {})
         return await self._serve(update.checksums)
@@ -173,6 +175,9 @@ class WeightClient(ControlClient):
         await self._adapters.close()
         await super().close()
 
+    async def _begin(self, models: UpdatedModels) -> None:
+        await self._post("/begin_weight_update", {"selector": models})
+
     async def _leave(self, names: set[str]) -> None:
         self._groups = self._groups - names
         for name in sorted(names):
@@ -193,7 +198,8 @@ class WeightClient(ControlClient):
 
     async def _compare(self, checksums: Checksums) -> None:
         """Raises EngineError, naming a tensor, where the server's tensors have other checksums."""
-        path, body = "/weights_checker", {"action": "checksum", "skip_tensor_list": checksums.skipped_names}
+        path = "/weights_checker"
+        body = {"action": "checksum", "skip_tensor_list": checksums.skipped_names, "selector": "target"}
         ranks = self._table(path, await self._post(path, body)).get("ranks")
         self._read(path, lambda: check_checksums(self.url, checksums, ranks))
 

@@ -4,7 +4,7 @@ import dataclasses
 import pickle
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -27,6 +27,9 @@ from rlrun.runner.contracts.weight_updates import (
 )
 from rlrun.runner.engines.client.parsing import sample_ids
 
+UpdatedModels = Literal["target", "all"]
+"""Which models of an SGLang server an update is for: the model that it serves, or also the draft model of
+speculative decoding. SGLang loads tensors into a draft model by their names, also those of another model."""
 _FLATTENED = "flattened_bucket"
 """SGLang's load format for tensors that are stored one after the other in one buffer of bytes."""
 
@@ -109,9 +112,9 @@ def manifest_body(update: WeightManifest | SegmentAdapters) -> bytes:
     return orjson.dumps({"load_format": "shared_memory", **fields, **common})
 
 
-def payload_body(weights: SerializedWeights) -> bytes:
+def payload_body(weights: SerializedWeights, models: UpdatedModels) -> bytes:
     """Returns a weight update through torch's handles to a shared buffer."""
-    return orjson.dumps(_handles(weights.payloads) | _update(weights.version))
+    return orjson.dumps(_handles(weights.payloads) | _update(weights.version, models))
 
 
 def adapters_body(update: ServerAdapters) -> bytes:
@@ -133,17 +136,20 @@ def adapter_folder_body(update: FolderAdapters) -> bytes:
 
 def folder_body(weights: FolderWeights) -> bytes:
     """Returns a weight update from a folder; for native engines with the deltas to apply."""
-    body: dict[str, Any] = {"model_path": weights.folder} | _update(weights.version)
+    body: dict[str, Any] = {"model_path": weights.folder} | _version(weights.version)
     if weights.processes is None and weights.full_version >= 0:
         body["deltas"] = [{"since": delta.since, "files": delta.files} for delta in weights.deltas]
     return orjson.dumps(body)
 
 
 def delta_body(delta: WeightDelta, processes: int) -> bytes:
-    """Returns a delta for an SGLang server: the names of its tensors, which have no elements, are paths."""
+    """Returns a delta for an SGLang server: the names of its tensors, which have no elements, are paths.
+
+    It is for the served model only: a draft model shares its embedding, which would change twice.
+    """
     payload = b64encode(_pickled_names(delta.files)).decode()
     body = {"serialized_named_tensors": [payload] * processes, "load_format": DELTA_LOADER}
-    return orjson.dumps(body | _update(delta.version))
+    return orjson.dumps(body | _update(delta.version, "target"))
 
 
 def _pickled_names(names: Sequence[str]) -> bytes:
@@ -159,12 +165,12 @@ def _pickled_names(names: Sequence[str]) -> bytes:
     return pickle.PROTO + b"\x02" + pickle.EMPTY_LIST + pickle.MARK + pairs + pickle.APPENDS + pickle.STOP
 
 
-def handles_body(bucket: WeightBucket, payloads: Sequence[str]) -> bytes:
+def handles_body(bucket: WeightBucket, payloads: Sequence[str], models: UpdatedModels) -> bytes:
     """Returns one bucket of a weight update as handles, one for each of the server's processes."""
-    return orjson.dumps(_handles(payloads) | _update(bucket.version))
+    return orjson.dumps(_handles(payloads) | _update(bucket.version, models))
 
 
-def broadcast_body(bucket: WeightBucket, group: str) -> bytes:
+def broadcast_body(bucket: WeightBucket, group: str, models: UpdatedModels) -> bytes:
     """Returns one bucket of a weight update as the description of a broadcast of bytes in a process group."""
     slots = bucket.tensors
     return orjson.dumps(
@@ -175,7 +181,7 @@ def broadcast_body(bucket: WeightBucket, group: str) -> bytes:
             "group_name": group,
             "load_format": _FLATTENED,
         }
-        | _update(bucket.version)
+        | _update(bucket.version, models)
     )
 
 
@@ -204,7 +210,12 @@ def _handles(payloads: Sequence[str]) -> dict[str, Any]:
     return {"serialized_named_tensors": payloads, "load_format": _FLATTENED}
 
 
-def _update(version: int) -> dict[str, Any]:
+def _update(version: int, models: UpdatedModels) -> dict[str, Any]:
+    """Returns the fields of an update of an SGLang server through tensors."""
+    return _version(version) | {"selector": models}
+
+
+def _version(version: int) -> dict[str, Any]:
     """Returns the fields that every update of an SGLang server has.
 
     The update also drops the cached prefixes of the old weights: a separate /flush_cache would collect

@@ -36,6 +36,7 @@ const GROUPS = [
   ["Learning", /^train\//],
   ["Filters and failures", /\/(dropped|dropped_samples|masked_samples)\/|\/(failed|late|bad_answers|zero_std\/count)$/],
   ["Staleness and caches", /\/(staleness\/|buffer\/|off_policy_frac|prefix_cache_hit_rate)/],
+  ["Speculative decoding", /^rollout\/spec_/],
   ["Speed", /^perf\/(tokens_per_second|mfu)/],
   ["Time of a step", /^perf\/.*(_time|wait_ratio)$/],
   ["Memory and transfers", /^perf\/(peak_memory|weight_sync_bytes)/],

@@ -1,14 +1,21 @@
 """Turns `[engine.speculative]` into the settings of each kind of engine."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from rlrun.specs.sections.engine import EngineSpec
 
 NATIVE_DRAFT_TOKENS = 8
 """Most tokens of a draft in the native engine by default."""
-SGLANG_FLAGS = ("speculative-algorithm", "speculative-num-draft-tokens", "speculative-draft-model-path")
-"""The arguments of an SGLang server that the section sets."""
+DRAFT_FOLDER = ("eagle", "eagle3", "dflash", "standalone")
+"""Algorithms whose draft model is in a folder of its own."""
+_STEPWISE = ("mtp", "eagle", "eagle3", "standalone")
+"""Algorithms whose draft model guesses one token after the other."""
 _SGLANG_NAMES = {"mtp": "NEXTN"}
+_VERIFIED = {"ngram": 12, "dflash": 16}
+"""Tokens that SGLang 0.5.23 verifies at a time unless it is told (arg_groups/speculative_hook.py)."""
+_VERIFIED_STEPWISE = 4
+_VERIFIED_OF_LLAMA = 8
 
 
 def native_draft_tokens(section: EngineSpec) -> int:
@@ -19,14 +26,61 @@ def native_draft_tokens(section: EngineSpec) -> int:
 
 
 def sglang_speculation(section: EngineSpec) -> dict[str, Any]:
-    """Returns the arguments of an SGLang server."""
-    algorithm = section.speculative.algorithm
+    """Returns the arguments of an SGLang server.
+
+    SGLang counts the token before a draft among the draft's tokens. Where drafts are made step by step, it
+    requires the number of steps beside that of tokens, and how many tokens a step may branch into; a tree is
+    made by arguments of `[engine.sglang]`, which take precedence.
+    """
+    algorithm, guessed = section.speculative.algorithm, section.speculative.draft_tokens
     if algorithm is None:
         return {}
-    values = (
-        _SGLANG_NAMES.get(algorithm, algorithm.upper()),
-        section.speculative.draft_tokens,
-        section.speculative.draft_model,
-    )
-    names = (flag.replace("-", "_") for flag in SGLANG_FLAGS)
-    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    arguments: dict[str, Any] = {"speculative_algorithm": _SGLANG_NAMES.get(algorithm, algorithm.upper())}
+    if section.speculative.draft_model is not None:
+        arguments["speculative_draft_model_path"] = section.speculative.draft_model
+    if guessed is not None:
+        arguments["speculative_num_draft_tokens"] = guessed + 1
+        if algorithm in _STEPWISE:
+            arguments |= {"speculative_num_steps": guessed, "speculative_eagle_topk": 1}
+    return arguments
+
+
+def verified_tokens(section: EngineSpec, family: str, draft_block: int | None = None) -> int:
+    """Returns how many tokens of a sample an SGLang server verifies in one pass; 0 without speculation.
+
+    `family`: the served model's; `draft_block`: the block size of a DFLASH draft model, if it has one.
+    """
+    algorithm, guessed = section.speculative.algorithm, section.speculative.draft_tokens
+    if algorithm is None:
+        return 0
+    if guessed is not None:
+        return guessed + 1
+    if algorithm in ("mtp", "eagle", "eagle3") and family == "llama":
+        return _VERIFIED_OF_LLAMA
+    return draft_block or _VERIFIED.get(algorithm, _VERIFIED_STEPWISE)
+
+
+def has_draft_weights(section: EngineSpec) -> bool:
+    """Returns whether an SGLang server has a draft model with weights of its own."""
+    return section.type == "sglang" and section.speculative.algorithm not in (None, "ngram")
+
+
+def updated_models(section: EngineSpec) -> Literal["target", "all"]:
+    """Returns which models of an SGLang server get the policy's weights: the model that it serves, and a
+    draft model only if it is a part of the policy's checkpoint.
+
+    SGLang 0.5.23 offers every update to draft models too, and loads the tensors whose names it finds there:
+    those of the policy's first layers into the layers of an EAGLE3 or DFLASH draft.
+    """
+    return "all" if section.speculative.algorithm == "mtp" else "target"
+
+
+def mtp_layers(config: Mapping[str, Any]) -> int:
+    """Returns how many layers for multi-token prediction a model's `config.json` declares.
+
+    Qwen3-Next has one, which its config does not mention.
+    """
+    text = config.get("text_config") or config
+    counts = (text.get(name) for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    declared = next((count for count in counts if count), None)
+    return int(declared or (text.get("model_type") == "qwen3_next"))

@@ -16,15 +16,18 @@ from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.contracts.weight_updates import (
+    Checksums,
     FolderWeights,
     GroupAddress,
     SerializedWeights,
     TensorSlot,
     WeightBucket,
+    WeightDelta,
     WeightManifest,
 )
 from rlrun.runner.engines.client import connection
 from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.wire import UpdatedModels
 from rlrun.runner.engines.pool.pool import EnginePool
 
 Script = Callable[[str, Any], Awaitable[web.Response]]
@@ -214,7 +217,31 @@ async def test_a_bucket_is_broadcast_in_the_group_that_was_met(make_peer: Any) -
         "load_format": "flattened_bucket",
         "weight_version": "3",
         "flush_cache": True,
+        "selector": "target",
     }
+
+
+@pytest.mark.parametrize("models", ["target", "all"])
+async def test_an_update_names_the_models_that_it_is_for(make_peer: Any, models: UpdatedModels) -> None:
+    checksums = Checksums(({"a": "x"},), ())
+    peer = await make_peer(echo)
+    async with EngineClient(peer.url, models=models) as client:
+        await client.begin_update()
+        await client.load_bucket(WeightBucket(3, (TensorSlot("a", "float32", (2, 2), 0),)), ("x",))
+        with pytest.raises(EngineError):
+            await client.end_update(checksums)
+        await client.update_weights(
+            FolderWeights("/x", 8, 4, processes=1, deltas=(WeightDelta("/d", 3, 4, ("f",), 8),))
+        )
+    selected = [(path, body["selector"]) for path, body in peer.asked if "selector" in (body or {})]
+    tensors = "/update_weights_from_tensor"
+    assert selected == [
+        ("/begin_weight_update", models),
+        (tensors, models),
+        ("/weights_checker", "target"),
+        ("/begin_weight_update", "target"),
+        (tensors, "target"),
+    ]
 
 
 class Caching:

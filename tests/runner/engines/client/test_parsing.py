@@ -144,6 +144,11 @@ BAD = {
     "an error with status 200": ({"error": {"message": "out of memory"}}, "null as meta_info"),
     "another prompt": (sample(prompt_tokens=4), "sample r-0 after a prompt of 4 tokens instead of 3"),
     "negative cached tokens": (sample(cached_tokens=-1), "cached_tokens -1 for sample r-0"),
+    "more right drafts than drafts": (
+        sample(spec_num_proposed_drafts=3, spec_num_correct_drafts=4),
+        "4 of 3 drafted tokens right for sample r-0",
+    ),
+    "a fraction of a pass": (sample(spec_verify_ct=1.5), "spec_verify_ct 1.5 for sample r-0"),
     "negative retractions": (sample(num_retractions=-1), "num_retractions -1 for sample r-0"),
     "cached tokens as text": (sample(cached_tokens="many"), 'cached_tokens "many" for sample r-0'),
     "spans with a gap": (spans(("3", 0, 1), ("4", 2, 2)), "which leave gaps or overlap"),

@@ -89,10 +89,10 @@ def found(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Any:
     sending = [group.send(filled(bucket)) for group in groups]
     asked = {
         "uuids": UUIDS,
-        "cuda": body(handles_body(WeightBucket(7, (SMALL,)), [cuda_payload()])),
-        "shared": body(handles_body(sent, shared.payloads(bucket, 1))),
+        "cuda": body(handles_body(WeightBucket(7, (SMALL,)), [cuda_payload()], "target")),
+        "shared": body(handles_body(sent, shared.payloads(bucket, 1), "target")),
         "broadcast": [
-            [body(group_body(group.address, 1)), body(broadcast_body(sent, group.address.name))]
+            [body(group_body(group.address, 1)), body(broadcast_body(sent, group.address.name, "all"))]
             for group in groups
         ],
     }

@@ -88,6 +88,7 @@ def sample_answer(sample: SampleInProgress, log_probs: bool, version: int) -> di
         "cached_tokens": sample.cached_tokens,
         "spec_num_proposed_drafts": sample.drafted,
         "spec_num_correct_drafts": sample.accepted,
+        "spec_verify_ct": max(len(sample.tokens) - 1 - sample.accepted, 0),
         "num_retractions": sample.retractions,
         "weight_version": str(sample.starts[-1][0] if sample.starts else version),
         "weight_versions": spans,

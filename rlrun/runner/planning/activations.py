@@ -2,7 +2,7 @@
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.attention_shapes import DeltaNet
-from rlrun.models.delta_rule import CHUNK
+from rlrun.models.computation.delta_rule import CHUNK
 from rlrun.runner.planning.rank_share import RankShare
 from rlrun.specs.sections.trainer import TrainerSpec
 

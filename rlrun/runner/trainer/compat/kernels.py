@@ -164,7 +164,7 @@ def chunked_delta_rule(  # noqa: PLR0917 (the five tensors of the rule)
     beta: torch.Tensor,
     borders: Borders,
 ) -> torch.Tensor:
-    """Returns fla's gated delta rule `[T, N, V]`, with the arguments of `rlrun.models.delta_rule`.
+    """Returns fla's gated delta rule `[T, N, V]`, with the arguments of `models.computation.delta_rule`.
 
     Runs only on CUDA.
     """

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.rope_tables import rope_tables
+from rlrun.models.computation.rope_tables import rope_tables
 from rlrun.runner.engines.native.model import exact_ops, flash_ops, native_ops, torch_ops
 from rlrun.runner.engines.native.model.batches import DecodeBatch, Int32, Int64
 from rlrun.runner.engines.native.model.cache import KVCache

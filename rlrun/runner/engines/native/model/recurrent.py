@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.attention_shapes import DeltaNet
-from rlrun.models.delta_rule import delta_rule, delta_step, document_convolution, log_decay
+from rlrun.models.computation.delta_rule import delta_rule, delta_step, document_convolution, log_decay
 from rlrun.runner.engines.native.model.cache import zeros
 from rlrun.runner.engines.native.model.layer_weights import DeltaWeights
 

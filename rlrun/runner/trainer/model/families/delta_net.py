@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from rlrun.models.attention_shapes import DeltaNet as DeltaShape
-from rlrun.models.delta_rule import delta_rule, document_convolution, log_decay
+from rlrun.models.computation.delta_rule import delta_rule, document_convolution, log_decay
 from rlrun.runner.trainer.compat.kernels import (
     HAS_TRITON,
     Borders,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
+from rlrun.models.mtp import MtpLayer
 from rlrun.models.vision import VisionTower
 
 
@@ -111,6 +112,15 @@ class Architecture:
     windows: tuple[int | None, ...] = ()
     """How many tokens each layer's attention sees, the query's own included; None: all. Empty: every layer
     sees all."""
+    mtp_layers: int = 0
+    """Number of layers that `config.json` declares behind the last one, which predict further tokens."""
+    mtp: MtpLayer | None = None
+    """The layer that predicts the token after the next one, if it is trained (`trainer.mtp_loss`)."""
+
+    @property
+    def built_layers(self) -> int:
+        """Number of layers that the trainer builds: those of the policy, and the MTP layer behind them."""
+        return self.layers + (self.mtp is not None)
 
     @property
     def rotated_dim(self) -> int:
@@ -140,6 +150,10 @@ class Architecture:
     def is_delta(self, layer: int) -> bool:
         """Returns whether a layer has Gated DeltaNet in place of attention."""
         return self.delta is not None and layer in self.delta.layers
+
+    def is_sparse(self, layer: int) -> bool:
+        """Returns whether a layer has experts; an MTP layer has them if the model has any."""
+        return self.experts is not None and (layer in self.experts.layers or layer >= self.layers)
 
     def window(self, layer: int) -> int | None:
         """Returns how many tokens a layer's attention sees; None: all."""

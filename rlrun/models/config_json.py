@@ -22,6 +22,7 @@ from rlrun.models.config_defaults import TEXT_FAMILIES, refuse_nulls, with_famil
 from rlrun.models.experts_config import read_experts
 from rlrun.models.families import NATIVE
 from rlrun.models.json_files import read_json_object
+from rlrun.models.mtp import mtp_layer, why_no_mtp
 from rlrun.models.vision import LOADED_BY_DEFAULT, read_vision_tower
 
 FAMILIES = tuple(NATIVE)
@@ -98,6 +99,13 @@ def with_vision_tower(model: Architecture, setting: str | None) -> Architecture:
     return replace(model, vision=replace(model.vision, loaded=setting != "none"))
 
 
+def with_mtp_layer(model: Architecture) -> Architecture:
+    """Returns the architecture with its MTP layer. Raises ValueError if the trainer cannot train it."""
+    if (reason := why_no_mtp(model.family, model.mtp_layers)) is not None:
+        raise ValueError(f"trainer.mtp_loss is not supported: {reason}; remove it")
+    return replace(model, mtp=mtp_layer(model.family, model.layers))
+
+
 def _multimodal(text: Architecture, config: Mapping[str, Any], where: str) -> Architecture:
     """Returns the architecture of a checkpoint whose text model is given."""
     family, vision, rope = config["model_type"], read_vision_tower(config), text.rope
@@ -161,6 +169,7 @@ def _architecture(config: Mapping[str, Any], where: str, *, with_biases: bool) -
         rotary_dim=read_rotary_dim(config, head_dim),
         sinks=family == "gpt_oss",
         windows=read_windows(config) if family == "gpt_oss" else (),
+        mtp_layers=config.get("num_nextn_predict_layers") or 0,
     )
 
 

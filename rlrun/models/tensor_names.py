@@ -6,6 +6,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.attention_config import LATENT_FAMILIES
 from rlrun.models.feed_forward_names import expert_tensors, feed_forward_tensors
 from rlrun.models.hf_tensor import HEADS, LANGUAGE_MODEL, HfTensor, is_of_text_model, transformers_tensor
+from rlrun.models.mtp import MTP_COPIES
 
 _BESIDE_THE_POLICY = ("mtp.", "model.visual.")
 """Beginnings of the names of tensors that predict further tokens, and of the vision tower's."""
@@ -16,8 +17,10 @@ TOWER = "visual."
 
 
 def hf_tensors(model: Architecture) -> list[HfTensor]:
-    """Returns all tensors of the policy: the text model's (`text_tensors`), and its vision tower's."""
-    tensors, tower = text_tensors(model), model.tower
+    """Returns all tensors that the trainer holds: the text model's (`text_tensors`), its vision tower's, and
+    its MTP layer's.
+    """
+    tensors, tower = text_tensors(model) + mtp_tensors(model), model.tower
     if tower is not None:
         tensors += [
             HfTensor(f"{tower.prefix}{name}", shape, f"{TOWER}{name}") for name, shape in tower.tensors()
@@ -42,6 +45,15 @@ def text_tensors(model: Architecture) -> list[HfTensor]:
     return tensors
 
 
+def mtp_tensors(model: Architecture) -> list[HfTensor]:
+    """Returns the tensors of the MTP layer, if it is trained, in the order in which engines read them."""
+    if model.mtp is None:
+        return []
+    hf, ours = f"{model.prefix}layers.{model.layers}.", f"layers.{model.layers}."
+    block = (model.mtp.in_checkpoint(tensor, hf) for tensor in _layer(model, model.layers))
+    return [*model.mtp.tensors(model.hidden, ours), *block]
+
+
 def is_derived(name: str, model: Architecture) -> bool:
     """Returns whether a checkpoint's tensor is not part of the policy.
 
@@ -60,6 +72,8 @@ def is_beside_policy(name: str, model: Architecture) -> bool:
     """
     if model.stored_tensors:
         return model.prefix != LANGUAGE_MODEL and not is_of_text_model(name, model.prefix)
+    if model.mtp is not None and name.startswith(model.mtp.prefix):
+        return name.removeprefix(model.mtp.prefix) in MTP_COPIES
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if name.startswith("model.layers.") and layer.isdecimal() and int(layer) >= model.layers:
         return model.family in _FURTHER_LAYERS
@@ -79,7 +93,7 @@ def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
         attention = _attention if model.latent is None else _latent_attention
         yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
     yield HfTensor(f"{hf}.post_attention_layernorm.weight", (hidden,), f"{ours}.ffn_norm.weight")
-    if model.experts and layer in model.experts.layers:
+    if model.is_sparse(layer):
         yield from expert_tensors(model, layer)
     else:
         yield from feed_forward_tensors(

@@ -11,7 +11,7 @@ from rlrun.models.architecture import Architecture, Experts
 from rlrun.models.attention_config import DELTA_FAMILIES
 from rlrun.models.attention_shapes import Rope
 from rlrun.models.config_defaults import with_family_defaults
-from rlrun.models.config_json import read_architecture, read_config, weight_dtype, with_vision_tower
+from rlrun.models.config_json import read_architecture, read_config, weight_dtype
 from rlrun.models.hf_tensor import (
     HEADS,
     in_order,
@@ -76,13 +76,9 @@ def read_transformers_model(folder: Path) -> Architecture:
         raise ValueError(f"{folder / 'config.json'} has a value of the wrong type: {error}") from None
 
 
-def read_model(folder: Path, implementation: str, vision_tower: str | None = None) -> Architecture:
-    """Returns the architecture of a model folder, as `model.implementation` and `trainer.vision_tower` have
-    it computed.
-    """
-    if implementation == "transformers":
-        return read_transformers_model(folder)
-    return with_vision_tower(read_architecture(folder), vision_tower)
+def read_model(folder: Path, implementation: str) -> Architecture:
+    """Returns the architecture of a model folder, as `model.implementation` has it computed."""
+    return (read_transformers_model if implementation == "transformers" else read_architecture)(folder)
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:

@@ -43,6 +43,7 @@ OF_EXAMPLES = {"wordcount", "topr", "my_agent", "my_algorithm"}
 WRONG_ON_PURPOSE = {"temprature", "learning_rate"}
 """Keys with which docs/first-job.md shows what an error looks like."""
 OF_OTHERS = {
+    "--enable-mtp-training",  # slime
     "--nnodes", "--node-rank", "--dist-init-addr", "--enable-memory-saver",  # SGLang's
     "--custom-weight-loader",  # SGLang's
     "--enable-fp32-lm-head", "--enable-draft-weights-cpu-backup",  # SGLang's

@@ -168,11 +168,11 @@ def _show(planned: _JobPlan, price: float | None) -> None:
 
 def _model(spec: "Spec") -> "Architecture | ValueError":
     """Returns the policy's architecture, or the reason why it is not known."""
-    from rlrun.models.config_json import with_vision_tower
     from rlrun.runner.planning.planned_model import planned_architecture
+    from rlrun.specs.derived.policy_model import policy_model
 
     try:
-        return with_vision_tower(planned_architecture(spec.model), spec.trainer.vision_tower)
+        return policy_model(planned_architecture(spec.model), spec)
     except ValueError as error:
         return error
 

@@ -13,7 +13,9 @@ from rlrun.converters.families.mapping import (
     to_parameters,
 )
 from rlrun.converters.tensors.content import Content
-from rlrun.models.config_json import FAMILIES, architecture
+from rlrun.models.architecture import Architecture
+from rlrun.models.config_json import FAMILIES, architecture, with_mtp_layer
+from rlrun.models.mtp import MTP_PROJECTION
 
 
 def check_family(config: Mapping[str, Any]) -> None:
@@ -38,8 +40,15 @@ def map_to_hf(config: Mapping[str, Any], parameters: StoredParameters, lenience:
     """Maps torchtitan's parameters to Hugging Face tensors. Raises ValueError for wrong tensors."""
     check_family(config)
     if parameters.own or is_native(config):
-        return to_hf(architecture(config), parameters, lenience)
+        return to_hf(_trained_model(config, parameters), parameters, lenience)
     return AdaptedFamily(config).to_hf(parameters, lenience)
+
+
+def _trained_model(config: Mapping[str, Any], parameters: StoredParameters) -> Architecture:
+    """Returns the architecture of a checkpoint, with an MTP layer if the checkpoint has one."""
+    model = architecture(config)
+    has_mtp = any(name.endswith(f".{MTP_PROJECTION}.weight") for name in parameters.described)
+    return with_mtp_layer(model) if has_mtp else model
 
 
 def alias_names(config: Mapping[str, Any]) -> dict[str, str]:

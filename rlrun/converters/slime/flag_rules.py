@@ -54,6 +54,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "routing": optimizer.routing,
     "low_precision": optimizer.low_precision,
     "balancing": optimizer.balancing,
+    "multi_token": optimizer.multi_token,
     "checkpoints": records.checkpoints,
     "trackers": records.trackers,
     "data": sources.data,

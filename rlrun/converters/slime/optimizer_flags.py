@@ -5,6 +5,14 @@ from rlrun.converters.slime.draft import Draft
 _FROM_MEGATRON = {"embedding": "model.embed_tokens.*", "output_layer": "lm_head.*"}
 _SCHEDULES = ("linear", "cosine", "WSD")
 
+_MTP_WEIGHT = 0.2
+"""slime's default of --mtp-loss-scaling-factor."""
+_WITHOUT_MTP = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+)
+
 
 def steps(draft: Draft) -> None:
     """Sets the number of steps or epochs; --num-rollout takes precedence over --num-epoch."""
@@ -164,3 +172,19 @@ def balancing(draft: Draft) -> None:
             draft.set("trainer.moe.balancing_rate", rate, (flag.name,))
         else:
             draft.note(flag, "no effect: the bias of experts stays as in the checkpoint")
+
+
+def multi_token(draft: Draft) -> None:
+    """Sets the weight of the loss of an MTP layer, in the layouts in which such layers are trained."""
+    enabled, weights = draft.given("--enable-mtp-training"), draft.given("--mtp-loss-scaling-factor")
+    weight = draft.number("--mtp-loss-scaling-factor", _MTP_WEIGHT)
+    split = [flag for flag in draft.given(*_WITHOUT_MTP) if draft.count(flag.name, 1) > 1]
+    names = tuple(flag.name for flag in (*enabled, *weights))
+    if enabled and not split:
+        comment = "" if weights else "slime's default without --mtp-loss-scaling-factor"
+        draft.set("trainer.mtp_loss", weight, names, comment)
+    for flag in (*enabled, *weights):
+        if not enabled:
+            draft.note(flag, "no effect without --enable-mtp-training")
+        elif split:
+            draft.note(flag, f"MTP layers are not trained with {split[0].name}: set trainer.mtp_loss without")

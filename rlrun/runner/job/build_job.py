@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rlrun.models.transformers_models import read_model
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
@@ -32,6 +31,7 @@ from rlrun.runner.rollouts.evaluation import Evaluator
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.old_policy import old_log_probs_of
+from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.sampling_mask import records_mask
 from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_shares_policy
 from rlrun.specs.sections.job import Spec
@@ -170,7 +170,7 @@ def _evaluation(
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
     if not spec.cluster.gpus_per_node:
         return None
-    architecture = read_model(model.folder, spec.model.implementation, spec.trainer.vision_tower)
+    architecture = read_policy(model.folder, spec)
     return gpus_of_job(plan, architecture, spec.trainer, local_gpu())
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlrun.models.config_defaults import text_config, with_family_defaults
 from rlrun.models.config_json import read_config
 from rlrun.models.hub import cached_config, download
-from rlrun.models.transformers_models import read_model, refuse_unsupported
+from rlrun.models.transformers_models import refuse_unsupported
 from rlrun.plugins.registry import load
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.engines.native.model.config import engine_architecture
@@ -25,6 +25,7 @@ from rlrun.runner.prompts.row_preview import data_findings
 from rlrun.runner.prompts.template_files import template_problem
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.lengths import fit_to_model
+from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, SpecError, coded
 from rlrun.specs.reading.loading import LoadedSpec
@@ -124,7 +125,7 @@ def _family_problem(spec: Spec, folder: Path) -> str:
         if spec.model.implementation == "transformers":
             refuse_unsupported(with_family_defaults(read_config(folder)))
         if spec.model.implementation == "torchtitan" or list(folder.glob("*.safetensors")):
-            model = read_model(folder, spec.model.implementation, spec.trainer.vision_tower)
+            model = read_policy(folder, spec)
             if model.tower is not None and needs_of(spec).critic:
                 return (
                     "a critic cannot see images, and this model computes its vision tower: set "

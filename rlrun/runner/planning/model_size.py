@@ -17,7 +17,7 @@ from rlrun.models.adapters import (
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.tensor_names import TOWER, hf_tensors
-from rlrun.specs.derived.frozen import frozen_patterns
+from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.sections.trainer import TrainerSpec
 
 _EMBEDDINGS = ("tok_embeddings.weight", "model.embed_tokens.weight")

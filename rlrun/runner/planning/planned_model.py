@@ -13,6 +13,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.specs.derived.engine_layout import starts_with_job
 from rlrun.specs.derived.lengths import fit_to_model
+from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.shared_prefixes import SharingChoice, choose_sharing, with_sharing
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.model import ModelSpec
@@ -68,7 +69,7 @@ def fit_spec(spec: Spec, model: ModelFiles) -> tuple[Spec, SharingChoice | None]
     Raises ValueError, with the reason, if the config.json of a model cannot be used.
     """
     spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
-    policy = read_model(model.folder, spec.model.implementation, spec.trainer.vision_tower)
+    policy = read_policy(model.folder, spec)
     choice = sharing_choice(spec, policy)
     return (spec if choice is None else with_sharing(spec, choice)), choice
 
@@ -79,7 +80,7 @@ def local_choice(spec: Spec) -> SharingChoice | None:
     if not policy.is_dir() or (teacher and not Path(teacher).is_dir()):
         return None
     try:
-        model = read_model(policy, spec.model.implementation, spec.trainer.vision_tower)
+        model = read_policy(policy, spec)
         return sharing_choice(fit_to_model(spec, model.max_positions), model)
     except ValueError:
         return None  # the checks of the files report a model that cannot be read

@@ -23,7 +23,7 @@ from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import TOWER
 from rlrun.runner.planning.model_size import Stack, active_parameters, active_size, is_frozen, stacks_of
 from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
-from rlrun.specs.derived.frozen import frozen_patterns
+from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec, PipelineSchedule, TrainerSpec
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
@@ -148,7 +148,7 @@ class _Kinds:
 
 def _pipeline_ranks(model: Architecture, parallel: ParallelSpec) -> Iterator[tuple[set[int], bool, bool]]:
     """Yields the layers of each pipeline rank, whether it has the first stage, and whether the last."""
-    layers_of_stage = stage_layers(model.layers, parallel)
+    layers_of_stage = stage_layers(model.built_layers, parallel)
     for pipeline_rank in range(parallel.pipeline):
         stages = stages_of_rank(pipeline_rank, parallel)
         layers = {layer for stage in stages for layer in layers_of_stage[stage]}

@@ -20,8 +20,8 @@ from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.model_size import adapter_parameters
 from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.planning.step_time import HOST_LINK, LINK_EFFICIENCY, NETWORK, PlannedJob
-from rlrun.specs.derived.frozen import frozen_tower
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, why_merged
+from rlrun.specs.derived.policy_model import frozen_tower
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of, relay_slices
 
 DISK = 2e9

@@ -61,6 +61,12 @@ def obstacles(spec: Spec) -> Iterator[Obstacle]:
             "off",
             "engines may choose other experts for the prompt of each sample",
         ),
+        (
+            ("trainer", "mtp_loss"),
+            trainer.mtp_loss,
+            0.0,
+            "the MTP layer reads the token that follows, and after a shared prefix there are several",
+        ),
     ):
         if value != supported:
             yield Obstacle(path, value, supported, reason)

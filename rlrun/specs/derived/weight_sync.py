@@ -79,6 +79,10 @@ def why_no_elements(spec: Spec) -> str | None:
         return "engines that sleep give up their weights, so they need all of them"
     if carrier_of(spec) == "broadcast":
         return "SGLang broadcasts whole tensors only"
+    if engine.speculative.algorithm == "mtp":
+        return (
+            "servers also give changes to the MTP layer's model, whose embedding and head would change twice"
+        )
     if engine.model is not None or any("quantization" in name for name in engine.sglang):
         return "servers with quantised weights hold them in another form than they are sent"
     if engine.dtype == "float32":

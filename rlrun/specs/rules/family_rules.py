@@ -11,6 +11,7 @@ from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.engines.speculation import mtp_layers
 from rlrun.specs.rules.image_rules import image_findings
+from rlrun.specs.rules.mtp_rules import mtp_findings
 from rlrun.specs.rules.vision_rules import vision_findings
 from rlrun.specs.sections.job import Spec
 
@@ -32,6 +33,7 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _speculation(spec, config)
     yield from vision_findings(spec, config)
     yield from image_findings(spec, config)
+    yield from mtp_findings(spec, config)
     yield from _exactness(spec, config)
     if implementation == "transformers":
         return  # adapters and precision are refused without a look at the family

@@ -7,6 +7,7 @@ from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.shared_prefixes import obstacles
 from rlrun.specs.problems.findings import Finding, dotted
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.mtp_rules import unsupported_with_mtp
 from rlrun.specs.rules.optimizer_rules import optimizer_sections
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
@@ -166,4 +167,5 @@ TRAINER_RULES: tuple[Rule, ...] = (
     compilation,
     micro_batches,
     unsupported_with_shared_prefixes,
+    unsupported_with_mtp,
 )

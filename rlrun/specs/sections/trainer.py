@@ -198,6 +198,11 @@ class TrainerSpec(OptimizerSpec):
     the images of the samples and stays as it is. `trained`: it is trained with the text model, and engines
     get its weights too. `none`: no sample has images, and the tower is only copied to exports. None: `frozen`
     for Qwen2.5-VL and Qwen3-VL, `none` for Qwen3.5."""
+    mtp_loss: float = Field(default=0.0, ge=0)
+    """Weight of the loss of the MTP layer, which predicts the token after the next one and with which SGLang
+    servers speculate (`engine.speculative.algorithm = "mtp"`): the layer is trained beside the policy, on the
+    same tokens (docs/families.md). The policy does not depend on it: hidden states, embedding and head count
+    as constants, and its gradients are clipped by themselves. 0: the layer is exported as it was."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
     """How the losses of tokens are reduced to one number (docs/algorithms.md)."""
     old_log_probs: Literal["trainer", "rollout"] | None = None

@@ -19,6 +19,7 @@ from rlrun.converters.families.lora import BASE_KINDS, LORA_BASE, LORA_SCALE
 from rlrun.converters.folders.checksums import Digests
 from rlrun.converters.quantised.int4 import INT4_GROUP
 from rlrun.models.adapters import LoraShape
+from rlrun.models.mtp import MTP_PROJECTION
 from rlrun.runner.trainer.checkpoints.adapter_checks import check_adapters, check_scale
 from rlrun.runner.trainer.checkpoints.checksummed_files import CheckpointReader, HashedFiles
 from rlrun.runner.trainer.checkpoints.precision_checks import check_base, check_rounding
@@ -159,6 +160,7 @@ def _tensors(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> di
 def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
     """Raises ValueError if the checkpoint is not of this model."""
     _check_biases(folder, state, stored)
+    _check_mtp(folder, state, stored)
     for name, tensor in state.items():
         if name not in stored:
             kind, _, parameter = name.partition(".")
@@ -186,6 +188,18 @@ def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mappi
                 f'checkpoint {folder} was saved with trainer.moe.balancing = "{was}": set it so, or '
                 "start another run from an export of the model"
             )
+
+
+def _check_mtp(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
+    """Raises ValueError if an MTP layer is in the checkpoint or in this job, but not in both."""
+    end = f".{MTP_PROJECTION}.weight"
+    was_trained, is_trained = (any(name.endswith(end) for name in names) for names in (stored, state))
+    if was_trained != is_trained:
+        cure = "set a weight" if was_trained else "remove it"
+        raise ValueError(
+            f"checkpoint {folder} was saved with{'' if was_trained else 'out'} trainer.mtp_loss: {cure}, or "
+            "start another run from an export of the model"
+        )
 
 
 def _unwritten(failure: CheckpointException, folder: Path) -> Exception:

@@ -12,6 +12,7 @@ from rlrun.converters.families.adapter_folder import write_adapter
 from rlrun.converters.families.model_folder import write_folder
 from rlrun.models.adapters import adapters
 from rlrun.models.architecture import Architecture
+from rlrun.models.tensor_names import mtp_tensors
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.trainer.parameters.gathering import Present, as_it_is
@@ -21,8 +22,8 @@ from rlrun.runner.weights.adapter_source import AdapterSource
 from rlrun.runner.weights.adapter_writer import AdapterWriter
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
-from rlrun.specs.derived.frozen import frozen_tower
 from rlrun.specs.derived.lora_sync import sends_adapters
+from rlrun.specs.derived.policy_model import drafts_with_mtp, frozen_tower
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, relay_slices
 from rlrun.specs.sections.job import Spec
 
@@ -38,15 +39,17 @@ def make_writer(
 ) -> WeightWriter | AdapterWriter:
     """Returns the writer that hands this rank's parameters, or its adapters alone, over to the engines.
 
-    `present` makes parameters readable that were moved off the device. Engines keep a frozen vision tower.
+    `present` makes parameters readable that were moved off the device. Engines keep a frozen vision tower,
+    and get an MTP layer only if they speculate with it.
     """
     if sends_adapters(spec, model.family):
         return _adapter_writer(setup, spec, model, parameters, device)
     patterns = frozen_tower(spec.trainer, model)
+    without = frozenset() if drafts_with_mtp(spec) else {tensor.name for tensor in mtp_tensors(model)}
     sent = {
         name: shape
         for name, shape in parameters.shapes.items()
-        if not any(fnmatchcase(name, pattern) for pattern in patterns)
+        if name not in without and not any(fnmatchcase(name, pattern) for pattern in patterns)
     }
     gather: Gather = partial(parameters.gather, present=present, names=sent)
     gather_stage: Gather = partial(parameters.gather_stage, present=present, names=sent)

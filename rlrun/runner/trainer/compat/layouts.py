@@ -56,6 +56,8 @@ def set_sharding(config: Any, parallel: ParallelSpec) -> None:
             _set_joint_norm_sharding(layer.attention)
         if layer.moe is not None and hasattr(layer.moe.shared_experts, "gate"):
             _set_shared_gate_sharding(layer.moe.shared_experts.gate, enable_sp=sequence_parallel)
+        if hasattr(layer, "mtp_projection"):
+            _set_mtp_sharding(layer)
     replicated = dense_activation_placement(tp=spmd.R)
     config.lm_head.sharding_config = ShardingConfig(
         state_shardings=config.lm_head.sharding_config.state_shardings,
@@ -107,6 +109,13 @@ def _set_shared_gate_sharding(gate: Any, *, enable_sp: bool) -> None:
         out_src_shardings=whole,
         out_dst_shardings=dense_sequence_parallel_placement() if enable_sp else whole,
     )
+
+
+def _set_mtp_sharding(layer: Any) -> None:
+    """Gives every rank the whole projection and the norms around an MTP layer, before FSDP shards them."""
+    whole = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.I)})
+    for name in ("mtp_hidden_norm", "mtp_token_norm", "mtp_norm", "mtp_projection"):
+        getattr(layer, name).sharding_config = whole
 
 
 def split_inputs(head: Any) -> None:

@@ -49,7 +49,7 @@ from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.process import build_mesh, stop_process
-from rlrun.specs.derived.frozen import frozen_patterns
+from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.derived.sampling_mask import candidates_of
 from rlrun.specs.sections.job import Spec
 

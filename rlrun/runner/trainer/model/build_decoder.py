@@ -42,7 +42,7 @@ def build_model(
     config = _layer_config(model, dims, options)
     if options.lora is not None:
         config = _adapted(config, model, options.lora, parallel)
-    ranges = stage_layers(model.layers, parallel)
+    ranges = stage_layers(model.built_layers, parallel)
     pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
     for stage in stages_of_rank(pipeline_rank, parallel):

@@ -8,6 +8,7 @@ from torch import nn
 
 from rlrun.runner.trainer.compat.modules import Qwen3Model
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
+from rlrun.runner.trainer.model.families.mtp_block import MtpInputs
 from rlrun.runner.trainer.model.head import HeadQuery
 from rlrun.runner.trainer.model.vision_tower import PackedImages, embed_images, show_images
 
@@ -22,6 +23,8 @@ class DecoderInputs:
     query: HeadQuery
     images: PackedImages | None = None
     """The images that the tokens show; None for a model without a vision tower."""
+    mtp: MtpInputs | None = None
+    """What the MTP layer predicts; None: it does not run."""
 
 
 def place_of(index: int, device: torch.device) -> torch.Tensor:
@@ -40,27 +43,29 @@ class PackedDecoder(Qwen3Model):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
-        pass
+        mtp: bool = False
+        """The last layer is an `MtpBlock`, which is not part of the policy."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.inputs: Sequence[DecoderInputs] = ()
+        self._has_mtp = config.mtp
         self.visual: nn.Module | None = None
         """transformers' vision tower (`build_model`); None for a model of text."""
 
-    def forward(
-        self, tokens: torch.Tensor, place: torch.Tensor
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, tokens: torch.Tensor, place: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Maps `[1, T']` tokens, or the previous stage's hidden states, to the next stage's input.
 
-        The last stage returns log-probs and entropies (`ResponseHead`). `place` is the number of the
-        micro-batch (`place_of`).
+        The last stage returns what its head does (`ResponseHead`). `place` is the number of the micro-batch
+        (`place_of`).
         """
         inputs = self.inputs[len(place)]
         if self.lm_head is not None:
             self.lm_head.query = inputs.query
         if inputs.images is not None:
             return self._forward_images(tokens, inputs, inputs.images)
+        if self._has_mtp:
+            return self._forward_mtp(tokens, inputs)
         outputs: torch.Tensor = super().forward(tokens, inputs.rope, inputs.documents)
         return outputs
 
@@ -77,4 +82,20 @@ class PackedDecoder(Qwen3Model):
             if index < len(added):
                 hidden = hidden.index_add(1, images.tokens, added[index].to(hidden.dtype)[None])
         outputs: tuple[torch.Tensor, torch.Tensor] = self.lm_head(self.norm(hidden))
+        return outputs
+
+    def _forward_mtp(self, tokens: torch.Tensor, inputs: DecoderInputs) -> tuple[torch.Tensor, ...]:
+        """Runs a whole decoder as its base class does, and then the MTP layer if it is to predict."""
+        *layers, block = self.layers.values()
+        hidden = embeddings = self.tok_embeddings(tokens)
+        for layer in layers:
+            hidden = layer(hidden, inputs.documents, inputs.rope)
+        hidden = self.norm(hidden)
+        outputs: tuple[torch.Tensor, ...]
+        if inputs.mtp is None:
+            outputs = self.lm_head(hidden)
+            return outputs
+        following = block.following(embeddings, inputs.mtp.first)
+        states = block((hidden.detach(), following), inputs.documents, inputs.rope)
+        outputs = self.lm_head(hidden, mtp=(states, inputs.mtp.query))
         return outputs

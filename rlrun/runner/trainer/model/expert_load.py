@@ -69,10 +69,10 @@ class ExpertLoad:
                 local_part(moe.expert_bias_E).add_(bias_change(counts, self._rate))
 
     def _sparse(self) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the mixture of experts of every sparse layer on this rank."""
+        """Yields the index and the mixture of experts of every sparse layer of the policy on this rank."""
         for decoder in self._decoders:
             for name, block in decoder.layers.items():
-                if block.moe_enabled:
+                if block.moe_enabled and int(name) in self._layers:
                     yield int(name), block.moe
 
 

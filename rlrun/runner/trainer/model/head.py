@@ -38,6 +38,8 @@ class HeadQuery:
     """The tokens that each row's softmax is over; None: the whole vocabulary."""
     kept_bytes: int = 0
     """Bytes of half-precision logits that are kept between the passes, the others are computed twice."""
+    hits: bool = False
+    """Returns 1 where the target is the most probable token, else 0, in place of the entropy."""
 
 
 class Head(Linear):
@@ -64,8 +66,16 @@ class Head(Linear):
         query.
         """
         assert self.query is not None, "set query before calling the model"
-        weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        return input.flatten(0, 1).index_select(0, self.query.rows), weight, self.query
+        return states_of(input, self.query), self._local_weight, self.query
+
+    @property
+    def _local_weight(self) -> torch.Tensor:
+        return self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
+
+
+def states_of(input: torch.Tensor, query: HeadQuery) -> torch.Tensor:
+    """Returns the states `[R, hidden]` of a query's tokens, of all `[1, T, hidden]`."""
+    return input.flatten(0, 1).index_select(0, query.rows)
 
 
 class ResponseHead(Head):
@@ -81,14 +91,25 @@ class ResponseHead(Head):
         super().__init__(config)
         self._wide = config.wide
 
-    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, input: torch.Tensor, *, mtp: tuple[torch.Tensor, HeadQuery] | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """Returns log-probs and entropies, `[R]` float32, for `[1, T, hidden]` hidden states of packed
         tokens.
+
+        `mtp`: the states of the MTP layer, and a query about them, which adds its log-probs and hits to the
+        results. They give the head no gradient.
         """
         hidden, weight, query = self._query_inputs(input)
         apply = _WideLogProbs.apply if self._wide and weight.dtype != torch.float32 else _LogProbs.apply
-        outputs: tuple[torch.Tensor, torch.Tensor] = apply(hidden, weight, query, self._group)
-        return outputs
+        outputs: tuple[torch.Tensor, ...] = apply(hidden, weight, query, self._group)
+        if mtp is None:
+            return outputs
+        states, further = mtp
+        predicted: tuple[torch.Tensor, ...] = apply(
+            states_of(states, further), weight.detach(), further, self._group
+        )
+        return (*outputs, *predicted)
 
 
 class _LogProbs(torch.autograd.Function):
@@ -179,16 +200,28 @@ def _log_probs(
     local, ours = _local_targets(query.targets, weight.shape[0], group)
     exactly = computes_exactly()
     stats = hidden.new_empty((3 if exactly else 4, len(hidden)), dtype=torch.float32)
+    hits = stats.new_zeros(len(hidden) if query.hits else 0)
     for part in _chunks(hidden, query):
         chunk = _restricted_(logits(part), part, query, group)
+        if query.hits:
+            hits[part] = _most_probable(chunk, local[part], group)
         softmax = exact_log_softmax if exactly else softmax_statistics
         stats[:, part] = softmax(chunk, local[part], query.temperature)
     log_probs, log_sum, entropy = stats.unbind() if exactly else _combine(stats, ours, group)
     ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
     ctx.query, ctx.group = query, group
+    second = hits if query.hits else entropy
     if not query.entropy_grad:
-        ctx.mark_non_differentiable(entropy)
-    return log_probs, entropy
+        ctx.mark_non_differentiable(second)
+    return log_probs, second
+
+
+def _most_probable(
+    logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """Returns 1 for each row of logits whose target has the highest one, else 0."""
+    assert group is None, "the rules refuse tensor parallelism with an MTP layer"
+    return (logits.gather(1, targets[:, None])[:, 0] >= logits.amax(1)).float()
 
 
 def _slopes_(

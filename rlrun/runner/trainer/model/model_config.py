@@ -10,6 +10,7 @@ from rlrun.runner.trainer.model.attention_config import FROM_CHECKPOINT, attenti
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.families.delta_net import GatedSwiGLU
 from rlrun.runner.trainer.model.families.gpt_oss import ClampedExperts
+from rlrun.runner.trainer.model.families.mtp_block import MtpBlock
 from rlrun.runner.trainer.model.head import ResponseHead
 from rlrun.runner.trainer.model.layers import Experts, RouterLinear, SwiGLU
 from rlrun.runner.trainer.model.routing import ReplayRouter
@@ -31,7 +32,8 @@ def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
         dim=model.hidden,
         norm=norm(model, model.hidden),
         enable_weight_tying=tied,
-        layers=[_block(model, layer) for layer in range(model.layers)],
+        layers=[_block(model, layer) for layer in range(model.layers)] + _mtp_blocks(model),
+        mtp=model.mtp is not None,
         tok_embeddings=Embedding.Config(
             num_embeddings=model.vocab, embedding_dim=model.hidden, param_init=FROM_CHECKPOINT
         ),
@@ -42,14 +44,36 @@ def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
 
 
 def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
-    sparse = model.experts is not None and layer in model.experts.layers
-    return Qwen3TransformerBlock.Config(
-        attention_norm=norm(model, model.hidden),
-        ffn_norm=norm(model, model.hidden),
-        attention=attention_config(model, layer),
-        feed_forward=None if sparse else _feed_forward(model.hidden, model.intermediate),
-        moe=_moe(model.hidden, model.experts) if sparse and model.experts else None,
-    )
+    return Qwen3TransformerBlock.Config(**_parts(model, layer))
+
+
+def _mtp_blocks(model: Architecture) -> list[MtpBlock.Config]:
+    """Returns the config of the MTP layer, if it is trained."""
+    if model.mtp is None:
+        return []
+    return [
+        MtpBlock.Config(
+            **_parts(model, model.layers),
+            mtp_hidden_norm=norm(model, model.hidden),
+            mtp_token_norm=norm(model, model.hidden),
+            mtp_norm=norm(model, model.hidden),
+            mtp_projection=matrix(2 * model.hidden, model.hidden),
+            hidden_first=model.mtp.hidden_first,
+            blind_start=model.mtp.blind_start,
+        )
+    ]
+
+
+def _parts(model: Architecture, layer: int) -> dict[str, Any]:
+    """Returns the configs of a decoder layer's modules."""
+    sparse = model.is_sparse(layer)
+    return {
+        "attention_norm": norm(model, model.hidden),
+        "ffn_norm": norm(model, model.hidden),
+        "attention": attention_config(model, layer),
+        "feed_forward": None if sparse else _feed_forward(model.hidden, model.intermediate),
+        "moe": _moe(model.hidden, model.experts) if sparse and model.experts else None,
+    }
 
 
 def _feed_forward(hidden: int, inner: int) -> SwiGLU.Config:

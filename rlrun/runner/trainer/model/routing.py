@@ -97,14 +97,15 @@ class ReplayRouter(TokenChoiceTopKRouter):
         return weights * self.route_scale, experts, scores
 
 
-def connect_routers(layers: nn.ModuleDict) -> None:
-    """Makes every sparse layer pass the `routing` of its documents to its router before it runs.
+def connect_routers(layers: nn.ModuleDict, count: int) -> None:
+    """Makes every sparse layer of the first `count` pass the `routing` of its documents to its router before
+    it runs. The router of an MTP layer, which comes behind them, chooses by itself.
 
     This also holds when a layer runs again in the backward pass, at which point a pipeline has moved on to
     other micro-batches.
     """
     for name, block in layers.items():
-        if block.moe_enabled:
+        if block.moe_enabled and int(name) < count:
             block.moe.router.layer = int(name)
             inner = getattr(block, "_checkpoint_wrapped_module", block)
             inner.register_forward_pre_hook(_hand_over)

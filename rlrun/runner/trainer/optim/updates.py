@@ -14,6 +14,8 @@ from rlrun.runner.trainer.optim.schedule import learning_rate
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.specs.sections.optimizer import OptimizerSpec
 
+MTP_NORM = "train/mtp_grad_norm"
+
 
 class Updates:
     """Takes the optimizer steps of one model, and counts them."""
@@ -36,26 +38,38 @@ class Updates:
         self._spec, self._section, self._stops = spec, section, stops
         self._parameters, self._optimizer = parameters, optimizer
         self._total, self._stages = total, stages
+        masters = parameters.masters
+        self._model = {name: masters[name] for name in masters if name not in parameters.mtp}
+        self._mtp = {name: masters[name] for name in masters if name in parameters.mtp}
+        """Clipped by themselves, so that the policy does not depend on them."""
         self.count = 0
         """Optimizer steps so far, skipped ones included."""
 
     def gradient_norm(self) -> torch.Tensor:
-        """Returns the norm of the gradients over all ranks, a scalar that the host has not waited for."""
-        self._parameters.wait_for_gradients()
-        return gradient_norm(self._parameters.masters, copies=self._parameters.copies, stages=self._stages)
+        """Returns the norm of the gradients over all ranks, a scalar that the host has not waited for.
 
-    def apply(self, loss: float, norm: float) -> dict[str, float]:
+        Those of an MTP layer are left out.
+        """
+        self._parameters.wait_for_gradients()
+        return gradient_norm(self._model, copies=self._parameters.copies, stages=self._stages)
+
+    def mtp_gradient_norm(self) -> dict[str, torch.Tensor]:
+        """Returns the norm of the MTP layer's gradients by its metric's name; empty without such a layer."""
+        return {MTP_NORM: gradient_norm(self._mtp)} if self._mtp else {}
+
+    def apply(self, loss: float, norm: float, mtp_norm: float = 0.0) -> dict[str, float]:
         """Clips the gradients that the parameters have, and takes one step with them; returns `lr` and
         `skipped_steps` (0 or 1).
 
-        `loss` and `norm` are the step's loss and `gradient_norm`, over all ranks. NonFiniteError before the
-        weights change, where one of them is not finite and `stops` is set. Both are the same on every rank,
-        so all ranks decide alike.
+        `loss`, `norm` and `mtp_norm` are the step's loss and the norms of its gradients, over all ranks.
+        NonFiniteError before the weights change, where one of them is not finite and `stops` is set. They are
+        the same on every rank, so all ranks decide alike.
         """
         rate = learning_rate(self._spec, self.count, self._total)
-        finite = math.isfinite(loss) and math.isfinite(norm)
+        finite = all(math.isfinite(value) for value in (loss, norm, mtp_norm))
         if finite:
-            clip_gradients(self._parameters.masters, self._spec.max_grad_norm, norm)
+            clip_gradients(self._model, self._spec.max_grad_norm, norm)
+            clip_gradients(self._mtp, self._spec.max_grad_norm, mtp_norm)
             self._optimizer.step(rate)
             self._parameters.refresh()
         elif self._stops:

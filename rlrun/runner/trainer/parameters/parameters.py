@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
-from rlrun.models.tensor_names import hf_tensors
+from rlrun.models.tensor_names import hf_tensors, mtp_tensors
 from rlrun.runner.trainer.compat.meshes import local_part, mesh_device
 from rlrun.runner.trainer.parameters.gathering import (
     Gathering,
@@ -78,6 +78,8 @@ class Parameters:
             if biases is not None and name.endswith(EXPERT_BIAS)
         }
         self._loaded_biases: dict[str, torch.Tensor] | None = {} if biases is False else None
+        self.mtp = frozenset(tensor.parameter for tensor in mtp_tensors(model))
+        """The names of the MTP layer's parameters, which are not part of the policy."""
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
         own_names = (self._compute.keys() | self._fixed.keys()) - self.copies
         self.stages = stages

@@ -8,6 +8,7 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import LossInputs
 from rlrun.runner.contracts.carriers import DIFFERENCE, TrainSequence
 from rlrun.runner.trainer.passes.meter import Meter
+from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_loss
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import PackedModel
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
@@ -22,6 +23,7 @@ class LossPass:
     ) -> None:
         self._model, self._algorithm, self._device = model, algorithm, device
         self._old_is_rollout = spec.old_log_probs == "rollout"
+        self._mtp_weight = spec.mtp_loss
 
     def accumulate(
         self,
@@ -36,8 +38,11 @@ class LossPass:
         `scales` are the sequences' weights in the optimizer step.
         """
 
-        def loss_of(index: int, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-            return self._measured_loss(batches[index], scales[index], log_probs, entropy, meter)
+        def loss_of(
+            index: int, log_probs: torch.Tensor, entropy: torch.Tensor, mtp: MtpOutputs | None = None
+        ) -> torch.Tensor:
+            loss, batch = self._measured_loss(batches[index], scales[index], log_probs, entropy, meter)
+            return loss if mtp is None else loss + self._mtp_weight * mtp_loss(mtp, batch, meter)
 
         self._model.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad, stopwatch)
         if not self._model.has_losses:
@@ -52,11 +57,11 @@ class LossPass:
         log_probs: torch.Tensor,
         entropy: torch.Tensor,
         meter: Meter,
-    ) -> torch.Tensor:
-        """Returns a micro-batch's loss, and adds its metrics to `meter`."""
+    ) -> tuple[torch.Tensor, LossBatch]:
+        """Returns a micro-batch's loss and its inputs, and adds its metrics to `meter`."""
         batch = make_loss_batch(sequences, scales, self._old_is_rollout, self._device)
         meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in sequences)})
-        return self._loss(batch, log_probs, entropy, meter)
+        return self._loss(batch, log_probs, entropy, meter), batch
 
     def _loss(
         self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter

@@ -1,8 +1,9 @@
 """A model as functions of micro-batches of sequences: log-probs or values, with and without a gradient."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,14 +22,22 @@ from rlrun.runner.trainer.model.rope import RopeTable
 from rlrun.runner.trainer.model.routing import Routing, connect_routers, gathered, noted_experts
 from rlrun.runner.trainer.model.vision_tower import blank_image
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, GatherResponses
+from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_inputs, mtp_outputs
 from rlrun.runner.trainer.passes.packed_batch import Pack, make_pack
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.transfers import to_device, to_host
 from rlrun.specs.derived.shared_prefixes import why_not_shared
 from rlrun.specs.sections.trainer import ParallelSpec
 
-LossOf = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Computes a micro-batch's loss from its number, log-probs and entropies."""
+
+class LossOf(Protocol):
+    """Computes a micro-batch's loss."""
+
+    def __call__(
+        self, index: int, log_probs: torch.Tensor, entropy: torch.Tensor, mtp: MtpOutputs | None = None
+    ) -> torch.Tensor:
+        """Returns the loss from the micro-batch's number, and the model's outputs for its R tokens."""
+
 
 Routes = list[list[NDArray[np.int16]]]
 """`[P + R, layers × K]`: the experts that each token went to, by micro-batch and sequence."""
@@ -83,10 +92,11 @@ class PackedModel:
         self._tower, self._is_sharded = model.tower, dims is not None
         self._experts = model.experts if settings.routed else None
         self._layers = model.layers
+        self._has_mtp = model.mtp is not None
         self._tensor = None if dims is None or dims.tp == 1 else dims.get_mesh("tp").get_group()
         if self._experts is not None:
             for decoder in self.decoders:
-                connect_routers(decoder.layers)
+                connect_routers(decoder.layers, model.layers)
         if dims is not None and dims.cp > 1:
             self._group = dims.get_mesh("cp").get_group()
             rank = dist.get_rank(self._group)
@@ -130,7 +140,7 @@ class PackedModel:
         """
         for index, sequences in enumerate(batches):
             with stopwatch.part("perf/forward_time"):
-                loss = loss_of(index, *self(self.pack(sequences), entropy_grad))
+                loss = loss_of(index, *self._outputs(self.pack(sequences), entropy_grad))
             with stopwatch.part("perf/backward_time"):
                 self.backward(loss)
 
@@ -138,12 +148,27 @@ class PackedModel:
         """Returns log-probs and entropies of the pack's response tokens, each `[R]` float32."""
         return self._values(pack, self.inputs(pack, entropy_grad))
 
+    def _outputs(
+        self, pack: Pack, entropy_grad: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, MtpOutputs | None]:
+        """Returns what a loss depends on: log-probs, entropies, and the outputs of an MTP layer."""
+        inputs = self.inputs(pack, entropy_grad)
+        if not self._has_mtp:
+            return *self._values(pack, inputs), None
+        inputs = replace(inputs, mtp=mtp_inputs(pack, self._settings.chunk))
+        log_probs, entropy, *predicted = self._decode(pack, inputs)
+        return log_probs, entropy, mtp_outputs(pack, *predicted)
+
     def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs, entropy = self._decode(pack, inputs)
+        return self.all_responses(pack, log_probs, entropy)
+
+    def _decode(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, ...]:
         [decoder] = self.decoders
         decoder.inputs = [inputs]
         with self._context():
-            log_probs, entropy = decoder(pack.tokens, place_of(0, self.device))
-        return self.all_responses(pack, log_probs, entropy)
+            outputs: tuple[torch.Tensor, ...] = decoder(pack.tokens, place_of(0, self.device))
+        return outputs
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradients of a loss to the parameters'."""

@@ -51,7 +51,8 @@ class Critic:
         read: Callable[[HfTensor], torch.Tensor],
     ) -> None:
         """`read` returns the tensors that the policy starts from; the value head starts at 0."""
-        model = replace(model, tied=False)  # the value head has one row, so it cannot be the embedding
+        # the value head has one row, so it cannot be the embedding, and predicts no tokens
+        model = replace(model, tied=False, mtp=None)
         layout = companion_layout(spec.critic.parallel, setup.world_size)
         if model.hidden % layout.tensor:
             raise ValueError(

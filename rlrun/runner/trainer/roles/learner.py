@@ -20,7 +20,7 @@ from rlrun.runner.trainer.model.decoders import build_decoders
 from rlrun.runner.trainer.model.expert_load import ExpertLoad
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.tied_embeddings import TiedHead
-from rlrun.runner.trainer.optim.updates import Updates, finite_metrics
+from rlrun.runner.trainer.optim.updates import MTP_NORM, Updates, finite_metrics
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
 from rlrun.runner.trainer.passes.loss_pass import LossPass
@@ -36,7 +36,7 @@ from rlrun.runner.trainer.roles.policy_parts import (
     trained_parameters,
 )
 from rlrun.runner.trainer.transfers import wait
-from rlrun.specs.derived.frozen import frozen_patterns
+from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.sections.job import Spec
 
 
@@ -187,8 +187,10 @@ class Learner:
         if self._expert_load is not None:
             values |= self._expert_load.metrics()
         values["train/grad_norm"] = self._updates.gradient_norm()
+        values |= self._updates.mtp_gradient_norm()
         metrics = read(values, self._device)
-        update = self._updates.apply(metrics["train/loss"], metrics["train/grad_norm"])
+        norms = metrics["train/grad_norm"], metrics.get(MTP_NORM, 0.0)
+        update = self._updates.apply(metrics["train/loss"], *norms)
         if update["skipped_steps"]:
             metrics = finite_metrics(metrics)
         elif self._expert_load is not None:

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.converters.folders.checksums import Digests
-from rlrun.models.transformers_models import read_model
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
@@ -39,6 +38,7 @@ from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import Teacher
 from rlrun.runner.weights.writer import WeightWriter
+from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.sections.job import Spec
 
@@ -60,9 +60,7 @@ class TrainerRank:
         self._setup = setup
         self._spec = spec = Spec.model_validate_json(setup.spec_json)
         self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
-        self._architecture = read_model(
-            Path(setup.model_folder), spec.model.implementation, spec.trainer.vision_tower
-        )
+        self._architecture = read_policy(Path(setup.model_folder), spec)
         self._device = device = start_process(setup, spec.deterministic)
         if spec.true_on_policy and device.type == "cpu":
             compute_exactly(getattr(torch, spec.trainer.dtype))

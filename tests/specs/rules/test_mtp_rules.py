@@ -1,0 +1,81 @@
+"""What `trainer.mtp_loss` is refused with, by settings and by the model."""
+
+from typing import Any
+
+import pytest
+
+from rlrun.specs.derived.shared_prefixes import obstacles
+from rlrun.specs.derived.weight_sync import why_no_elements
+from rlrun.specs.rules.mtp_rules import mtp_findings, unsupported_with_mtp
+from rlrun.specs.sections.job import Spec
+
+MIMO = {"model_type": "mimo", "num_nextn_predict_layers": 1}
+
+
+def make_spec(implementation: str = "torchtitan", **trainer: Any) -> Spec:
+    return Spec.model_validate(
+        {
+            "model": {"path": "/model", "implementation": implementation},
+            "data": {},
+            "algorithm": {"type": "grpo"},
+            "trainer": {"steps": 1} | trainer,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "paths"),
+    [
+        ({"parallel": {"fsdp": 2, "replicate": 2, "expert": 2}, "offload": "all"}, []),
+        ({"parallel": {"tensor": 2}}, ["trainer.parallel.tensor"]),
+        (
+            {"parallel": {"context": 2, "pipeline": 2}},
+            ["trainer.parallel.context", "trainer.parallel.pipeline"],
+        ),
+        ({"lora": {"rank": 4}}, ["trainer.lora"]),
+        ({"precision": "float8"}, ["trainer.precision"]),
+        ({"compile": True}, ["trainer.compile"]),
+        ({"implementation": "transformers"}, ["model.implementation"]),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], paths: list[str]) -> None:
+    found = [
+        ".".join(map(str, finding.path))
+        for finding in unsupported_with_mtp(make_spec(mtp_loss=0.1, **settings))
+    ]
+    assert found == paths
+    assert not list(unsupported_with_mtp(make_spec(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MIMO, None),
+        ({"model_type": "glm4_moe", "num_nextn_predict_layers": 1}, None),
+        ({"model_type": "mimo"}, "num_nextn_predict_layers in config.json has to be 1, and is 0"),
+        (MIMO | {"num_nextn_predict_layers": 2}, "has to be 1, and is 2"),
+        ({"model_type": "deepseek_v3"}, "those of deepseek_v3 were not compared with a reference"),
+        ({"model_type": "qwen3"}, "MTP layers are trained for glm4_moe and mimo"),
+    ],
+)
+def test_models_that_are_refused(config: dict[str, Any], message: str | None) -> None:
+    messages = [finding.message for finding in mtp_findings(make_spec(mtp_loss=0.1), config)]
+    assert len(messages) == (message is not None)
+    assert message is None or message in messages[0]
+    assert not list(mtp_findings(make_spec(), config))
+
+
+def test_prefixes_are_not_shared() -> None:
+    [obstacle] = obstacles(make_spec(mtp_loss=0.1))
+    assert (obstacle.path, obstacle.supported) == (("trainer", "mtp_loss"), 0.0)
+    assert not list(obstacles(make_spec()))
+
+
+@pytest.mark.parametrize(("algorithm", "is_refused"), [("ngram", False), ("mtp", True)])
+def test_servers_that_speculate_with_the_layer_get_whole_weights(algorithm: str, is_refused: bool) -> None:
+    """SGLang gives every update to the layer's model, which shares embedding and head with the policy."""
+    engine = {"type": "sglang", "weight_delta": "elements", "speculative": {"algorithm": algorithm}}
+    cluster = {"gpus_per_node": 8, "placement": "disaggregated"}
+    job = make_spec().model_dump(exclude_unset=True)
+    reason = why_no_elements(Spec.model_validate(job | {"engine": engine, "cluster": cluster}))
+    assert (reason is not None and "MTP" in reason) == is_refused

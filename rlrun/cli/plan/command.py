@@ -188,6 +188,7 @@ def _case(
     from rlrun.plugins.validation import needs_of
     from rlrun.runner.planning.hardware import DEFAULT_GPU, find_gpu, local_cpu, local_gpu
     from rlrun.runner.planning.planned_model import (
+        draft_models,
         named_engine_adapters,
         named_engine_architectures,
         planned_architecture,
@@ -207,12 +208,13 @@ def _case(
         path = spec.teacher.path if spec.teacher else None
         teacher = planned_architecture(ModelSpec(path=path)) if path else None
         named_engines, adapters = named_engine_architectures(spec), named_engine_adapters(spec)
+        drafts = draft_models(spec, model, named_engines)
     except (OSError, ValueError) as error:
         return None, str(error)
     defaults = default_workload(spec)
     load = Workload(lengths[0] or defaults.prompt, lengths[1] or defaults.response)
-    job = PlannedJob(spec, plan, needs_of(spec), model, device, load, teacher, named_engines, adapters)
-    return job, ""
+    others = (teacher, named_engines, adapters, drafts)
+    return PlannedJob(spec, plan, needs_of(spec), model, device, load, *others), ""
 
 
 def _as_dict(planned: _JobPlan) -> dict[str, Any]:

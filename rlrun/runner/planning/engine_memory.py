@@ -10,21 +10,24 @@ from rlrun.runner.planning.memory import (
     CACHE_SHARE,
     GPU_PAGE,
     SGLANG_SHARE,
+    DraftMemory,
     EngineMemory,
     Part,
     Phase,
     cache_copies,
+    copies_of_heads,
     multiply_phase,
     size_engine,
 )
 from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.served_weights import adapter_room_bytes, served_model, served_weight_bytes
-from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.runner.planning.step_time import POLICY_DRAFT, PlannedJob
 from rlrun.specs.derived.kept_samples import kept_samples
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, server_room
 from rlrun.specs.derived.served_adapters import adapters_beside_policy
-from rlrun.specs.derived.server_size import gpus_of
+from rlrun.specs.derived.server_size import attention_parts_of, gpus_of
 from rlrun.specs.derived.sglang_arguments import flag_name
+from rlrun.specs.rules.engines.speculation import verified_tokens
 from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec
 
 _NAMED_ROOM = 2
@@ -42,7 +45,10 @@ def policy_engine_memory(job: PlannedJob, free: int) -> tuple[EngineMemory | Non
     own, room = _policy_adapters(job), _room(job.spec.engine, server_room(job.spec))
     part = _adapter_part(job, job.model, job.spec.engine, own, room)
     longest = job.plan.max_sample_tokens
-    engine = _engine(job, job.model, job.spec.engine, free // count, longest, adapter_part=part)
+    drafts = _drafts(job, job.model, job.spec.engine, POLICY_DRAFT)
+    engine = _engine(
+        job, job.model, job.spec.engine, free // count, longest, adapter_part=part, drafts=drafts
+    )
     return engine, _device_phase(job, engine, job.spec.engine, count)
 
 
@@ -58,7 +64,8 @@ def named_engine_phases(job: PlannedJob) -> Iterator[Phase]:
         if (model := job.named_models.get(section.name)) is not None:
             free, longest = job.device.memory // sharers, section.max_length or model.max_positions
             part = _adapter_part(job, model, section, _named_adapters(job, model, section), _NAMED_ROOM)
-            engine = _engine(job, model, section, free, longest, adapter_part=part)
+            drafts = _drafts(job, model, section, section.name)
+            engine = _engine(job, model, section, free, longest, adapter_part=part, drafts=drafts)
             engines = [engine for engine in plan.named_engines if engine.name == section.name]
             count = 1 if job.on_gpu else job.most_on_a_node(engines)
             yield Phase(section.name, _device_phase(job, engine, section, count).parts)
@@ -121,6 +128,7 @@ def _engine(
     longest: int,
     *,
     adapter_part: Part | None,
+    drafts: DraftMemory | None,
 ) -> EngineMemory:
     """Returns the memory of an engine whose devices have `free` bytes each."""
     if section.type == "sglang" and job.on_gpu:
@@ -144,7 +152,27 @@ def _engine(
         copies=copies,
         kept=kept_samples(job.spec, section),
         adapter_part=adapter_part,
+        drafts=drafts,
     )
+
+
+def _drafts(job: PlannedJob, model: Architecture, section: EngineSpec, name: str) -> DraftMemory | None:
+    """Returns the memory of all of a server's GPUs for speculative decoding; None if it has none."""
+    if section.type != "sglang" or section.speculative.algorithm is None:
+        return None
+    draft = job.drafts.get(name)
+    verified = verified_tokens(section, model.family, draft.block if draft else None)
+    # Each GPU has the logits of all its samples' verified tokens, and their probabilities, in float32.
+    numbers = section.max_running * verified * model.vocab
+    gpus = gpus_of(section) // attention_parts_of(section)
+    how = f"estimated, {section.max_running} × {verified} tokens × {model.vocab:,} × 8 bytes"
+    logits = Part("verified logits", numbers * 8 * gpus, how)
+    if draft is None:
+        return DraftMemory(verified, logits=logits)
+    item = ITEM_BYTES[section.dtype]
+    weights = Part("draft model", draft.parameters * item, f"{draft.parameters:,} × {item} bytes")
+    copies = copies_of_heads(draft.heads, section)
+    return DraftMemory(verified, (weights,), draft.cached * item * copies, logits)
 
 
 def _device_phase(job: PlannedJob, engine: EngineMemory, section: EngineSpec, count: int) -> Phase:

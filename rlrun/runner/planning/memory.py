@@ -234,6 +234,28 @@ class EngineMemory:
     """Tokens of cache that the spec asks for."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """What an SGLang server needs for speculative decoding besides the model that it serves."""
+
+    verified: int = 0
+    """Tokens of a sample that are verified in one pass."""
+    parts: tuple[Part, ...] = ()
+    """The weights of the draft model."""
+    token_bytes: int = 0
+    """Bytes of one token in the draft model's KV cache, which has as many tokens as the server's own."""
+    logits: Part | None = None
+    """Logits of all verified tokens, which are outside of the share for weights and caches."""
+
+    def further_parts(self, tokens: int) -> Iterator[Part]:
+        """Yields the parts beside the weights, for a cache of this number of tokens."""
+        if self.token_bytes:
+            how = f"{tokens:,} tokens × {self.token_bytes:,} bytes"
+            yield Part("draft KV cache", tokens * self.token_bytes, how)
+        if self.logits is not None:
+            yield self.logits
+
+
 def size_engine(
     model: Architecture,
     engine: EngineSpec,
@@ -246,6 +268,7 @@ def size_engine(
     copies: int = 1,
     kept: int = 0,
     adapter_part: Part | None = None,
+    drafts: DraftMemory | None = None,
 ) -> EngineMemory:
     """Returns the memory of an engine whose samples have at most `longest` tokens.
 
@@ -254,28 +277,32 @@ def size_engine(
     makes a float32 copy of its head. `block` is the number of tokens in a block of its cache. `copies` is the
     number of devices that hold the same part of a token's cache (`cache_copies`). `kept` is the number of
     ended samples that the engine keeps, in the cache that it has anyway, and with a recurrent state each.
-    `adapter_part` is the memory that a server has for adapters.
+    `adapter_part` is the memory that a server has for adapters, `drafts` that for speculative decoding.
     """
+    drafts = drafts or DraftMemory()
     token_bytes = cache_token_bytes(model, engine) * copies
-    requested = engine.max_cache_tokens or engine.max_running * (longest + 2 * block)
+    # SGLang allocates the cache of two passes in advance (mem_cache/allocation_sizing.py).
+    requested = engine.max_cache_tokens or engine.max_running * (longest + 2 * block + 2 * drafts.verified)
     weights, how = served_weight_bytes(served_model(model, engine), engine)
     head = model.vocab * model.hidden * 4 if head_copy and engine.dtype != "float32" else 0
     tokens, rows = requested, engine.max_running + 1 + kept  # a spare row takes the padding
-    own_adapters = () if adapter_part is None else (adapter_part,)
-    states = rows * model.state_bytes(ITEM_BYTES[engine.dtype])
+    others = (*(() if adapter_part is None else (adapter_part,)), *drafts.parts)
+    # A verified token that is wrong is undone by the states before it.
+    states = rows * model.state_bytes(ITEM_BYTES[engine.dtype]) * (1 + drafts.verified)
     if free is not None:
-        taken = weights + head + states + sum(part.bytes for part in own_adapters)
+        taken = weights + head + states + sum(part.bytes for part in others)
         cache_bytes = int(max(free - taken, 0) * share)
-        tokens = min(requested, cache_bytes // token_bytes // block * block)
+        tokens = min(requested, cache_bytes // (token_bytes + drafts.token_bytes) // block * block)
     blocks = -(-tokens // block) + 2  # the engine's spare block, and the one that a new sample begins
     phase = Phase(
         "generation",
         (
             Part("weights", weights, how),
-            *own_adapters,
+            *others,
             *([Part("float32 head", head, "trainer.head_dtype")] if head else []),
             *([Part("recurrent states", states, f"{rows:,} × {states // rows:,} bytes")] if states else []),
             Part("KV cache", blocks * block * token_bytes, _how_cached(tokens, token_bytes, copies)),
+            *drafts.further_parts(blocks * block),
         ),
     )
     return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), requested)
@@ -293,7 +320,11 @@ def cache_copies(model: Architecture, engine: EngineSpec) -> int:
     Latent attention counts as one head (SGLang's `ModelConfig.get_num_kv_heads`). Data-parallel attention
     gives each of its parts samples of its own.
     """
-    heads = 1 if model.latent is not None else model.kv_heads
+    return copies_of_heads(1 if model.latent is not None else model.kv_heads, engine)
+
+
+def copies_of_heads(heads: int, engine: EngineSpec) -> int:
+    """Returns how many GPUs of a server hold each of a cache's heads of keys and values."""
     return max(1, engine.tensor // attention_parts_of(engine) // heads)
 
 

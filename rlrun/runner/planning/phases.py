@@ -17,6 +17,9 @@ from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lora_sync import sends_adapters
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay_slices
 
+_WEIGHTS = ("weights", "adapters", "draft model")
+"""The parts of an engine's memory that wake before an update."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobMemory:
@@ -62,7 +65,7 @@ def _in_turns(job: PlannedJob, ranks: RankMemory, rollout: Phase) -> list[Phase]
     """
     context = CUDA_CONTEXT_BYTES if job.on_gpu else 0
     asleep = context + (rollout.part_bytes("adapters") if job.on_gpu else 0)  # servers keep these
-    weights = (part for part in rollout.parts if part.name in ("weights", "adapters"))
+    weights = (part for part in rollout.parts if part.name in _WEIGHTS)
     update = Phase("weight update", (*weights, *_buckets(job)))
     trainer = "trainer (memory released)" if job.on_gpu else "trainer"
     return [

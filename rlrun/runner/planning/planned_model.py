@@ -2,19 +2,23 @@
 a spec leaves to them: the longest prompt, and whether shared prefixes pay.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlrun.converters.families.stored_adapter import StoredAdapter, read_stored_adapter
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import read_architecture
+from rlrun.models.config_json import read_architecture, read_config
 from rlrun.models.hub import download
 from rlrun.models.transformers_models import read_model
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.planning.served_weights import DraftModel, draft_model
+from rlrun.runner.planning.step_time import POLICY_DRAFT
 from rlrun.specs.derived.engine_layout import starts_with_job
 from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.shared_prefixes import SharingChoice, choose_sharing, with_sharing
+from rlrun.specs.rules.engines.speculation import has_draft_weights
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.model import ModelSpec
 
@@ -32,11 +36,17 @@ def planned_architecture(spec: ModelSpec) -> Architecture:
             f"{spec.path} is not a folder, and a transformers model is sized from the headers of its "
             "weights: download it and give its folder as model.path"
         )
+    return read_architecture(_config_folder(spec))
+
+
+def _config_folder(spec: ModelSpec) -> Path:
+    """Returns a folder with a model's config.json: its own, or one that is downloaded from the hub."""
+    if (folder := Path(spec.path)).is_dir():
+        return folder
     try:
-        folder = download(spec.path, ["config.json"], spec.revision)
+        return download(spec.path, ["config.json"], spec.revision)
     except ValueError as error:
         raise ValueError(f"the config.json of {spec.path} could not be downloaded: {error}") from None
-    return read_architecture(folder)
 
 
 def named_engine_architectures(spec: Spec) -> dict[str, Architecture]:
@@ -61,6 +71,29 @@ def named_engine_adapters(spec: Spec) -> dict[str, StoredAdapter]:
         for section in spec.engines
         if section.adapter is not None and section.type != "external"
     }
+
+
+def draft_models(
+    spec: Spec, policy: Architecture, named: Mapping[str, Architecture]
+) -> dict[str, DraftModel]:
+    """Returns the draft model of each kind of SGLang servers that has one, by the engine's name. `named`: the
+    models of `[[engines]]`.
+
+    Raises ValueError, with the reason, if a config.json cannot be used.
+    """
+    servers = [(POLICY_DRAFT, spec.engine, spec.model, policy)]
+    servers += [
+        (section.name, section, ModelSpec(path=section.path, revision=section.revision), named[section.name])
+        for section in spec.engines
+        if section.name in named and section.path is not None
+    ]
+    drafts = {}
+    for name, section, model, served in servers:
+        if has_draft_weights(section):
+            config = read_config(_config_folder(model))
+            if (draft := draft_model(section.speculative, served, config)) is not None:
+                drafts[name] = draft
+    return drafts
 
 
 def fit_spec(spec: Spec, model: ModelFiles) -> tuple[Spec, SharingChoice | None]:

@@ -21,7 +21,7 @@ from rlrun.runner.planning.model_size import (
 )
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
-from rlrun.runner.planning.served_weights import served_weight_bytes
+from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.derived.server_size import gpus_of
@@ -44,6 +44,10 @@ NETWORK = 5e10
 """Bytes per second between nodes for each GPU: 400 Gbit/s."""
 HOST_LINK = 2e10
 """Bytes per second between a GPU and its host."""
+
+
+POLICY_DRAFT = "engine"
+"""The name of `[engine]` among draft models, which none of `[[engines]]` can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class PlannedJob:
     """The models of `[[engines]]`, by the engine's name."""
     adapters: Mapping[str, StoredAdapter] = field(default_factory=dict)
     """The adapters of `[[engines]]`, by the engine's name."""
+    drafts: Mapping[str, DraftModel] = field(default_factory=dict)
+    """The draft models of SGLang servers, by the engine's name; that of `[engine]` is `POLICY_DRAFT`."""
 
     @property
     def on_gpu(self) -> bool:

@@ -46,8 +46,10 @@ def served_weight_bytes(model: Architecture, engine: EngineSpec) -> tuple[int, s
 
 def served_model(model: Architecture, engine: EngineSpec) -> Architecture:
     """Returns the model that an engine loads: an SGLang server has the vision tower that its checkpoint has,
-    also where the trainer leaves it out (`trainer.vision_tower = "none"`).
+    also where the trainer leaves it out (`trainer.vision_tower = "none"`). An MTP layer that is trained is a
+    draft model there, or missing.
     """
+    model = replace(model, mtp=None)
     if engine.type != "sglang" or model.vision is None:
         return model
     return replace(model, vision=replace(model.vision, loaded=True))

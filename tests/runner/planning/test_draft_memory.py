@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import architecture
+from rlrun.models.config_json import architecture, with_mtp_layer
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.engine_memory import policy_engine_memory
 from rlrun.runner.planning.hardware import GIB, find_gpu
@@ -143,6 +143,12 @@ def test_a_draft_model_takes_room_from_the_cache() -> None:
     # four tokens of 1,024 samples, and the cache of two passes
     assert phase.part_bytes("verified logits") == 1024 * 4 * 151936 * 8
     assert drafted.requested_tokens - without.requested_tokens == 1024 * 2 * 4
+
+
+def test_a_trained_layer_for_further_tokens_is_counted_once() -> None:
+    model = architecture(PUBLISHED["MiMo-7B"][0] | {"num_nextn_predict_layers": 1})
+    memory = engine_memory(with_mtp_layer(model), {})
+    assert memory.phase.part_bytes("weights") == 2 * parameter_count(model)
 
 
 def test_texts_that_guess_take_logits_only() -> None:

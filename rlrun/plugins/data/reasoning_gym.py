@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlrun.plugins.data.task_settings import settings_of
+from rlrun.plugins.data.task_settings import is_of_type, settings_of
 from rlrun.plugins.types import Row
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.section import Section
@@ -56,16 +56,18 @@ class ReasoningGym:
 
     @classmethod
     def preview(cls, params: ReasoningGymParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields no rows, since the library takes seconds to import; only checks names.
+        """Yields no rows, since the library takes seconds to import; only checks names and types.
 
-        Raises ValueError for an unknown task, or for a setting that the task does not have.
+        Raises ValueError for an unknown task, or for a setting that the task does not have or take.
         """
         if (tasks := tasks_on_disk()) and params.task not in tasks:
             raise _unknown(params.task, tasks)
         settings = settings_of(params.task) if params.task_params else None
-        for name in params.task_params if settings else ():
+        for name, value in params.task_params.items() if settings else ():
             if settings and name not in settings:
-                raise _unknown_setting(params.task, name, settings - _OWN)
+                raise _unknown_setting(params.task, name, settings.keys() - _OWN)
+            if settings and not is_of_type(value, settings[name]):
+                raise _wrong_setting(params.task, name, settings[name], value)
         yield from ()
 
     def __len__(self) -> int:
@@ -128,6 +130,11 @@ def _unknown_setting(task: str, name: str, settings: Collection[str]) -> ValueEr
     meant = nearest(name, settings)
     cure = f"did you mean {meant!r}?" if meant else f"it takes {', '.join(sorted(settings))}"
     return ValueError(f"reasoning-gym's task {task!r} has no setting {name!r} (task_params); {cure}")
+
+
+def _wrong_setting(task: str, name: str, annotation: str, value: Any) -> ValueError:
+    place = f"the setting {name!r} of reasoning-gym's task {task!r} (task_params)"
+    return ValueError(f"{place} is of type {annotation}, found {value!r}")
 
 
 def tasks_on_disk() -> set[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.docstrings import field_docstrings
@@ -40,7 +41,7 @@ class Explainer:
         """
         findings: list[Finding] = []
         missing: list[Finding] = []
-        for each in error.errors(include_url=False):
+        for each in _without_counts(error.errors(include_url=False)):
             path = (*prefix, *each["loc"])
             table = _model_at(model, each["loc"][:-1])
             valid = [*(table.model_fields if table else ()), *(more if len(each["loc"]) == 1 else ())]
@@ -103,6 +104,17 @@ class Explainer:
         add = f"a table `[{table_name(path)}]`" if is_table else f"`{key} = …`"
         cure = f"add {add}{about}"
         return Finding(path, "required and not given", cure, at_value=False, code=Code.MISSING_KEY)
+
+
+def _without_counts(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Drops errors about the length of an array with wrong elements: pydantic counts only valid ones."""
+    places = [each["loc"] for each in errors]
+    return [
+        each
+        for each in errors
+        if each["type"] != "too_short"
+        or not any(place[:-1][: len(each["loc"])] == each["loc"] for place in places)
+    ]
 
 
 def _unknown(

@@ -64,7 +64,16 @@ def rule_findings(
 
 
 def _depends_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
-    return any(path[: len(bad)] == bad for path in (finding.path, *finding.related) for bad in broken)
+    """A related table is one whose every key matters."""
+    return any(
+        _is_within(finding.path, bad)
+        or any(_is_within(path, bad) or _is_within(bad, path) for path in finding.related)
+        for bad in broken
+    )
+
+
+def _is_within(path: KeyPath, table: KeyPath) -> bool:
+    return path[: len(table)] == table
 
 
 def _removable(path: KeyPath) -> KeyPath:

@@ -61,7 +61,8 @@ def sweep_search(spec: Spec) -> Iterator[Finding]:
         yield Finding(("sweep", "search"), message, cure, "trials", "optuna", related=(path,))
     if spec.sweep.search == "grid" and spec.sweep.trials is not None:
         cure = 'remove it, or set search = "optuna"'
-        yield no_effect(path, "a grid has one trial for each combination of values", cure)
+        why = "a grid has one trial for each combination of values"
+        yield no_effect(path, why, cure, (("sweep", "search"),))
 
 
 SWEEP_RULES: tuple[Rule, ...] = (sweep_values, sweep_search)

@@ -50,7 +50,8 @@ def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         problem = "needs path or engine" if spec.teacher.path is None else "has both path and engine"
         message = f"{problem}: either the trainer loads the teacher (path), or [[engines]] serve it (engine)"
         cure = "add one of the two" if spec.teacher.path is None else "remove one of the two"
-        yield Finding(("teacher",), message, cure, at_value=False)
+        keys: tuple[KeyPath, ...] = (("teacher", "path"), ("teacher", "engine"))
+        yield Finding(("teacher",), message, cure, at_value=False, related=keys)
 
 
 def served_companions(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:

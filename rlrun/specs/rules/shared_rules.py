@@ -76,12 +76,14 @@ def model_revision(spec: Spec) -> Iterator[Finding]:
 
 def kept_checkpoints(spec: Spec) -> Iterator[Finding]:
     """Settings of checkpoints during the job need an interval."""
+    interval: KeyPath = ("checkpoint", "interval")
+    cure = "remove it, or add `interval = …`"
     if is_given(spec.checkpoint, "keep") and spec.checkpoint.interval is None:
         why = "without an interval the only checkpoint is the one at the end"
-        yield no_effect(("checkpoint", "keep"), why, "remove it, or add `interval = …`")
+        yield no_effect(("checkpoint", "keep"), why, cure, (interval,))
     if spec.checkpoint.asynchronous and spec.checkpoint.interval is None:
         why = "without an interval the only checkpoint is the one at the end, after all training"
-        yield no_effect(("checkpoint", "asynchronous"), why, "remove it, or add `interval = …`")
+        yield no_effect(("checkpoint", "asynchronous"), why, cure, (interval,))
 
 
 def ports(spec: Spec) -> Iterator[Finding]:

@@ -191,7 +191,7 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
             message = f'no table of [[engines]] is named "{name}"'
             cure = f'add a table [[engines]] with `name = "{name}"`'
             cure = f'did you mean "{suggestion}"?' if suggestion else cure
-            yield Finding(path, message, cure, suggestion, name)
+            yield Finding(path, message, cure, suggestion, name, related=(("engines",),))
 
 
 ENGINE_RULES = (

@@ -70,7 +70,7 @@ def _draft_model(key: KeyPath, section: EngineSpec) -> Iterator[Finding]:
     if algorithm in DRAFT_FOLDER and section.type == "sglang" and model is None:
         message = f'algorithm "{algorithm}" guesses with a model of its own, and none is given'
         cure = 'add `draft_model = "FOLDER"`, or use "ngram" or "mtp"'
-        yield Finding(key, message, cure, found=algorithm)
+        yield Finding(key, message, cure, found=algorithm, related=(path,))
     if algorithm in ("ngram", "mtp") and model is not None:
         yield no_effect(path, f'algorithm "{algorithm}" has no draft model', "remove it", (key,))
 

@@ -25,6 +25,7 @@ from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.atomic_files import write_json, write_text
 from rlrun.runner.host.background import finish_when_cancelled, in_background
 from rlrun.runner.host.failures import run_watched
+from rlrun.runner.host.garbage import rare_collections
 from rlrun.runner.host.model_files import ModelFiles, fetch_model
 from rlrun.runner.job.assembly import start_job
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
@@ -162,7 +163,8 @@ async def _run(
         else:
             attempts = Attempts(loaded, model, running, folder, journal=journal, say=say, stop=stop)
             work = attempts.run(resume=resume)
-        await run_watched(work, watch(spec, running, stop, say), partial(diagnose_engines, running))
+        with rare_collections():
+            await run_watched(work, watch(spec, running, stop, say), partial(diagnose_engines, running))
         if stop.cause is not None:
             raise JobError(stop.cause, code=Code.CLUSTER)
     finally:

@@ -60,6 +60,7 @@ class PartialSource(RolloutSource):
         self._restarting: set[int] = set()
         """Prompts of unfinished groups of a checkpoint, which are generated first after a resume."""
         self._failures: list[Exception] = []
+        self._group_done = asyncio.Event()
         self._oldest_allowed = 0
         """The oldest version that a group's tokens may have."""
 
@@ -155,7 +156,8 @@ class PartialSource(RolloutSource):
                 groups = self._tally.accept_partial_batch(list(self._ready.values()), batch_size)
                 self._ready = {prompt_index(group): group for group in groups}
                 break
-            await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            await self._group_done.wait()
+            self._group_done.clear()
 
     def _start(self, prompt: Prompt) -> None:
         # Prompts come in order, so those before this one were started or have been finished.
@@ -172,6 +174,7 @@ class PartialSource(RolloutSource):
         finally:
             self._running.pop(prompt.index, None)
             self._resumer.forget(prompt.index)
+            self._group_done.set()
         if group is None:
             return
         if self._is_stale(_as_buffered(group)):  # the first of its turns became too old during this step

@@ -47,15 +47,19 @@ class SynchronousSource(RolloutSource):
         batch_size = self._spec.batch_size
         kept: list[Group] = []
         running: set[asyncio.Task[Group | None]] = set()
+        finished: asyncio.Queue[asyncio.Task[Group | None]] = asyncio.Queue()
         cancelled = asyncio.Event()
         try:
             while len(kept) < batch_size:
                 if len(running) + len(kept) < batch_size and not self._is_exhausted():
-                    prompts = await self._take_prompts()
-                    running |= {asyncio.create_task(self._produce(prompt, cancelled)) for prompt in prompts}
+                    for prompt in await self._take_prompts():
+                        task = asyncio.create_task(self._produce(prompt, cancelled))
+                        task.add_done_callback(finished.put_nowait)
+                        running.add(task)
                 if not running:
                     return self._tally.accept_partial_batch(kept, batch_size)
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done = await _take_all(finished)
+                running.difference_update(done)
                 kept += [group for task in done if (group := task.result())]
         finally:
             cancelled.set()
@@ -86,3 +90,14 @@ class SynchronousSource(RolloutSource):
             await asyncio.wait(running, timeout=GRACE_SECONDS)
         finally:
             await cancel_all(running)
+
+
+async def _take_all(finished: asyncio.Queue[asyncio.Task[Group | None]]) -> list[asyncio.Task[Group | None]]:
+    """Returns the tasks that are finished, at least one.
+
+    `asyncio.wait` would visit each of the groups in flight, which are thousands, whenever one is finished.
+    """
+    tasks = [await finished.get()]
+    while not finished.empty():
+        tasks.append(finished.get_nowait())
+    return tasks

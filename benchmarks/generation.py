@@ -98,7 +98,7 @@ def lengths(batch: int, new: int, ragged: bool) -> list[int]:
 
 async def measure_native(url: str, budgets: list[int], options: argparse.Namespace) -> float:
     """Tokens per CPU-second through the client, JSON and HTTP included."""
-    async with EngineClient(url) as client:
+    async with EngineClient(url, own=True) as client:
         rates = []
         for repeat in range(options.repeats + 1):
             rng = np.random.default_rng(repeat)

@@ -2,11 +2,13 @@
 
     python benchmarks/orchestrator.py
 
-`loop`: rollout source, executions, sessions, filters and metrics, on engines that answer in the same process.
-`http`: the same through the pool and the HTTP client, on a sleeping engine in a process of its own. `bare`:
-the same bodies and answers by aiohttp and orjson alone, the floor of any client in Python. Every figure is of
+`loop`: rollout source, executions, sessions, filters and metrics, on engines in the same process.
+`channel`: the same through pool and client, on a sleeping engine in a process of its own, which is called as
+rlrun's own engines are. `http`: with a request for each call, as to SGLang. `bare`: the bodies and answers of
+`http` by aiohttp and orjson alone, the floor of any HTTP client in Python. Every figure is of
 a fresh process: CPU time of the driver's process alone, and its growth in resident memory from before the
 first request to the end of the batch. Rewards and tokenizer answer at once: their work is not the loop's.
+Python collects garbage as in the driver of a job.
 Prints one JSON object.
 """
 
@@ -19,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -38,6 +41,7 @@ from rlrun.runner.engines.client.wire import generate_body
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
+from rlrun.runner.host.garbage import rare_collections
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.group_producer import engine_sampling
@@ -45,25 +49,30 @@ from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 256
-WAYS = ("loop", "http", "bare")
+WAYS = ("loop", "channel", "http", "bare")
 SIZES = ((1_000, 8), (1_000, 1), (10_000, 1))
 """Requests in flight, samples of each."""
 SECONDS = 20.0
 """How long every response takes: longer than it takes to ask for all of them."""
 
 
-class Instant:
-    """Engines that answer all requests at once, as soon as all are in flight."""
+class OneByOne:
+    """Engines that answer one request in each round of the event loop, once all are in flight."""
 
     def __init__(self, requests: int) -> None:
-        self._left = requests
-        self._all = asyncio.Event()
+        self._requests = requests
+        self._turns: deque[asyncio.Future[None]] = deque()
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        self._left -= 1
-        if not self._left:
-            self._all.set()
-        await self._all.wait()
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._turns.append(turn)
+        self._requests -= 1
+        if not self._requests:
+            self._turns.popleft().set_result(None)
+        await turn
+        if self._turns:
+            loop.call_soon(self._turns.popleft().set_result, None)
         return [
             Generation(
                 np.full(RESPONSE_TOKENS, 7, dtype=np.int32),
@@ -91,11 +100,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", nargs=3, metavar=("WAY", "REQUESTS", "SAMPLES"), help="a single measurement")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     chosen = parser.parse_args()
     if chosen.one:
         print(json.dumps(measure(chosen.one[0], int(chosen.one[1]), int(chosen.one[2]))))
         return
-    cases = [(way, *size) for size in SIZES for way in WAYS]
+    cases = [(way, *size) for size in SIZES for way in chosen.ways]
     found: dict[tuple[str, int, int], list[dict[str, float]]] = {case: [] for case in cases}
     for _ in range(chosen.rounds):
         for case in cases:
@@ -118,7 +128,7 @@ def measure(way: str, requests: int, samples: int) -> dict[str, float]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if way == "loop":
-        return asyncio.run(through_the_loop(Instant(requests), requests, samples))  # type: ignore[arg-type]
+        return asyncio.run(through_the_loop(OneByOne(requests), requests, samples))  # type: ignore[arg-type]
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=serve, args=(there,), daemon=True)
@@ -127,7 +137,7 @@ def measure(way: str, requests: int, samples: int) -> dict[str, float]:
     try:
         if way == "bare":
             return asyncio.run(bare(url, requests, samples))
-        return asyncio.run(over_http(url, requests, samples))
+        return asyncio.run(over_http(url, requests, samples, own=way == "channel"))
     finally:
         here.send(None)
         server.join(60)
@@ -142,8 +152,8 @@ def serve(pipe: Connection) -> None:
     server.stop()
 
 
-async def over_http(url: str, requests: int, samples: int) -> dict[str, float]:
-    async with EngineClient(url) as client:
+async def over_http(url: str, requests: int, samples: int, *, own: bool) -> dict[str, float]:
+    async with EngineClient(url, own=own) as client:
         return await through_the_loop(EnginePool([client]), requests, samples)
 
 
@@ -161,7 +171,7 @@ async def through_the_loop(engines: Engines, requests: int, samples: int) -> dic
     source = SynchronousSource(spec_of(requests, samples), policy, prompts, Filters([]))
     await prompts.next()  # the first batch is read; the measured one is read ahead
     await asyncio.sleep(0.1)
-    with Measured(requests * samples) as measured:
+    with rare_collections(), Measured(requests * samples) as measured:
         batch = await source.next(0)
         batch.measure()
     assert sum(len(group.samples) for group in batch.groups) == requests * samples
@@ -188,7 +198,7 @@ async def bare(url: str, requests: int, samples: int) -> dict[str, float]:
             async with session.post(f"{url}/generate", data=body) as response:
                 return orjson.loads(await response.read())
 
-        with Measured(requests * samples) as measured:
+        with rare_collections(), Measured(requests * samples) as measured:
             answers = await asyncio.gather(*map(ask, bodies))
     assert sum(map(len, answers)) == requests * samples
     return measured.figures

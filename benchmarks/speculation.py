@@ -101,7 +101,7 @@ async def compare(kind: str, urls: list[str], batch: int, options: argparse.Name
 
 async def generate(url: str, batch: list[GenerateRequest]) -> list[Generation]:
     """The answers to one batch."""
-    async with EngineClient(url) as client:
+    async with EngineClient(url, own=True) as client:
         return [generation for answer in await client.generate_batch(batch) for generation in answer]
 
 

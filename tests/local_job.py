@@ -147,7 +147,7 @@ async def _run(
     spec: Spec, plan: Plan, rank: LocalRank, server: NativeServer | None, *, folder: Path, journal: Lines
 ) -> None:
     assert plan.steps is not None
-    pool = EnginePool([EngineClient(server.start())]) if server is not None else None
+    pool = EnginePool([EngineClient(server.start(), own=True)]) if server is not None else None
     model = fetch_model(spec.model)
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)

@@ -35,7 +35,8 @@ class Guard:
         """Returns why a request is refused; None if it is accepted. Names in `headers` may have any case.
 
         Checking the Host header keeps out web pages that reach the server under their own name (DNS
-        rebinding). Checking the content type keeps out forms of web pages.
+        rebinding). Checking the content type keeps out forms of web pages, and checking the origin their
+        WebSockets: browsers send it with each.
         """
         if not is_known_host(headers.get("Host", ""), self.address):
             return Refusal(403, f"this server is not called {headers.get('Host', '')!r}")
@@ -45,6 +46,8 @@ class Guard:
         kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
             return Refusal(415, "a body must be JSON, with Content-Type: application/json")
+        if "Upgrade" in headers and "Origin" in headers:
+            return Refusal(403, "web pages may not open WebSockets of this server")
         return None
 
 

@@ -95,6 +95,7 @@ class EngineHandle:
                 self._served.model.config(), experts=reports_experts(self._spec, self._served)
             ),
             models=updated_models(self._served.section),
+            own=self._served.section.type != "sglang",
         )
 
     async def watch(self) -> None:

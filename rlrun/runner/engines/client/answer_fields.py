@@ -4,7 +4,6 @@
 /generate with".
 """
 
-import binascii
 import json
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -82,6 +81,39 @@ def read_finish(reason: Any, sample: str) -> Literal["stop", "length", "abort"]:
     return finish
 
 
+def read_listed_tokens(
+    answer: Mapping[str, Any], meta: Mapping[str, Any], vocabulary: int, sample: str
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the tokens `[T]` and their log-probs `[T]`, from lists of numbers as SGLang sends them."""
+    tokens = read_tokens(answer.get("output_ids"), vocabulary, sample)
+    values, log_prob_ids = read_columns(meta.get("output_token_logprobs") or [], len(tokens), sample)
+    if log_prob_ids != tuple(answer["output_ids"]):
+        raise BadAnswer(f"log-probs of other tokens than those of {sample}")
+    return tokens, read_log_probs(values, sample)
+
+
+def read_packed_tokens(
+    answer: Mapping[str, Any], meta: Mapping[str, Any], vocabulary: int, sample: str
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the tokens `[T]` and their log-probs `[T]`, from base64 as rlrun's own engines send them."""
+    tokens = _unpack(answer.get("output_ids"), "<i4", f"output_ids for {sample}").astype(np.int32, copy=False)
+    log_probs = _unpack(meta.get("output_token_logprobs"), "<f4", f"output_token_logprobs for {sample}")
+    if len(log_probs) != len(tokens):
+        raise BadAnswer(f"{len(log_probs)} log-probs of {sample}, which has {len(tokens)} tokens")
+    if len(tokens):
+        _check_tokens(tokens, vocabulary, sample)
+        _check_log_probs(log_probs, sample)
+    return tokens, log_probs.astype(np.float32, copy=False)
+
+
+def _unpack(text: Any, dtype: str, what: str) -> NDArray[Any]:
+    """Returns the numbers of a base64 text."""
+    try:
+        return np.frombuffer(b64decode(text, validate=True), dtype)
+    except (TypeError, ValueError):  # binascii.Error is a ValueError
+        raise BadAnswer(f"{quoted(text)} as {what}; it must be base64 of {np.dtype(dtype)} numbers") from None
+
+
 def read_tokens(ids: Any, vocabulary: int, sample: str) -> NDArray[np.int32]:
     """Returns token ids `[T]`, each below `vocabulary`."""
     if not isinstance(ids, list):
@@ -89,12 +121,7 @@ def read_tokens(ids: Any, vocabulary: int, sample: str) -> NDArray[np.int32]:
     if not ids:
         return np.zeros(0, np.int32)
     array = _array(ids, "iu", "token id", "a whole number of 64 bits", sample)
-    is_wrong = (array < 0) | (array >= vocabulary)
-    if is_wrong.any():
-        index = int(is_wrong.argmax())
-        raise BadAnswer(
-            f"token id {array[index]} at token {index} of {sample}; ids of this model are below {vocabulary}"
-        )
+    _check_tokens(array, vocabulary, sample)
     return array.astype(np.int32)
 
 
@@ -103,14 +130,29 @@ def read_log_probs(values: Sequence[Any], sample: str) -> NDArray[np.float32]:
     if not values:
         return np.zeros(0, np.float32)
     array = _array(values, "fiu", "log-prob", "a number", sample)
-    is_right = (array >= MIN_LOG_PROB) & (array <= MAX_LOG_PROB)  # NaN is neither
-    if not is_right.all():
-        index = int(is_right.argmin())
-        raise BadAnswer(
-            f"log-prob {array[index]:g} at token {index} of {sample}; log-probs are at most 0, and at least "
-            f"{MIN_LOG_PROB:g}"
-        )
+    _check_log_probs(array, sample)
     return array.astype(np.float32)
+
+
+def _check_tokens(ids: NDArray[Any], vocabulary: int, sample: str) -> None:
+    """Raises BadAnswer unless each of the ids, at least one, is in the vocabulary."""
+    if ids.min() >= 0 and ids.max() < vocabulary:
+        return
+    index = int(((ids < 0) | (ids >= vocabulary)).argmax())
+    raise BadAnswer(
+        f"token id {ids[index]} at token {index} of {sample}; ids of this model are below {vocabulary}"
+    )
+
+
+def _check_log_probs(values: NDArray[Any], sample: str) -> None:
+    """Raises BadAnswer unless each of the values, at least one, can be a log-prob."""
+    if values.min() >= MIN_LOG_PROB and values.max() <= MAX_LOG_PROB:  # NaN makes both false
+        return
+    index = int(((values >= MIN_LOG_PROB) & (values <= MAX_LOG_PROB)).argmin())
+    raise BadAnswer(
+        f"log-prob {values[index]:g} at token {index} of {sample}; log-probs are at most 0, and at least "
+        f"{MIN_LOG_PROB:g}"
+    )
 
 
 def _array(values: Sequence[Any], kinds: str, what: str, expected: str, sample: str) -> NDArray[Any]:
@@ -237,10 +279,7 @@ def read_experts(
     """
     if count is None:
         return None
-    try:
-        flat = np.frombuffer(b64decode(meta["routed_experts"], validate=True), np.int32)
-    except (KeyError, TypeError, ValueError, binascii.Error):
-        raise BadAnswer(f"no routed_experts for {sample}, or not base64 of int32 numbers") from None
+    flat = _unpack(meta.get("routed_experts"), "<i4", f"routed_experts for {sample}")
     if not rows or not len(flat) or len(flat) % rows:
         raise BadAnswer(f"experts of {len(flat)} numbers for {rows} tokens of {sample}")
     if flat.min() < 0 or flat.max() >= count:

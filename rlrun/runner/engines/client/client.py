@@ -1,6 +1,10 @@
-"""The client of an engine: SGLang's HTTP protocol, the same for a native engine and an SGLang server.
+"""The client of an engine: SGLang's HTTP protocol, for SGLang servers and for rlrun's own engines.
 
     GenerateRequest ──wire──▶ JSON ──POST /generate──▶ engine ──JSON──▶ parsing ──▶ Generation
+                                └──frame of a channel──▶ rlrun's own engine
+
+SGLang gets a request, and a connection, for each call that is in flight. Calls to rlrun's own engines share a
+channel (rlrun.runner.contracts.channel_frames), except for those with very long bodies or answers.
 
 EngineClient generates and scores; the classes below it make the other calls:
 EngineClient ── WeightClient (updates of the weights) ── ControlClient (pausing, memory, health).
@@ -16,6 +20,7 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.images import PlacedImage
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
+from rlrun.runner.contracts.channel_frames import MAX_FRAME_BYTES
 from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.parsing import (
     NO_LIMITS,
@@ -48,15 +53,19 @@ class EngineClient(WeightClient):
         name: str = "engine",
         limits: ModelLimits = NO_LIMITS,
         models: UpdatedModels = "target",
+        own: bool = False,
     ) -> None:
         """`generate_timeout`: seconds for a /generate call. `control_timeout`: seconds for any other call.
         `api_key`: the key that the engine asks for, if any. `name`: its name in messages. `limits`: bounds
         that its answers are checked against, and whether it is asked which experts tokens are routed to.
         `models`: which models of an SGLang server weight updates are for.
+        `own`: the engine is rlrun's own, so it is called over one channel and sends packed answers.
         """
         super().__init__(Connection(url, api_key, name), control_timeout, models)
         self.vocabulary = limits.vocabulary
         self.api_key = api_key
+        self.own = own
+        """The engine is rlrun's own."""
         self._limits = limits
         self._generate_timeout = generate_timeout
 
@@ -73,9 +82,13 @@ class EngineClient(WeightClient):
             return []
         ids = [sample_id for request in requests for sample_id in sample_ids(request)]
         async with self._adapters.use(ids) as adapters:
-            body = generate_body(requests, experts=self._limits.experts is not None, adapters=adapters)
-            raw = await self._generate(body, max_answer_bytes(requests, self._limits), safe=False)
-        return self._read("/generate", lambda: parse_generations(raw, requests, self._limits, adapters))
+            experts = self._limits.experts is not None
+            body = generate_body(requests, experts=experts, adapters=adapters, packed=self.own)
+            max_bytes = max_answer_bytes(requests, self._limits, packed=self.own)
+            raw = await self._generate(body, max_bytes, safe=False)
+        return self._read(
+            "/generate", lambda: parse_generations(raw, requests, self._limits, adapters, packed=self.own)
+        )
 
     async def abort(self, request: GenerateRequest) -> None:
         """Ends the samples of a request; it is answered with the tokens so far."""
@@ -103,6 +116,7 @@ class EngineClient(WeightClient):
         return self._read("/generate", lambda: parse_scores(raw, sequences, self._limits, placeholder))
 
     async def _generate(self, body: bytes, max_bytes: int, *, safe: bool) -> bytes:
-        return await self._connection.call(
-            "POST", "/generate", body, self._generate_timeout, safe=safe, max_bytes=max_bytes
-        )
+        seconds = self._generate_timeout
+        if self.own and max(len(body), max_bytes) <= MAX_FRAME_BYTES:
+            return await self._connection.call_on_channel(body, seconds, safe=safe, max_bytes=max_bytes)
+        return await self._connection.call("POST", "/generate", body, seconds, safe=safe, max_bytes=max_bytes)

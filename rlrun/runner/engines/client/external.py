@@ -73,6 +73,7 @@ class ExternalEngine:
         try:
             await self._wait_until_healthy(client, seconds)
             await check_model(client, self.name, self._expected)
+            client.own = "channel" in await client.model_info()
         except BaseException:
             await client.close()
             raise

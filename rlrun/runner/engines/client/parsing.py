@@ -27,11 +27,12 @@ from rlrun.runner.engines.client.answer_fields import (
     read_experts,
     read_finish,
     read_json,
+    read_listed_tokens,
     read_log_probs,
     read_mask,
+    read_packed_tokens,
     read_retractions,
     read_spans,
-    read_tokens,
     summary,
 )
 
@@ -58,6 +59,8 @@ class ModelLimits:
 NO_LIMITS = ModelLimits()
 _SAMPLE_BYTES, _TOKEN_BYTES, _EXPERT_BYTES = 1 << 20, 512, 1 << 16
 """Generous limits: a token with its log-prob takes 50 bytes, and 6 for each expert of each layer."""
+_PACKED_TOKEN_BYTES = 16
+"""A token with its log-prob takes 11 bytes in base64."""
 _MOST_CANDIDATES = 1 << 18
 _CANDIDATE_BYTES = 12
 """A token id of a sampling mask takes up to 8 bytes with its comma."""
@@ -68,9 +71,12 @@ def sample_ids(request: GenerateRequest) -> list[str]:
     return [f"{request.id}-{k}" for k in range(len(request.seeds))]
 
 
-def max_answer_bytes(requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIMITS) -> int:
+def max_answer_bytes(
+    requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIMITS, *, packed: bool = False
+) -> int:
     """Returns how many bytes the answer to `wire.generate_body` may have."""
-    token_bytes = _TOKEN_BYTES + (0 if limits.experts is None else _EXPERT_BYTES)
+    token_bytes = _PACKED_TOKEN_BYTES if packed else _TOKEN_BYTES
+    token_bytes += 0 if limits.experts is None else _EXPERT_BYTES
     return sum(
         len(request.seeds)
         * (
@@ -103,11 +109,14 @@ def parse_generations(
     requests: Sequence[GenerateRequest],
     limits: ModelLimits = NO_LIMITS,
     adapters: int | None = None,
+    *,
+    packed: bool = False,
 ) -> list[list[Generation]]:
     """Reads the answer to `wire.generate_body`: the samples of each request.
 
     `adapters`: the version whose adapters the request named, which made all of its tokens; None: the answer
-    says which weights made them. Raises BadAnswer if it is not what was asked for.
+    says which weights made them. `packed`: tokens and log-probs were asked for as base64. Raises BadAnswer if
+    the answer is not what was asked for.
     """
     samples = [(request, sample_id) for request in requests for sample_id in sample_ids(request)]
     answers = read_json(raw)
@@ -115,7 +124,7 @@ def parse_generations(
         raise BadAnswer(f"{summary(answers)} where {len(samples)} samples were asked for")
     generations = iter(
         [
-            _generation(answer, request, sample_id, limits, adapters)
+            _generation(answer, request, sample_id, limits, adapters, packed=packed)
             for answer, (request, sample_id) in zip(answers, samples, strict=True)
         ]
     )
@@ -171,7 +180,13 @@ def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest:
 
 
 def _generation(
-    answer: Any, request: GenerateRequest, sample_id: str, limits: ModelLimits, adapters: int | None = None
+    answer: Any,
+    request: GenerateRequest,
+    sample_id: str,
+    limits: ModelLimits,
+    adapters: int | None = None,
+    *,
+    packed: bool = False,
 ) -> Generation:
     sample = f"sample {sample_id}"
     answer = json_object(answer, sample)
@@ -179,21 +194,18 @@ def _generation(
     if meta.get("id") != sample_id:
         raise BadAnswer(f"sample {quoted(meta.get('id'))} instead of {sample}")
     finish = read_finish(meta.get("finish_reason"), sample)
-    ids = answer.get("output_ids")
-    tokens = read_tokens(ids, limits.vocabulary, sample)
+    read = read_packed_tokens if packed else read_listed_tokens
+    tokens, log_probs = read(answer, meta, limits.vocabulary, sample)
     if len(tokens) > request.sampling.max_new_tokens:
         limit = request.sampling.max_new_tokens
         raise BadAnswer(f"{len(tokens)} tokens for {sample}, although at most {limit} were asked for")
     if not len(tokens) and finish != "abort":
         raise BadAnswer(f"no tokens for {sample}, although its finish_reason is {finish!r}")
-    values, log_prob_ids = read_columns(meta.get("output_token_logprobs") or [], len(tokens), sample)
-    if log_prob_ids != tuple(ids):
-        raise BadAnswer(f"log-probs of other tokens than those of {sample}")
     if meta.get("prompt_tokens", len(request.tokens)) != len(request.tokens):
         prompt = quoted(meta["prompt_tokens"])
         raise BadAnswer(f"{sample} after a prompt of {prompt} tokens instead of {len(request.tokens)}")
     spans = read_spans(meta, len(tokens), sample) if adapters is None else _whole_span(adapters, len(tokens))
-    log_probs, mask = read_log_probs(values, sample), None
+    mask = None
     if request.returns_mask and len(tokens):
         mask, log_probs = read_mask(meta, tokens, limits.vocabulary, sample)
     return Generation(

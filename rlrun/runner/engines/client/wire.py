@@ -40,13 +40,19 @@ def adapter_name(version: int) -> str:
 
 
 def generate_body(
-    requests: Sequence[GenerateRequest], *, experts: bool = False, adapters: int | None = None
+    requests: Sequence[GenerateRequest],
+    *,
+    experts: bool = False,
+    adapters: int | None = None,
+    packed: bool = False,
 ) -> bytes:
     """Returns the body of one /generate call for all samples of all requests, in order.
 
     `experts`: also ask which experts tokens are routed to. `adapters`: the version whose adapters the server
-    applies; None: it serves the model alone. A request of n samples becomes n entries with the
-    same prompt, because each sample has its own seed; engines share the prefill of equal prompts.
+    applies; None: it serves the model alone. `packed`: ask for tokens and log-probs as base64.
+
+    A request of n samples becomes n entries with the same prompt, because each sample has its own seed;
+    engines share the prefill of equal prompts.
     """
     prompts: list[bytes] = []
     params: list[dict[str, Any]] = []
@@ -60,6 +66,7 @@ def generate_body(
         masked += [request.returns_mask] * len(request.seeds)
     extras: dict[str, Any] = {"return_logprob": True}
     extras |= {"return_routed_experts": True} if experts else {}
+    extras |= {"packed": True} if packed else {}
     extras |= {"return_sampling_mask": masked} if any(masked) else {}
     extras |= _adapters(adapters)
     extras |= _image_data([request.images for request in requests for _ in request.seeds])

@@ -9,6 +9,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -17,9 +18,12 @@ from rlrun.runner.engines.native.http.bodies import (
     GENERATE_BYTES,
     answer_user_errors,
     engine_guard,
+    json_body,
     json_response,
+    raw_response,
     read_body,
 )
+from rlrun.runner.engines.native.http.channel import ChannelEndpoint
 from rlrun.runner.engines.native.http.protocol import parse_generate_request, parse_version, sample_answer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.engines.sleeping.sleepers import Sleepers
@@ -34,6 +38,7 @@ class SleepingServer:
     def __init__(self, setup: SleepingSetup) -> None:
         self._setup = setup
         self._sleepers = Sleepers(setup)
+        self._channel = ChannelEndpoint(self._answer)
         self._numbers = itertools.count()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlrun-sleeping", daemon=True)
@@ -72,12 +77,16 @@ class SleepingServer:
                 web.post("/update_weights_from_tensor", self._update),
             ]
         )
+        self._channel.add_to(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, shutdown_timeout=5).start()
 
     async def _generate(self, request: web.Request) -> web.Response:
-        body = await read_body(request, GENERATE_BYTES)
+        return raw_response(await self._answer(await read_body(request, GENERATE_BYTES)))
+
+    async def _answer(self, body: dict[str, Any]) -> bytes:
+        """Returns the answer to the body of a /generate call, as JSON."""
         samples, is_batch = parse_generate_request(
             body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers)
         )
@@ -87,11 +96,8 @@ class SleepingServer:
             aborted = set(map(id, samples))
             self._sleepers.abort(lambda sample: id(sample) in aborted)
             raise
-        answers = [
-            sample_answer(sample, bool(body.get("return_logprob")), self._sleepers.version)
-            for sample in samples
-        ]
-        return json_response(answers if is_batch else answers[0])
+        answers = [sample_answer(sample, body, self._sleepers.version) for sample in samples]
+        return json_body(answers if is_batch else answers[0])
 
     async def _run(self, samples: Sequence[SampleInProgress]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -226,9 +226,9 @@ def with_experts(experts: Any) -> bytes:
 @pytest.mark.parametrize(
     ("experts", "why"),
     [
-        (None, "no routed_experts for sample r-0"),
-        ("!!!", "no routed_experts for sample r-0, or not base64"),
-        (b64encode(b"abc").decode(), "or not base64 of int32"),
+        (None, "null as routed_experts for sample r-0; it must be base64 of int32 numbers"),
+        ("!!!", '"!!!" as routed_experts for sample r-0; it must be base64'),
+        (b64encode(b"abc").decode(), '"YWJj" as routed_experts for sample r-0; it must be base64 of int32'),
         (np.zeros(0, np.int32), "experts of 0 numbers for 4 tokens"),
         (np.zeros(9, np.int32), "experts of 9 numbers for 4 tokens"),
         (np.full(8, -1, np.int32), "experts -1 to -1 for sample r-0; the model has 8"),
@@ -239,6 +239,49 @@ def test_experts_that_cannot_be(experts: Any, why: str) -> None:
     limits = ModelLimits.of({"vocab_size": 100, "num_experts": 8}, experts=True)
     assert why in refusal(lambda: parse_generations(with_experts(experts), [REQUEST], limits))
     assert parse_generations(with_experts(np.full(8, 7, np.int32)), [REQUEST], limits)
+
+
+def packed(tokens: Any, log_probs: Any) -> bytes:
+    """As rlrun's own engines answer: base64 of arrays; other values as they are."""
+    encode = lambda value: b64encode(value.tobytes()).decode() if isinstance(value, np.ndarray) else value  # noqa: E731
+    answers = [sample(name, output_token_logprobs=encode(log_probs)) for name in ("r-0", "r-1")]
+    return json.dumps([answer | {"output_ids": encode(tokens)} for answer in answers]).encode()
+
+
+def test_packed_tokens_are_those_of_the_lists() -> None:
+    raw = packed(np.array([8, 9], np.int32), np.array([-0.5, -0.5], np.float32))
+    [[found, _]] = parse_generations(raw, [REQUEST], LIMITS, packed=True)
+    [[listed, _]] = parse_generations(json.dumps([sample(), sample("r-1")]).encode(), [REQUEST], LIMITS)
+    assert (found.tokens.tolist(), found.log_probs.tolist()) == ([8, 9], [-0.5, -0.5])
+    assert (found.tokens.dtype, found.log_probs.dtype) == (listed.tokens.dtype, listed.log_probs.dtype)
+    assert (found.versions, found.finish, found.cached_tokens) == (
+        listed.versions,
+        listed.finish,
+        listed.cached_tokens,
+    )
+
+
+IDS, VALUES = np.array([8, 9], np.int32), np.array([-0.5, -0.5], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "log_probs", "why"),
+    [
+        ([8, 9], VALUES, "[8, 9] as output_ids for sample r-0; it must be base64 of int32 numbers"),
+        ("!!!", VALUES, '"!!!" as output_ids for sample r-0'),
+        (IDS, None, "null as output_token_logprobs for sample r-0; it must be base64 of float32 numbers"),
+        (IDS, VALUES[:1], "1 log-probs of sample r-0, which has 2 tokens"),
+        (np.array([8, 100], np.int32), VALUES, "token id 100 at token 1 of sample r-0"),
+        (np.array([-1, 9], np.int32), VALUES, "token id -1 at token 0 of sample r-0"),
+        (IDS, np.array([-0.5, np.nan], np.float32), "log-prob nan at token 1 of sample r-0"),
+        (IDS, np.array([0.7, -0.5], np.float32), "log-prob 0.7 at token 0 of sample r-0"),
+        (np.full(5, 8, np.int32), np.full(5, -1, np.float32), "5 tokens for sample r-0, although at most 4"),
+        (IDS[:0], VALUES[:0], "no tokens for sample r-0"),
+    ],
+)
+def test_packed_tokens_that_cannot_be(tokens: Any, log_probs: Any, why: str) -> None:
+    raw = packed(tokens, log_probs)
+    assert why in refusal(lambda: parse_generations(raw, [REQUEST], LIMITS, packed=True))
 
 
 MASKED = replace(REQUEST, sampling=Sampling(max_new_tokens=4, top_k=3), record_mask=True)

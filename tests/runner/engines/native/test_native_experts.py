@@ -57,7 +57,7 @@ def test_answers_have_the_experts_of_transformers(tmp_path: Path, steps: int | N
         scheduler.retract_all()
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for sample in samples:
-        meta = sample_answer(sample, True, 0)["meta_info"]
+        meta = sample_answer(sample, {"return_logprob": True}, 0)["meta_info"]
         assert ("routed_experts" in meta) == sample.reports_experts
         if sample.reports_experts:
             rows = len(sample.prompt) + len(sample.tokens) - 1

@@ -33,7 +33,7 @@ PROMPT = random_prompts(1, shortest=9)[0]
 @pytest.fixture
 async def client(server: Any) -> AsyncIterator[EngineClient]:
     """A client of the running engine; whatever a test left is ended."""
-    async with EngineClient(server.url, generate_timeout=120, control_timeout=60) as client:
+    async with EngineClient(server.url, generate_timeout=120, control_timeout=60, own=True) as client:
         yield client
         await client.abort_all()
         await client.resume()
@@ -355,9 +355,21 @@ def test_a_setup_that_cannot_work_says_why(tiny_folder: Path, setup: dict[str, A
         NativeServer(EngineSetup(**({"model_folder": str(tiny_folder)} | setup))).start()
 
 
-async def test_an_engine_that_fails_says_so(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_stops_answers_its_last_calls(tiny_folder: Path) -> None:
+    server = NativeServer(EngineSetup(str(tiny_folder), dtype="float32", threads=1))
+    async with EngineClient(server.start(), own=True) as client:
+        call = asyncio.create_task(client.generate(long_request()))
+        await until(lambda: running(server) == 2, "the start of the samples")
+        await asyncio.to_thread(server.stop)
+        assert [sample.finish for sample in await call] == ["abort", "abort"]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["channel", "a request each"])
+async def test_an_engine_that_fails_says_so(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
     server = NativeServer(EngineSetup(str(tiny_folder), dtype="float32"))
-    async with EngineClient(server.start()) as client:
+    async with EngineClient(server.start(), own=own) as client:
         assert server._engine is not None
 
         def fail() -> None:

@@ -27,7 +27,7 @@ async def test_a_sample_goes_on_by_new_weights(tmp_path: Path) -> None:
     shared = SharedWeights(f"test-{tmp_path.name}", shapes, "float32")
     server = NativeServer(EngineSetup(str(first), dtype="float32", max_running=8, threads=1, job="test"))
     try:
-        async with EngineClient(server.start()) as client:
+        async with EngineClient(server.start(), own=True) as client:
             update = partial(client.update_weights, shared.write(weights.items(), 4))
             await check_a_sample_goes_on_by_new_weights(
                 client, (first, second), update, length=160, atol=1e-4
@@ -58,7 +58,7 @@ async def test_stops_change_nothing_of_where_stop_strings_end_a_sample(tmp_path:
     prompt = np.arange(5, 25, dtype=np.int32)
     free = GenerateRequest("rollout-7", prompt, tuple(range(8)), Sampling(60), prompt_index=7)
     try:
-        async with EngineClient(server.start()) as client:
+        async with EngineClient(server.start(), own=True) as client:
             texts = [letters(one, decode) for one in await client.generate(free)]
             stops = tuple(text for text in texts if text is not None)
             request = replace(free, sampling=Sampling(60, stop=stops))

@@ -21,9 +21,9 @@ def server() -> Iterator[SleepingServer]:
     server.stop()
 
 
-@pytest.fixture
-async def client(server: SleepingServer) -> AsyncIterator[EngineClient]:
-    async with EngineClient(server.start(), 30, 30) as client:
+@pytest.fixture(params=[True, False], ids=["channel", "a request each"])
+async def client(server: SleepingServer, request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    async with EngineClient(server.start(), 30, 30, own=request.param) as client:
         yield client
 
 

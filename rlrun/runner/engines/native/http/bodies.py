@@ -16,6 +16,10 @@ CONTROL_BYTES = 16 << 20
 """Longest body of all other calls; a manifest of weights names every tensor."""
 
 
+class EngineFailure(Exception):
+    """The engine failed, so that no request can be served; the message says why."""
+
+
 def engine_guard(host: str, key: str | None) -> Middleware:
     """Returns a middleware that refuses requests without the key; `/health`, which reveals nothing, needs
     none.
@@ -38,11 +42,15 @@ def engine_guard(host: str, key: str | None) -> Middleware:
 async def answer_user_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answers a ValueError, which the client can correct, with status 400 and its message."""
+    """Answers a ValueError, which the client can correct, with status 400 and its message, and an
+    EngineFailure with status 500.
+    """
     try:
         return await handler(request)
     except ValueError as error:
         return error_response(400, str(error))
+    except EngineFailure as error:
+        return error_response(500, str(error))
 
 
 async def read_body(request: web.Request, most: int = CONTROL_BYTES) -> dict[str, Any]:
@@ -50,7 +58,11 @@ async def read_body(request: web.Request, most: int = CONTROL_BYTES) -> dict[str
 
     Raises ValueError for anything but a JSON object, and answers 413 to a body of more than `most` bytes.
     """
-    raw = await _read(request, most)
+    return parse_body(await _read(request, most))
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Returns the JSON object of a body. Raises ValueError for anything else."""
     try:
         body = orjson.loads(raw) if raw else {}
     except orjson.JSONDecodeError as error:
@@ -78,10 +90,24 @@ async def _read(request: web.Request, most: int) -> bytes:
 
 def json_response(payload: Any, status: int = 200) -> web.Response:
     """Returns an answer with a JSON body; numpy arrays become lists."""
-    body = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
-    return web.Response(body=body, status=status, content_type="application/json")
+    return raw_response(json_body(payload), status)
 
 
 def error_response(status: int, message: str) -> web.Response:
     """Returns an error in the format of OpenAI's API."""
-    return json_response({"error": {"message": message}}, status)
+    return raw_response(error_body(message), status)
+
+
+def raw_response(body: bytes, status: int = 200) -> web.Response:
+    """Returns an answer with a body that is JSON already."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def json_body(payload: Any) -> bytes:
+    """Returns the JSON of a value; numpy arrays become lists."""
+    return orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def error_body(message: str) -> bytes:
+    """Returns an error in the format of OpenAI's API."""
+    return json_body({"error": {"message": message}})

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from aiohttp import web
 
+from rlrun.runner.contracts.channel_frames import CHANNEL_PATH
 from rlrun.runner.contracts.weight_updates import SegmentAdapters, WeightManifest
 from rlrun.runner.engines.native.engine.engine import Engine, MemoryPart
 from rlrun.runner.engines.native.engine.setup import EngineSetup
@@ -115,6 +116,7 @@ class ControlEndpoints:
                 "max_length": loaded.max_length,
                 "max_cache_tokens": loaded.cache_tokens,
                 "max_running": self._setup.max_running,
+                "channel": CHANNEL_PATH,
             }
         )
 

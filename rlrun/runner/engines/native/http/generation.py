@@ -11,7 +11,14 @@ from aiohttp import web
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.requests import SampleInProgress
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.http.bodies import GENERATE_BYTES, error_response, json_response, read_body
+from rlrun.runner.engines.native.http.bodies import (
+    GENERATE_BYTES,
+    EngineFailure,
+    json_body,
+    json_response,
+    raw_response,
+    read_body,
+)
 from rlrun.runner.engines.native.http.chat import Chat
 from rlrun.runner.engines.native.http.image_data import ImageReader
 from rlrun.runner.engines.native.http.protocol import parse_generate_request, sample_answer
@@ -33,7 +40,13 @@ class GenerationEndpoints:
 
     async def generate(self, request: web.Request) -> web.Response:
         """Generates samples of one or several prompts; answers when the last one is done."""
-        body = await read_body(request, GENERATE_BYTES)
+        return raw_response(await self.answer(await read_body(request, GENERATE_BYTES)))
+
+    async def answer(self, body: dict[str, Any]) -> bytes:
+        """Returns the answer to the body of a /generate call, as JSON.
+
+        Raises ValueError for a body that is wrong, EngineFailure if the engine failed.
+        """
         samples, several = parse_generate_request(body, self._new_id, self._new_seed)
         if body.get("image_data"):
             await asyncio.to_thread(self._images.attach, samples, body)
@@ -42,10 +55,10 @@ class GenerationEndpoints:
             self._engine.check(sample)
         if any(sample.params.max_new_tokens == 0 for sample in samples):
             await self._score(samples, body)
-            return json_response(self._answers(samples, body, several))
-        if failed := await self._finish(samples):
-            return failed
-        return json_response(self._answers(samples, body, several))
+        else:
+            await self._finish(samples)
+        answers = [sample_answer(sample, body, self._engine.version) for sample in samples]
+        return json_body(answers if several else answers[0])
 
     async def chat(self, request: web.Request) -> web.Response:
         """Answers a conversation in the format of OpenAI's API, without streaming."""
@@ -55,8 +68,7 @@ class GenerationEndpoints:
         if sample.images.patches:
             await asyncio.wrap_future(self._engine.prepare_images())
         self._engine.check(sample)
-        if failed := await self._finish([sample]):
-            return failed
+        await self._finish([sample])
         return json_response(self._chat.answer(sample, body))
 
     async def _score(self, samples: Sequence[SampleInProgress], body: dict[str, Any]) -> None:
@@ -71,25 +83,17 @@ class GenerationEndpoints:
             )
         await asyncio.gather(*(asyncio.wrap_future(future) for future in self._engine.score(samples)))
 
-    def _answers(self, samples: Sequence[SampleInProgress], body: dict[str, Any], several: bool) -> Any:
-        answers = [
-            sample_answer(sample, bool(body.get("return_logprob")), self._engine.version)
-            for sample in samples
-        ]
-        return answers if several else answers[0]
-
-    async def _finish(self, samples: Sequence[SampleInProgress]) -> web.Response | None:
-        """Runs samples to their end; returns an error response if the engine failed."""
+    async def _finish(self, samples: Sequence[SampleInProgress]) -> None:
+        """Runs samples to their end. Raises EngineFailure if the engine failed."""
         try:
             await self._run(samples)
-        except asyncio.CancelledError:  # the client closed the connection
+        except asyncio.CancelledError:  # the client closed the connection, or cancelled its call
             abandoned = {id(sample) for sample in samples}
             self._engine.abort(lambda sample: id(sample) in abandoned)
             raise
         for sample in samples:
             if sample.finish is not None and sample.finish["type"] == "error":
-                return error_response(500, f"the engine failed: {sample.finish['message']}")
-        return None
+                raise EngineFailure(f"the engine failed: {sample.finish['message']}")
 
     async def _run(self, samples: Sequence[SampleInProgress]) -> None:
         """Submits samples and waits for all of them.

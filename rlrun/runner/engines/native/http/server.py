@@ -7,7 +7,6 @@ client --HTTP--> server thread (asyncio) --samples--> engine thread
 import asyncio
 import socket
 import threading
-from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -15,6 +14,7 @@ from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import GENERATE_BYTES, answer_user_errors, engine_guard
+from rlrun.runner.engines.native.http.channel import ChannelEndpoint
 from rlrun.runner.engines.native.http.control import ControlEndpoints
 from rlrun.runner.engines.native.http.generation import GenerationEndpoints
 
@@ -42,12 +42,8 @@ class NativeServer:
             raise
         self._engine.start()
         self._thread.start()
-        endpoints = (
-            GenerationEndpoints(self._engine, self._setup),
-            ControlEndpoints(self._engine, self._setup),
-        )
-        routes = [route for group in endpoints for route in group.routes()]
-        self._runner = asyncio.run_coroutine_threadsafe(self._serve(routes, listener), self._loop).result(30)
+        serving = asyncio.run_coroutine_threadsafe(self._serve(self._engine, listener), self._loop)
+        self._runner = serving.result(30)
         host, port = listener.getsockname()[:2]
         return f"http://{host}:{port}"
 
@@ -63,10 +59,12 @@ class NativeServer:
         self._thread.join(30)
         self._loop.close()
 
-    async def _serve(self, routes: Sequence[web.RouteDef], listener: socket.socket) -> web.AppRunner:
+    async def _serve(self, engine: Engine, listener: socket.socket) -> web.AppRunner:
+        generation, control = GenerationEndpoints(engine, self._setup), ControlEndpoints(engine, self._setup)
         guard = engine_guard(self._setup.host, self._setup.api_key)
         app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, answer_user_errors])
-        app.add_routes(routes)
+        app.add_routes([*generation.routes(), *control.routes()])
+        ChannelEndpoint(generation.answer).add_to(app)
         # Cancels the handler when a client closes the connection, so that its samples are not generated to
         # the end.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)

@@ -31,7 +31,11 @@ _EAGLE3_STATES = 3
 
 
 def served_weight_bytes(model: Architecture, engine: EngineSpec) -> tuple[int, str]:
-    """Returns the bytes of an engine's weights, and how they add up."""
+    """Returns the bytes of an engine's weights, and how they add up. Engines that do not speculate with an
+    MTP layer have none.
+    """
+    if engine.speculative.algorithm != "mtp":
+        model = replace(model, mtp=None)
     item, count = ITEM_BYTES[engine.dtype], parameter_count(model)
     settings = _quantisation(engine.model)
     group = _int4_group(settings)

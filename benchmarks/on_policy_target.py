@@ -5,11 +5,13 @@
 Both sides compute the same sequences on a CPU, alone, with the same bfloat16 weights and the same products
 of transformers' Qwen3, so that only the places where they round differ:
 
-    target    embeddings, residual stream and norms in float32, products and log-probs in bfloat16
-    trainer   all of these in bfloat16, its norms by torch; log-probs in float32
+    target        embeddings, residual stream and norms in float32, products and log-probs in bfloat16
+    trainer       all of these in bfloat16, its norms by torch; log-probs in float32
+    with the key  the trainer's own decoder as `true_on_policy` builds it for GPUs, with the same attention
 
-Prints JSON: for both and for each of the two deviations alone, the mean and largest difference between
-log-probs of generated tokens, and the share of tokens whose log-probs are equal.
+Prints JSON: for the decoder with the key, for the trainer without it, and for each of its two deviations
+alone, the mean and largest difference from the target's log-probs of generated tokens, and the share of
+tokens whose log-probs are equal.
 """
 
 import argparse
@@ -20,10 +22,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3 import modeling_qwen3
+
+from rlrun.converters.families.model_folder import WeightFolder
+from rlrun.models.config_json import read_architecture
+from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.trainer.model import attention
+from rlrun.runner.trainer.model.build_decoder import build_model
+from rlrun.runner.trainer.model.decoder_options import DecoderOptions
+from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
+from rlrun.specs.sections.trainer import ParallelSpec
 
 QUICKSTART = Path(__file__).parents[1] / "rlrun/specs/recipes/quickstart/model"
 PROMPT = 8
@@ -46,6 +60,7 @@ def main() -> None:
     with torch.no_grad(), _layers_of_trainer():
         trainer = _log_probs(narrow, samples)
     pairs = {
+        "with true_on_policy": (target["bfloat16"], _trainer_log_probs(options.model, samples)),
         "both": (target["bfloat16"], trainer["float32"]),
         "float32 embeddings, residual stream and norms": (target["float32"], trainer["float32"]),
         "log-probs rounded to bfloat16": (target["bfloat16"], target["float32"]),
@@ -95,10 +110,58 @@ def _log_probs(model: Any, samples: list[torch.Tensor]) -> dict[str, torch.Tenso
     found = []
     for sample in samples:
         logits = model(sample).logits[0, PROMPT - 1 : -1].bfloat16()
-        every = torch.log_softmax(logits.float(), dim=-1)
-        found.append(every.gather(1, sample[0, PROMPT:, None])[:, 0])
-    exact = torch.cat(found)
-    return {"float32": exact, "bfloat16": exact.bfloat16().float()}
+        every = torch.stack(
+            [torch.log_softmax(logits.float(), dim=-1), _rounded_log_softmax(logits, -1).float()]
+        )
+        found.append(every[:, torch.arange(len(logits)), sample[0, PROMPT:]])
+    exact, rounded = torch.cat(found, dim=1)
+    return {"float32": exact, "bfloat16": rounded}
+
+
+def _rounded_log_softmax(logits: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the log-softmax as SGLang's kernel computes it: in float32, rounded once.
+
+    torch's own on a CPU rounds in between.
+    """
+    return functional.log_softmax(logits.float(), dim=dim).to(logits.dtype)
+
+
+def _trainer_log_probs(folder: Path, samples: list[torch.Tensor]) -> torch.Tensor:
+    """Returns the log-probs of generated tokens by the trainer's decoder with `true_on_policy` on GPUs."""
+    model, layout = read_architecture(folder), ParallelSpec()
+    device, dtype = torch.device("cpu"), torch.bfloat16
+    options = DecoderOptions(parallel=layout, dtype=dtype, device=device, as_target=True)
+    decoders = build_model(model, None, options)
+    Parameters(decoders, model, trained=False).load(
+        lambda tensor: WeightFolder(folder, model).read(tensor.name)
+    )
+    packed = PackedModel(
+        decoders, model, None, ModelSettings(1.0, 4096, layout, device, dtype, as_target=True)
+    )
+    with (
+        mock.patch.object(attention, "document_attention", _torch_attention),
+        mock.patch.object(torch, "log_softmax", _rounded_log_softmax),
+    ):
+        passes = packed.log_probs([[_sequence(sample[0].numpy())] for sample in samples])
+    return torch.cat([log_probs for (log_probs,) in passes])
+
+
+def _sequence(tokens: NDArray[np.int64]) -> TrainSequence:
+    response = np.zeros(len(tokens) - PROMPT, np.float32)
+    return TrainSequence(tokens.astype(np.int32), PROMPT, response + 1, response, response, "0")
+
+
+def _torch_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: tuple[int, ...], *_: Any
+) -> torch.Tensor:
+    """Attention of one document as transformers calls it: for keys and values of every query head."""
+    assert len(lengths) == 1
+    repeats = query.shape[1] // key.shape[1]
+    heads = (query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
+    output = functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1)[None] for x in heads), is_causal=True
+    )
+    return output[0].transpose(0, 1)
 
 
 def _difference(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:

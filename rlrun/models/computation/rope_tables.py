@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def rope_tables(rope: Rope, head_dim: int, length: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+def rope_tables(
+    rope: Rope, head_dim: int, length: int, device: "torch.device | None" = None
+) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Returns cosines and sines `[length, head_dim / 2]` in float32, multiplied by yarn's
-    `attention_factor`.
+    `attention_factor`; `device` computes them (None: the CPU), from frequencies of the CPU.
     """
     import torch  # here, because everything else in rlrun.models works without torch
 
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), _frequencies(rope, head_dim))
+    positions = torch.arange(length, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, _frequencies(rope, head_dim).to(positions.device))
     return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
 
 

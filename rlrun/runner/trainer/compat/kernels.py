@@ -38,6 +38,8 @@ class VarlenCall:
     """How many keys before its own a query sees; -1: all."""
     causal: bool = True
     """False: each query sees all keys of its document, and there is no window."""
+    splits: int | None = None
+    """In how many parts `varlen_attn` sums over the keys; None: the kernel decides by the batch."""
 
     @property
     def sides(self) -> list[int]:

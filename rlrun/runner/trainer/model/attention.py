@@ -76,6 +76,8 @@ class AttentionSettings:
     """How many keys a query sees, its own included; None: all up to its own."""
     sinks: torch.Tensor | None = None
     """`[N]` logit of each head's attention sink (`cpu_ops.sinks`)."""
+    splits: int | None = None
+    """In how many parts the kernel of GPUs sums over the keys; None: it decides by the batch."""
 
 
 def packed_attention(
@@ -113,7 +115,7 @@ def _attention(
             return varlen_attention(query, key, value, call, settings.sinks, levels)
         lengths = documents.lengths
         spans = Spans(documents.offsets, documents.offsets, max(lengths), max(lengths))
-        call = spans.call(settings.scale, settings.window)
+        call = spans.call(settings.scale, settings.window, splits=settings.splits)
         return varlen_attention(query, key, value, call, settings.sinks)
     key, value = (x.index_select(0, documents.keys) for x in (key, value))
     if by_document:

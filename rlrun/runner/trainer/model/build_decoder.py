@@ -27,6 +27,7 @@ from rlrun.runner.trainer.model.low_precision.converted_config import convert_to
 from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.runner.trainer.model.quantised_matrix import hold_as_bytes, quantise_matrices
+from rlrun.runner.trainer.model.target.target_config import round_as_target
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
@@ -59,6 +60,8 @@ def _layer_config(model: Architecture, dims: ParallelDims | None, options: Decod
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head.wide = options.head_dtype == "float32"
     config.lm_head = options.head or config.lm_head
+    if options.as_target:
+        config = round_as_target(config)
     _set_experts(config, wide=options.router_dtype == "float32", balanced=options.balanced)
     if options.precision is not None:
         config = convert_to_low_precision(config, model, options.precision, parallel)

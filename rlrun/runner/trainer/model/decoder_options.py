@@ -45,6 +45,8 @@ class DecoderOptions:
     need it."""
     precision: LowPrecision | None = None
     """Layers multiply in this precision where they can."""
+    as_target: bool = False
+    """Layers round where SGLang's `rl_on_policy_target` rounds (`target.layers`)."""
 
     def parameter_dtype(self, *, sharded: bool) -> torch.dtype:
         """Returns the dtype in which parameters are created."""

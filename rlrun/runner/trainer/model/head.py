@@ -17,6 +17,7 @@ from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_log_softmax, exact_product
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
 from rlrun.runner.trainer.model.masked_logits import Support
+from rlrun.runner.trainer.model.target.softmax import target_log_softmax
 from rlrun.runner.trainer.model.wide_products import wide_product
 
 
@@ -40,6 +41,8 @@ class HeadQuery:
     """Bytes of half-precision logits that are kept between the passes, the others are computed twice."""
     hits: bool = False
     """Returns 1 where the target is the most probable token, else 0, in place of the entropy."""
+    as_target: bool = False
+    """Log-probs are rounded as SGLang's sampler rounds them (`target.softmax`)."""
 
 
 class Head(Linear):
@@ -199,15 +202,17 @@ def _log_probs(
     hidden, weight, query, group = inputs
     local, ours = _local_targets(query.targets, weight.shape[0], group)
     exactly = computes_exactly()
-    stats = hidden.new_empty((3 if exactly else 4, len(hidden)), dtype=torch.float32)
+    whole = exactly or query.as_target
+    stats = hidden.new_empty((3 if whole else 4, len(hidden)), dtype=torch.float32)
     hits = stats.new_zeros(len(hidden) if query.hits else 0)
+    softmax = exact_log_softmax if exactly else target_log_softmax if query.as_target else softmax_statistics
     for part in _chunks(hidden, query):
         chunk = _restricted_(logits(part), part, query, group)
         if query.hits:
             hits[part] = _most_probable(chunk, local[part], group)
-        softmax = exact_log_softmax if exactly else softmax_statistics
         stats[:, part] = softmax(chunk, local[part], query.temperature)
-    log_probs, log_sum, entropy = stats.unbind() if exactly else _combine(stats, ours, group)
+    # FSDP warns of outputs that are views of one tensor
+    log_probs, log_sum, entropy = map(torch.clone, stats) if whole else _combine(stats, ours, group)
     ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
     ctx.query, ctx.group = query, group
     second = hits if query.hits else entropy

@@ -25,10 +25,12 @@ class PackedAttention(Module):
     class Config(Module.Config):
         window: int | None = None
         """How many keys a query sees, its own included; None: all up to its own."""
+        splits: int | None = None
+        """In how many parts the kernel of GPUs sums over the keys; None: it decides by the batch."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self._window = config.window
+        self._window, self._splits = config.window, config.splits
 
     def forward(
         self,
@@ -43,7 +45,7 @@ class PackedAttention(Module):
     ) -> torch.Tensor:
         """Returns `[1, T, N, H]`. torchtitan passes `enable_gqa`; here the numbers of heads decide."""
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
-        settings = AttentionSettings(scale, self._window, sinks)
+        settings = AttentionSettings(scale, self._window, sinks, self._splits)
         return packed_attention(
             q_BLNH.squeeze(0), k_BLNH.squeeze(0), v_BLNH.squeeze(0), attention_masks, settings
         ).unsqueeze(0)

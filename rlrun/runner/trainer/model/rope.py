@@ -14,9 +14,13 @@ from rlrun.runner.trainer.transfers import to_device
 class RopeTable:
     """Cosines and sines of every position, as `[positions, 2, head_dim]` float32."""
 
-    def __init__(self, model: Architecture, device: torch.device) -> None:
+    def __init__(self, model: Architecture, device: torch.device, *, on_device: bool = False) -> None:
+        """`on_device`: the device computes cosines and sines, as a server does. A CPU rounds some of them
+        differently.
+        """
         self._rope, self._rotated_dim = model.rope, model.rotated_dim
         self._device = device
+        self._computed_on = device if on_device else torch.device("cpu")
         self._table = torch.empty(0)
 
     def rows(self, positions: torch.Tensor, longest: int) -> torch.Tensor:
@@ -26,7 +30,7 @@ class RopeTable:
         For positions `[3, T]` in time, height and width, every pair of dimensions turns by one of them.
         """
         if longest > len(self._table):
-            halves = rope_tables(self._rope, self._rotated_dim, longest)
+            halves = rope_tables(self._rope, self._rotated_dim, longest, self._computed_on)
             # Both halves of a head turn by the same angles, and the kernel reads a whole row.
             whole = [torch.cat((half, half), dim=1) for half in halves]
             self._table = to_device(torch.stack(whole, dim=1), self._device)

@@ -37,7 +37,9 @@ class Spans:
         offsets = [to_device(offsets_of(lengths), device) for lengths in (query_lengths, key_lengths)]
         return cls(offsets[0], offsets[1], max(query_lengths), max(key_lengths))
 
-    def call(self, scale: float, window: int | None = None, *, causal: bool = True) -> VarlenCall:
+    def call(
+        self, scale: float, window: int | None = None, *, causal: bool = True, splits: int | None = None
+    ) -> VarlenCall:
         """Returns the arguments of the kernel; `window`: how many keys a query sees, its own included."""
         return VarlenCall(
             self.query_offsets,
@@ -47,6 +49,7 @@ class Spans:
             scale,
             -1 if window is None else window - 1,
             causal,
+            splits,
         )
 
 
@@ -115,6 +118,7 @@ def varlen_attention(  # noqa: PLR0917
         scale=call.scale,
         window_size=(call.window, 0),
         enable_gqa=query.shape[1] != key.shape[1],
+        num_splits=call.splits,
     )
     return output
 

@@ -65,6 +65,8 @@ class ModelSettings:
     """`trainer.kept_logits`, in bytes."""
     share: bool = False
     """Prefixes that sequences of a micro-batch share are computed once."""
+    as_target: bool = False
+    """Angles and log-probs are rounded as SGLang's servers round them, like the decoder's layers."""
 
 
 class PackedModel:
@@ -85,7 +87,7 @@ class PackedModel:
         self.multiple = token_multiple(settings.parallel, settings.precision)
         """The number of a pack's tokens must be divisible by this."""
         self._settings = settings
-        self._rope = RopeTable(model, settings.device)
+        self._rope = RopeTable(model, settings.device, on_device=settings.as_target)
         self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)
         self._group: dist.ProcessGroup | None = None
         self._part = WHOLE
@@ -199,6 +201,7 @@ class PackedModel:
             entropy_grad,
             pack.support,
             settings.kept_logits,
+            as_target=settings.as_target,
         )
         if self._experts is not None:
             tensor_rank = 0 if self._tensor is None else dist.get_rank(self._tensor)

@@ -40,4 +40,5 @@ CHECKS: Sequence[Check] = (
     Check("broadcast", "benchmarks.gpu.broadcast", 120, beyond=True),
     Check("FlashAttention 3", "benchmarks.gpu.flash3", 120, beyond=True),
     Check("SGLang", "benchmarks.gpu.job", 400, ("SGLang start", "SGLang"), beyond=True),
+    Check("true on-policy", "benchmarks.gpu.job", 300, ("exact",), beyond=True),
 )

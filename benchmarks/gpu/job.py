@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,10 +11,12 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.gpu.models import FOLDER, ON_GPU
+import rlrun.specs
+from benchmarks.gpu.models import FOLDER, ON_GPU, model_folder
 from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
 from rlrun.runner.doctor.sglang_start import start_sglang
 
+QUICKSTART = Path(rlrun.specs.__file__).parent / "recipes" / "quickstart" / "model"
 STEPS = 6 if ON_GPU else 2
 SGLANG_PYTHON = os.environ.get("SGLANG_PYTHON", sys.executable)
 """The interpreter that has SGLang, if it is not this one."""
@@ -24,11 +27,21 @@ SGLANG = {
 }
 
 
-def launch(engine: str, settings: Mapping[str, str]) -> Measurement:
+EXACT = {
+    "true_on_policy": "true",
+    "trainer.flash_attention": "FA3",
+    "trainer.dtype": "bfloat16",
+    "engine.dtype": "bfloat16",
+    "engine.sglang.mem_fraction_static": "0.3",
+}
+"""Keys of a job whose engines and trainer must have the same log-probs, to the last bit."""
+
+
+def launch(engine: str, settings: Mapping[str, str], goals: tuple[Goal, ...], name: str = "") -> Measurement:
     """Runs the quickstart's first steps; its log-probs and the engines' must agree."""
-    runs = FOLDER / "runs"
+    runs, name = FOLDER / "runs", name or engine
     overrides = {
-        "name": engine,
+        "name": name,
         "engine.type": engine,
         "runs_dir": str(runs),
         "cluster.gpus_per_node": str(int(ON_GPU)),
@@ -39,21 +52,15 @@ def launch(engine: str, settings: Mapping[str, str]) -> Measurement:
     }
     words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "benchmarks.gpu.launch", "launch", "quickstart", "--new", *words]
-    log = runs / f"{engine}.log"
+    log = runs / f"{name}.log"
     runs.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with log.open("wb") as output:
         code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
     if code:
         raise RuntimeError(f"exit code {code}: {log.read_text(errors='replace').strip()[-500:]}")
-    figures = {"seconds": time.perf_counter() - start, **figures_of(runs / engine)}
-    return Measurement(figures, goals_of(engine))
-
-
-def goals_of(engine: str) -> tuple[Goal, ...]:
-    """float32 on both sides: the native engine agrees to rounding, SGLang's kernels use TF32 and bfloat16."""
-    limit = 1e-3 if engine == "native" else 0.02
-    return Goal("steps", "==", STEPS), Goal("log_prob_difference", "<=", limit)
+    figures = {"seconds": time.perf_counter() - start, **figures_of(runs / name)}
+    return Measurement(figures, (Goal("steps", "==", STEPS), *goals))
 
 
 def figures_of(run: Path) -> dict[str, object]:
@@ -64,6 +71,7 @@ def figures_of(run: Path) -> dict[str, object]:
     return {
         "steps": len(steps),
         "log_prob_difference": max(step["train/train_rollout_logprob_abs_diff"] for step in steps),
+        "largest_difference": max(step["train/train_rollout_logprob_abs_diff_max"] for step in steps),
         "reward": last["rollout/reward/mean"],
         **{name: value for name, value in last.items() if name.startswith("perf/")},
     }
@@ -72,7 +80,19 @@ def figures_of(run: Path) -> dict[str, object]:
 def sglang() -> Measurement:
     """Runs the job on SGLang servers, whose weights come over CUDA IPC and which sleep while it trains."""
     need_sglang()
-    return launch("sglang", SGLANG)
+    # SGLang's kernels use TF32 and bfloat16 where the trainer has float32
+    return launch("sglang", SGLANG, (Goal("log_prob_difference", "<=", 0.02),))
+
+
+def exact() -> Measurement:
+    """Runs the job with `true_on_policy` and a random Qwen3-0.6B, whose heads FlashAttention 3 takes."""
+    if not ON_GPU or find_spec("sglang") is None or find_spec("flash_attn_interface") is None:
+        raise Skipped("true_on_policy needs a Hopper GPU, and SGLang and flash_attn_3 in this environment")
+    folder = model_folder("0.6B", "bfloat16")
+    for file in QUICKSTART.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    goal = Goal("largest_difference", "==", 0.0)
+    return launch("sglang", EXACT | {"model.path": str(folder)}, (goal,), "exact")
 
 
 def sglang_start() -> Measurement:
@@ -92,7 +112,9 @@ def need_sglang() -> None:
 
 
 CASES: Mapping[str, Case] = {
-    "native": partial(launch, "native", {}),
+    # float32 on both sides, which agree to rounding
+    "native": partial(launch, "native", {}, (Goal("log_prob_difference", "<=", 1e-3),)),
     "SGLang start": sglang_start,
     "SGLang": sglang,
+    "exact": exact,
 }

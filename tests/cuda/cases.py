@@ -22,6 +22,8 @@ class Case:
     parallel: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     algorithm: str = "grpo"
+    exact: bool = False
+    """The job has `true_on_policy`."""
     rank: int = 0
     slow: bool = False
 
@@ -32,6 +34,7 @@ class Case:
         settings = self.trainer | self.trainer.get("moe", {})
         parts += [f"{key}-{value}" for key, value in settings.items() if key not in ("moe", "lora")]
         parts += ["lora"] if self.has_adapters else []
+        parts += ["exact"] if self.exact else []
         parts += [self.algorithm] if self.algorithm != "grpo" else []
         parts += [f"rank-{self.rank}"] if self.rank else []
         return "-".join([self.model, *parts])
@@ -78,6 +81,7 @@ class Case:
                 "implementation": "transformers" if self.model in FOREIGN else "torchtitan",
             },
             "data": {},
+            "true_on_policy": self.exact,
             "rollout": {"temperature": 0.7},
             "algorithm": grpo if self.algorithm == "grpo" else {"type": self.algorithm},
             "engine": {"dtype": "bfloat16"},
@@ -112,6 +116,9 @@ SETTINGS = [
     Case("qwen3", {"fsdp": 2}, algorithm="on_policy_distillation"),
     Case("qwen3", algorithm="ppo"),
     Case("qwen3", {"fsdp": 2}, algorithm="ppo"),
+    Case("qwen3", exact=True),
+    Case("qwen3-tied", {"fsdp": 2}, layouts.FULL, exact=True),
+    Case("qwen3", {"fsdp": 2, "replicate": 2}, ALL, exact=True, slow=True),
 ]
 """Settings that the parity matrix does not vary."""
 

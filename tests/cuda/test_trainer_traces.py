@@ -52,6 +52,15 @@ def test_a_layout_trains_within_its_budget(case: Case, tracer: Tracer):
     )
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_exact_rank_calls_the_kernels_of_the_server(exact: bool, tracer: Tracer):
+    result = tracer.run(Case("qwen3", exact=exact))["result"]
+    assert result["splits"] == [1 if exact else 0]
+    assert result["softmax"] == (["torch.bfloat16"] if exact else [])
+    assert result["rotation"] == (["torch.float32"] if exact else [])
+    assert result["kernels"] == (["SGLang"] if exact else [])
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -11,7 +11,10 @@ from torch._dynamo.utils import counters
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.checkpoints.background_save import host_copy
+from rlrun.runner.trainer.model import head, varlen
+from rlrun.runner.trainer.model.target import layers as target_layers
 from rlrun.runner.trainer.roles import critic, learner
+from rlrun.runner.trainer.roles import rank as rank_module
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES
@@ -22,11 +25,12 @@ SHARED_PROMPT = 40
 EndPhase = Callable[[str], None]
 
 
-def trace(end_phase: EndPhase, spec: dict[str, Any], folder: str, rank: int) -> dict[str, int]:
+def trace(end_phase: EndPhase, spec: dict[str, Any], folder: str, rank: int) -> dict[str, Any]:
     """Makes every call of a rank, each a phase; returns what budgets are multiplied by (`sizes_of`)."""
     job = Spec.model_validate(spec)
     for module in (learner, critic):
         module.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
+    calls = note_exact_calls()
     with lone_rank(job.trainer.parallel, rank):
         trainer = TrainerRank(setup_of(job, folder, rank))
         end_phase("start")
@@ -41,7 +45,34 @@ def trace(end_phase: EndPhase, spec: dict[str, Any], folder: str, rank: int) -> 
         end_phase("save")
         trainer.policy.load(Path())
         end_phase("load")
-        return sizes_of(trainer, job)
+        return sizes_of(trainer, job) | {name: sorted(noted) for name, noted in calls.items()}
+
+
+def note_exact_calls() -> dict[str, set[Any]]:
+    """Stands in for SGLang's kernels and for a compiled rotation, which need a driver.
+
+    Returns what is noted in a job: into how many parts attention splits keys, the dtypes that the log-softmax
+    and the rotation get, and whether SGLang's kernels were asked for.
+    """
+    noted: dict[str, set[Any]] = {"splits": set(), "softmax": set(), "rotation": set(), "kernels": set()}
+    attention, softmax = varlen.varlen_attn, head.target_log_softmax
+
+    def noted_attention(*inputs: Any, **settings: Any) -> Any:
+        noted["splits"].add(settings["num_splits"] or 0)
+        return attention(*inputs, **settings)
+
+    def noted_softmax(logits: Any, *inputs: Any) -> Any:
+        noted["softmax"].add(str(logits.dtype))
+        return softmax(logits, *inputs)
+
+    def noted_rotation(x: Any, *angles: Any) -> Any:
+        noted["rotation"].add(str(x.dtype))
+        return target_layers.rotation(x, *angles)
+
+    varlen.varlen_attn, head.target_log_softmax = noted_attention, noted_softmax
+    target_layers._compiled_rotation = lambda: noted_rotation
+    rank_module.use_server_kernels = lambda: noted["kernels"].add("SGLang")
+    return noted
 
 
 def trace_steps(end_phase: EndPhase, trainer: TrainerRank, job: Spec) -> None:

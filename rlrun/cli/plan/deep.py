@@ -16,6 +16,7 @@ from rlrun.runner.planning.memory import training_phase
 from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.sampling_mask import candidates_of
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 
 HOW = {
     "parameters": "float32, as trained",
@@ -46,7 +47,12 @@ def print_deep(job: PlannedJob, rank: int, as_json: bool) -> None:
 def _table(job: PlannedJob, traced: RankTrace) -> Table:
     candidates = candidates_of(job.spec, job.needs)
     planned = training_phase(
-        job.model, job.spec.trainer, job.plan.max_sample_tokens, gpu=False, candidates=candidates
+        job.model,
+        job.spec.trainer,
+        job.plan.max_sample_tokens,
+        gpu=False,
+        candidates=candidates,
+        wide_stream=rounds_as_target(job.spec),
     )
     away = OFFLOADED_PURPOSES[job.spec.trainer.offload]
     rows = [

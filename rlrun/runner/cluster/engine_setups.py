@@ -23,6 +23,7 @@ from rlrun.specs.derived.recurrent_servers import recurrent_settings
 from rlrun.specs.derived.served_adapters import adapters_beside_policy, shares_policy
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.reading.secret_references import reveal
+from rlrun.specs.rules.engines.on_policy_target import target_arguments
 from rlrun.specs.rules.engines.speculation import (
     has_draft_weights,
     native_draft_tokens,
@@ -195,6 +196,7 @@ def _arguments(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
         | _image_processor(served)
         | _adapters(spec, served)
         | sglang_speculation(served.section)
+        | (target_arguments(spec) if served.is_policy else {})
         | served.section.sglang
         | experts
         | sleeping

@@ -45,7 +45,7 @@ def check_equality(updates: Sequence[Mapping[str, float]], step: int) -> None:
     raise JobError(
         f"true_on_policy: in step {step} the log-probs of engines and trainer differ by up to "
         f"{difference:.3g}. They are equal where every engine and every rank runs the same version of rlrun "
-        "and torch on the same type of processor. To continue without "
+        "and torch, and on GPUs of SGLang, on the same type of processor. To continue without "
         "exact equality, resume with true_on_policy = false"
     )
 

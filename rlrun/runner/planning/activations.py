@@ -10,8 +10,12 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of one number, by dtype."""
 
 
-def activation_bytes(model: Architecture, trainer: TrainerSpec, share: RankShare, tokens: int) -> int:
+def activation_bytes(
+    model: Architecture, trainer: TrainerSpec, share: RankShare, tokens: int, *, wide_stream: bool = False
+) -> int:
     """Returns the bytes that forward passes keep for backward passes.
+
+    `wide_stream`: the residual stream is float32 between layers that compute in bfloat16.
 
     Without checkpointing these are all activations of every layer. With it, each layer keeps only what is not
     recomputed, and the layer whose backward pass runs has all of its activations.
@@ -27,6 +31,7 @@ def activation_bytes(model: Architecture, trainer: TrainerSpec, share: RankShare
             kept, recomputed = entry, whole
         case "selective":
             kept, recomputed = entry + _selected(model, shared, parallel.tensor), whole
+    kept += entry if wide_stream else 0
     in_flight = parallel.pipeline  # the first stage has this many micro-batches between forward and backward
     return int(tokens * (share.layers * kept * in_flight + recomputed) * ITEM_BYTES[trainer.dtype])
 

@@ -68,11 +68,18 @@ class Phase:
 
 
 def training_phase(
-    model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu: bool, candidates: int = 0
+    model: Architecture,
+    trainer: TrainerSpec,
+    longest: int = 0,
+    *,
+    gpu: bool,
+    candidates: int = 0,
+    wide_stream: bool = False,
 ) -> Phase:
     """Returns the memory of the fullest rank during the backward pass of its largest micro-batch.
 
     Samples have at most `longest` tokens. `candidates` is the number of ids per token in sampling masks.
+    `wide_stream`: the residual stream is float32, as with `true_on_policy` on GPUs.
     """
     tokens = -(-largest_micro_batch(trainer, longest) // trainer.parallel.context)
     share = policy_share(model, trainer)
@@ -84,7 +91,11 @@ def training_phase(
         parts.append(_gathered_layers(share, trainer))
     how = f"estimated, {_CHECKPOINTING[trainer.activation_checkpointing]} checkpointing"
     parts += [
-        Part("activations", activation_bytes(model, trainer, share, tokens), how),
+        Part(
+            "activations",
+            activation_bytes(model, trainer, share, tokens, wide_stream=wide_stream),
+            how,
+        ),
         Part("images", image_bytes(model, trainer, tokens), "estimated, if all tokens show images"),
         Part("logits", logit_bytes(model, trainer, tokens), _how_logits(model, trainer, tokens)),
         Part(

@@ -17,6 +17,7 @@ from rlrun.runner.planning.rank_layout import largest_micro_batch, most_routed_t
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.runner.planning.storage import checkpoint_copy_bytes
 from rlrun.specs.derived.sampling_mask import candidates_of
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.trainer import TrainerSpec
 
 PERSISTENT_PARTS = (
@@ -52,7 +53,12 @@ def rank_memory(job: PlannedJob) -> RankMemory:
     """
     candidates = candidates_of(job.spec, job.needs)
     training = training_phase(
-        job.model, job.spec.trainer, job.plan.max_sample_tokens, gpu=job.on_gpu, candidates=candidates
+        job.model,
+        job.spec.trainer,
+        job.plan.max_sample_tokens,
+        gpu=job.on_gpu,
+        candidates=candidates,
+        wide_stream=rounds_as_target(job.spec),
     )
     host_copies = () if job.on_gpu else _host_copies(job)
     rank = Phase(training.name, (*training.parts, *_companions(job), *__exchange_buffers(job), *host_copies))

@@ -38,6 +38,8 @@ _FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Families whose layout in a server is known. Of other families, and where the heads do not divide by the
 ranks, only norms are compared that every rank holds as a whole."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+_WIDE = ("embed_tokens.weight", "norm.weight")
+"""Servers with `rl_on_policy_target` hold these in float32, with the values that were sent."""
 _HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 _VOCABULARY_STEP = 64
 """Servers pad the rows of the vocabulary to a multiple of this (SGLang's VocabParallelEmbedding)."""
@@ -68,6 +70,8 @@ class ChecksumRecorder:
         if fused_name not in self._tensors.compared:
             return
         tensor = tensor.to(self._device, non_blocking=True)
+        if self._tensors.wide and name.endswith(_WIDE):
+            tensor = tensor.float()
         for rank, hashes in enumerate(self._hashes):
             hashes.add(fused_name, rank_part(name, tensor, rank, len(self._hashes), self._device))
 
@@ -131,11 +135,23 @@ class GpuHashes:
 class ComparedTensors:
     """Chooses which of an engine's tensors are compared after an update."""
 
-    def __init__(self, model: Architecture, extent: Extent, version: int, form: Form, ranks: int) -> None:
-        """`extent`: "all" compares everything that can be compared. "sample" compares every vector, since
+    def __init__(
+        self,
+        model: Architecture,
+        extent: Extent,
+        version: int,
+        form: Form,
+        ranks: int,
+        *,
+        wide: bool = False,
+    ) -> None:
+        """`wide`: servers hold embeddings and norms in float32, whatever is sent.
+
+        `extent`: "all" compares everything that can be compared. "sample" compares every vector, since
         every layer has some and a lost bucket therefore shows, and the matrices of one layer (or embedding
         and head), which alternates with the version.
         """
+        self.wide = wide
         layer_in_turn = version % (model.layers + 1)
         compared: list[str] = []
         left_out: list[str] = []

@@ -60,6 +60,7 @@ from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.streams import BucketSender, BucketStream, SharedBufferSender
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 _GROUP_SECONDS = 120.0
@@ -244,7 +245,8 @@ class WeightWriter:
         extent = self._spec.engine.weight_check
         if not self._leads or extent == "none" or self._spec.engine.type != "sglang":
             return None
-        compared = ComparedTensors(self._source.model, extent, self._version, self._form, self._readers)
+        model, wide = self._source.model, rounds_as_target(self._spec)
+        compared = ComparedTensors(model, extent, self._version, self._form, self._readers, wide=wide)
         return ChecksumRecorder(self._readers, compared, self._source.device)
 
     def _make_stored(self) -> StoredWriter:

@@ -38,6 +38,7 @@ from rlrun.specs.reading.secret_references import unset_references, wrong_refere
 from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.reading.unusual_values import dates, large_integers
 from rlrun.specs.rules.algorithm_rules import Demands
+from rlrun.specs.rules.engines.on_policy_target import untried_on_gpus
 from rlrun.specs.rules.term_rules import stale_ratio
 from rlrun.specs.rules.trainer_rules import external_heads
 from rlrun.specs.sections.job import Spec
@@ -111,12 +112,14 @@ class LoadedSpec:
         """Returns the warnings about a valid spec.
 
         They concern text that looks like a secret in the files and in `--set`, a ratio that ignores stale
-        samples, external engines that may compute logits in another precision, and native engines on GPUs.
+        samples, external engines that may compute logits in another precision, `true_on_policy` and native
+        engines on GPUs.
         """
         secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
         findings = [
             *coded(stale_ratio(self.spec), Code.ALGORITHM),
             *coded(external_heads(self.spec), Code.TRAINER),
+            *coded(untried_on_gpus(self.spec), Code.TRAINER),
             *coded(warnings_about_engines(self.engine_choices), Code.ENGINE),
         ]
         return [*secrets, *(self.composition.locate(finding) for finding in findings)]

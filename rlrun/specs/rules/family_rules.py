@@ -9,6 +9,7 @@ from rlrun.models.config_json import architecture, with_vision_tower
 from rlrun.models.families import TABLES, Family, similar_families
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target, untargeted_part
 from rlrun.specs.rules.engines.speculation import mtp_layers
 from rlrun.specs.rules.image_rules import image_findings
 from rlrun.specs.rules.mtp_rules import mtp_findings
@@ -47,14 +48,15 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _exactness(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Checks that engines and trainer compute the model bit for bit alike on CPUs."""
-    if not spec.true_on_policy or spec.cluster.gpus_per_node:
+    """Checks that engines and trainer compute the model bit for bit alike."""
+    if not spec.true_on_policy:
         return
     try:
         model = with_vision_tower(architecture(config), spec.trainer.vision_tower)
     except ValueError:
         return  # reported when the architecture is read
-    if (reason := inexact_part(model)) is not None:
+    reason = untargeted_part(model) if rounds_as_target(spec) else inexact_part(model)
+    if reason is not None:
         yield Finding(("true_on_policy",), reason, "remove it", found=True, related=(MODEL,))
 
 

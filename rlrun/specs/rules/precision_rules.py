@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from rlrun.specs.derived.sampling_mask import cuts_vocabulary
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.engines.on_policy_target import EXACT, exact_servers
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
 
 PRECISION: KeyPath = ("trainer", "precision")
 RECIPE: KeyPath = ("trainer", "float8_recipe")
 GROUP: KeyPath = ("trainer", "int4_group")
-EXACT: KeyPath = ("true_on_policy",)
 
 
 def unsupported_with_precision(spec: Spec) -> Iterator[Finding]:
@@ -108,24 +108,18 @@ def unsupported_when_exact(spec: Spec) -> Iterator[Finding]:
 
 
 def exact_engines(spec: Spec) -> Iterator[Finding]:
-    """The native engines of a job on CPUs compute as the trainer does, with its weights and precision."""
+    """The engines of a job compute as the trainer does, with its weights and precision: on CPUs native ones,
+    on GPUs SGLang's (`exact_servers`).
+    """
     if not spec.true_on_policy:
         return
-    related: tuple[KeyPath, ...]
-    if spec.cluster.gpus_per_node:
-        message = (
-            "is for CPUs: on GPUs native engines sum in an order that depends on the batch, and SGLang's "
-            "rl_on_policy_target rounds in other places than the trainer"
-        )
-        related = (("cluster", "gpus_per_node"),)
-        yield Finding(EXACT, message, "remove it", found=True, related=related)
-    elif spec.engine.type not in (None, "native"):
-        message = f"with true_on_policy engines have to be native, found {spec.engine.type}"
+    if spec.engine.type not in (None, "native") and not spec.cluster.gpus_per_node:
+        message = f"with true_on_policy engines have to be native on CPUs, found {spec.engine.type}"
         cure = 'set engine.type = "native", or remove true_on_policy'
         yield Finding(("engine", "type"), message, cure, found=spec.engine.type, related=(EXACT,))
     if spec.engine.dtype != spec.trainer.dtype:
         message = f"must be trainer.dtype with true_on_policy, found {json.dumps(spec.engine.dtype)}"
-        related = (("trainer", "dtype"), EXACT)
+        related: tuple[KeyPath, ...] = (("trainer", "dtype"), EXACT)
         cure = f'set engine.dtype = "{spec.trainer.dtype}"'
         yield Finding(("engine", "dtype"), message, cure, found=spec.engine.dtype, related=related)
     if spec.engine.model is not None:
@@ -142,4 +136,5 @@ PRECISION_RULES: tuple[Rule, ...] = (
     rounded_with_adapters,
     unsupported_when_exact,
     exact_engines,
+    exact_servers,
 )

@@ -43,8 +43,9 @@ class Spec(Section):
     after a whole batch has been generated, which is slower."""
     true_on_policy: bool = False
     """Make the log-probs of engines and trainer equal bit for bit, whatever batch a token is computed in, so
-    that `train/train_rollout_logprob_abs_diff` is 0.0 in every step. Native engines and trainer then compute
-    with the same operators, on CPUs. A step with another difference ends the run (docs/true-on-policy.md)."""
+    that `train/train_rollout_logprob_abs_diff` is 0.0 in every step. On CPUs native engines and trainer then
+    compute with the same operators. On GPUs, where this was never run, the trainer rounds as SGLang servers
+    with `rl_on_policy_target` do. A step with another difference ends the run (docs/true-on-policy.md)."""
     model: ModelSpec
     """The policy."""
     data: DataSpec

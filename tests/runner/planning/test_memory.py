@@ -376,6 +376,17 @@ def test_activations_shrink_with_what_is_computed_again() -> None:
     assert activations("full", 36) - activations("full", 35) == hidden
 
 
+@pytest.mark.parametrize(("kind", "traced"), [("none", 23.36), ("selective", 9.84)])
+def test_a_float32_residual_stream_is_near_what_a_dry_run_says(kind: str, traced: float) -> None:
+    """GiB by `dry_run` of a job with `true_on_policy` on GPUs: eight sequences of 2,048 tokens."""
+    settings = {"steps": 1, "max_tokens_per_rank": 16384, "parallel": {"fsdp": 8}}
+    spec = TrainerSpec.model_validate(settings | {"activation_checkpointing": kind})
+    model = replace(QWEN3_8B, layers=8)
+    narrow, wide = (training_phase(model, spec, gpu=True, wide_stream=wide) for wide in (False, True))
+    assert wide.part_bytes("activations") == pytest.approx(traced * GIB, rel=0.1)
+    assert wide.bytes - narrow.bytes == 8 * 16384 * QWEN3_8B.hidden * 2
+
+
 def test_a_checkpoint_has_parameters_and_moments() -> None:
     assert checkpoint_bytes(QWEN3_8B, TrainerSpec(steps=1)) == 12 * parameter_count(QWEN3_8B)
 

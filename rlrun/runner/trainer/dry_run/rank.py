@@ -51,6 +51,7 @@ from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.process import build_mesh, stop_process
 from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.derived.sampling_mask import candidates_of
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -87,6 +88,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             head_dtype=spec.trainer.head_dtype,
             lora=spec.trainer.lora.shape if spec.trainer.lora else None,
             precision=precision,
+            as_target=rounds_as_target(spec),
         )
         decoders = build_model(model, dims, options)
         trace = MemoryTrace(OFFLOADED_PURPOSES[spec.trainer.offload])
@@ -105,6 +107,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             dtype,
             precision=precision,
             kept_logits=spec.trainer.kept_logits * 2**20,
+            as_target=rounds_as_target(spec),
         )
         policy = make_packed_model(decoders, model, dims, settings)
         _step(spec, policy, _parameters(decoders, model, spec), trace, request.micro_batches)

@@ -12,6 +12,7 @@ from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 
@@ -50,4 +51,5 @@ def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOpt
         lora=trainer.lora.shape if trainer.lora else None,
         most_tokens=most_routed_tokens(trainer, longest_sample(spec) * (2 if needs_of(spec).pairs else 1)),
         precision=trainer.low_precision,
+        as_target=rounds_as_target(spec),
     )

@@ -10,6 +10,7 @@ from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.trainer.parameters.freezing import freeze
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, Parameters
 from rlrun.runner.trainer.passes.packed_model import ModelSettings
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 
@@ -32,6 +33,7 @@ def model_settings(
         precision=spec.trainer.low_precision,
         kept_logits=spec.trainer.kept_logits * 2**20,
         share=bool(spec.trainer.share_prefixes),
+        as_target=rounds_as_target(spec),
     )
 
 

@@ -23,6 +23,7 @@ from rlrun.runner.contracts.weight_updates import Readers, StreamMember, WeightB
 from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
+from rlrun.runner.trainer.compat.server_kernels import use_server_kernels
 from rlrun.runner.trainer.cpu_ops.exact import compute_exactly
 from rlrun.runner.trainer.cpu_ops.library import load as load_operators
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
@@ -40,6 +41,7 @@ from rlrun.runner.trainer.roles.teacher import Teacher
 from rlrun.runner.weights.writer import WeightWriter
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 STATE_BYTES = 16
@@ -62,7 +64,9 @@ class TrainerRank:
         self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
         self._architecture = read_policy(Path(setup.model_folder), spec)
         self._device = device = start_process(setup, spec.deterministic)
-        if spec.true_on_policy and device.type == "cpu":
+        if rounds_as_target(spec):
+            use_server_kernels()
+        elif spec.true_on_policy:
             compute_exactly(getattr(torch, spec.trainer.dtype))
         use_flash_attention(spec.trainer.flash_attention, device)
         check_support(spec.trainer.parallel, device)

@@ -10,6 +10,7 @@ from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memo
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.rules.engines.speculative_rules import SPECULATIVE_RULES
 from rlrun.specs.rules.served_model import served_model
 from rlrun.specs.rules.shared_rules import is_given, no_effect
@@ -140,7 +141,7 @@ def weight_delta(spec: Spec) -> Iterator[Finding]:
 
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
     """A server follows the seeds of requests only on a GPU and with an argument of its own."""
-    if not spec.deterministic or spec.engine.type != "sglang":
+    if not spec.deterministic or spec.engine.type != "sglang" or rounds_as_target(spec):
         return
     name = "enable_deterministic_inference"
     enabled = spec.engine.sglang.get(name) or spec.engine.sglang.get(flag_name(name))

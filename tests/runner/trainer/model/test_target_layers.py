@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlrun.models.rope_tables import rope_tables
 
 from rlrun.models.config_json import read_architecture
-from rlrun.models.rope_tables import rope_tables
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_statistics
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions

@@ -1,6 +1,7 @@
 """Replaces Triton kernels of SGLang that have no CPU form, when the modules that hold them are imported."""
 
 import importlib.util
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -43,6 +44,10 @@ PATCHES = {
     _FLA + "layernorm_gated": _take_cpu_form,
     _FLA + "fused_norm_gate": _norm_forward,
 }
+if os.environ.get("SGLANG_CPU_ON_POLICY_TARGET"):
+    from sgl_kernel.on_policy_target import PATCHES as OF_TARGET
+
+    PATCHES |= OF_TARGET
 
 
 class Patcher(MetaPathFinder):

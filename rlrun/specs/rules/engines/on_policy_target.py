@@ -1,0 +1,113 @@
+"""`true_on_policy` on GPUs: SGLang servers with `rl_on_policy_target`, and what their jobs need.
+
+The trainer computes with the server's kernels, and rounds where the server rounds (docs/true-on-policy.md).
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rlrun.models.architecture import Architecture, inexact_part
+from rlrun.specs.derived.sglang_arguments import flag_name
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.sections.job import Spec
+
+EXACT: KeyPath = ("true_on_policy",)
+SERVER_ARGUMENTS = {
+    "rl_on_policy_target": "fsdp",
+    "enable_deterministic_inference": True,
+    "attention_backend": "fa3",
+}
+"""What rlrun adds to the arguments of the policy's servers."""
+_FIXED_ARGUMENTS = SERVER_ARGUMENTS | {
+    "prefill_attention_backend": "fa3",
+    "decode_attention_backend": "fa3",
+    "page_size": 1,
+    "pp_size": 1,
+    "attn_dp_size": 1,
+    "kv_cache_dtype": "auto",
+    "quantization": None,
+    "enable_torch_compile": False,
+}
+"""Arguments with which a server computes in another order or precision, with the values that do not."""
+
+
+def rounds_as_target(spec: Spec) -> bool:
+    """Returns whether the trainer rounds where SGLang's `rl_on_policy_target` rounds."""
+    return spec.true_on_policy and bool(spec.cluster.gpus_per_node)
+
+
+def target_arguments(spec: Spec) -> dict[str, Any]:
+    """Returns the arguments that make the policy's servers round as the trainer does."""
+    return SERVER_ARGUMENTS if rounds_as_target(spec) else {}
+
+
+def exact_servers(spec: Spec) -> Iterator[Finding]:
+    """Reports settings with which SGLang servers and the trainer cannot be equal bit for bit on GPUs."""
+    if not rounds_as_target(spec):
+        return
+    for path, value, supported, why in _settings(spec):
+        if value != supported:
+            choice = (
+                "remove it" if supported in (None, False) else f"set {path[-1]} = {json.dumps(supported)}"
+            )
+            message = f"has to be {json.dumps(supported)} with true_on_policy on GPUs: {why}"
+            if supported in (None, False):
+                message = f"is not supported with true_on_policy on GPUs: {why}"
+            yield Finding(path, message, f"{choice}, or remove true_on_policy", found=value, related=(EXACT,))
+    fixed = {flag_name(name): value for name, value in _FIXED_ARGUMENTS.items()}
+    for name, value in spec.engine.sglang.items():
+        if value != fixed.get(flag_name(name), value):
+            message = "changes how servers sum or round, which true_on_policy has to fix"
+            key = ("engine", "sglang", name)
+            yield Finding(key, message, "remove it, or remove true_on_policy", found=value, related=(EXACT,))
+
+
+def untried_on_gpus(spec: Spec) -> Iterator[Finding]:
+    """Warns of what was not shown for `true_on_policy` on GPUs."""
+    if rounds_as_target(spec):
+        message = (
+            "was never run on a GPU: that both sides get the same bits from SGLang's kernels, from "
+            "FlashAttention 3 and from compiled rotations is not shown"
+        )
+        cure = "the first step ends the run if they differ; docs/true-on-policy.md says what was shown"
+        yield Finding(EXACT, message, cure, at_value=False)
+
+
+def _settings(spec: Spec) -> Iterator[tuple[KeyPath, Any, Any, str]]:
+    """Yields keys, their values, the only supported values, and the reasons."""
+    trainer, engine = spec.trainer, spec.engine
+    why = "native engines sum in an order that depends on the batch there"
+    yield ("engine", "type"), engine.type, "sglang", why
+    if engine.python is not None:
+        why = "the trainer computes with the kernels of the SGLang in its own environment"
+        yield ("engine", "python"), engine.python, None, why
+    yield ("engine", "tensor"), engine.tensor, 1, "servers that split a sum round it differently"
+    algorithm = engine.speculative.algorithm
+    yield ("engine", "speculative", "algorithm"), algorithm, None, "servers verify drafts with other kernels"
+    if engine.weight_delta == "elements":
+        why = "servers hold embeddings and norms in float32, and deltas are of bfloat16"
+        yield ("engine", "weight_delta"), "elements", "off", why
+    yield ("trainer", "dtype"), trainer.dtype, "bfloat16", "servers multiply in bfloat16"
+    yield ("trainer", "head_dtype"), trainer.head_dtype, "model", "servers compute bfloat16 logits"
+    why = "servers compute attention with FlashAttention 3"
+    yield ("trainer", "flash_attention"), trainer.flash_attention, "FA3", why
+    why = "merging two parts of attention rounds once more"
+    yield ("trainer", "share_prefixes"), trainer.share_prefixes or False, False, why
+    pipeline = trainer.parallel.pipeline
+    yield ("trainer", "parallel", "pipeline"), pipeline, 1, "stages exchange hidden states in bfloat16"
+
+
+def untargeted_part(model: Architecture) -> str | None:
+    """Returns why SGLang's `rl_on_policy_target` and the trainer's layers do not agree for a model."""
+    if model.family != "qwen3":
+        return (
+            "on GPUs it is for dense models of Qwen3: SGLang's layers of other families do not round as "
+            "rl_on_policy_target says, or the trainer has no layers that do"
+        )
+    if model.rope.type != "default":
+        return f"on GPUs it is for positions without scaling, found {model.rope.type}"
+    if any(model.windows):
+        return "on GPUs it is for attention to all earlier tokens, and some layers see a window"
+    return inexact_part(model)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rlrun.models.rope_tables import rope_tables
 
+from rlrun.models.computation.rope_tables import rope_tables
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_statistics
 from rlrun.runner.trainer.model.build_decoder import build_model

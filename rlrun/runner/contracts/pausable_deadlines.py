@@ -1,31 +1,47 @@
 """Deadlines that are paused while engines are stopped, and while a request queues in an engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from types import TracebackType
 
 
-@dataclass(slots=True)
 class _PausableDeadline:
-    """One deadline, which runs while nothing pauses it."""
+    """One deadline, which runs while nothing pauses it. Its block is the body of an `async with`."""
 
-    deadline: asyncio.Timeout
-    remaining: float | None
-    """Seconds until the deadline while it is paused; None for a deadline without an end."""
-    pauses: int = 0
+    # A class, because nested generators would cost each request some microseconds more.
+    __slots__ = ("_deadlines", "_pauses", "_remaining", "_timeout")
+
+    def __init__(
+        self, deadlines: "dict[asyncio.Timeout, _PausableDeadline]", seconds: float | None, pauses: int
+    ):
+        self._deadlines = deadlines
+        self._remaining = seconds
+        """Seconds until the deadline while it is paused; None for a deadline without an end."""
+        self._pauses = pauses
+        self._timeout = asyncio.timeout(None if pauses else seconds)
+
+    async def __aenter__(self) -> asyncio.Timeout:
+        self._deadlines[self._timeout] = self
+        return await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._deadlines[self._timeout]
+        await self._timeout.__aexit__(kind, error, trace)
 
     def pause(self) -> None:
-        self.pauses += 1
-        when = self.deadline.when()
-        if when is not None and not self.deadline.expired():
-            self.remaining = max(0.0, when - asyncio.get_running_loop().time())
-            self.deadline.reschedule(None)
+        self._pauses += 1
+        when = self._timeout.when()
+        if when is not None and not self._timeout.expired():
+            self._remaining = max(0.0, when - asyncio.get_running_loop().time())
+            self._timeout.reschedule(None)
 
     def resume(self) -> None:
-        self.pauses -= 1
-        if not self.pauses and self.remaining is not None and not self.deadline.expired():
-            self.deadline.reschedule(asyncio.get_running_loop().time() + self.remaining)
+        self._pauses -= 1
+        if not self._pauses and self._remaining is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._remaining)
 
 
 class PausableDeadlines:
@@ -35,15 +51,9 @@ class PausableDeadlines:
         self._deadlines: dict[asyncio.Timeout, _PausableDeadline] = {}
         self._stopped = False
 
-    @asynccontextmanager
-    async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+    def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Like `asyncio.timeout`, but `stop` and `held` pause it."""
-        async with asyncio.timeout(None if self._stopped else seconds) as deadline:
-            self._deadlines[deadline] = _PausableDeadline(deadline, seconds, int(self._stopped))
-            try:
-                yield deadline
-            finally:
-                del self._deadlines[deadline]
+        return _PausableDeadline(self._deadlines, seconds, int(self._stopped))
 
     @contextmanager
     def held(self, deadline: asyncio.Timeout) -> Iterator[None]:

@@ -11,7 +11,6 @@ group that takes even longer is dropped and counted.
 
 import asyncio
 import sys
-from collections.abc import Iterable
 from functools import partial
 
 from rlrun.plugins.types import Group, Prompt
@@ -40,14 +39,19 @@ class AsynchronousSource(RolloutSource):
         """The maximum number of groups in flight or ready."""
         self._paused = False
         self._group_done = asyncio.Event()
+        self._failures: list[Exception] = []
+        self._oldest_allowed = 0
+        """The oldest version that a group's tokens may have."""
 
     async def next(self, version: int) -> Batch:
         """Returns the P oldest groups, none of them staler than `max_staleness`."""
         batch_size = self._spec.batch_size
         self._limit = (self._spec.max_staleness + 1) * batch_size
+        self._oldest_allowed = version - self._spec.max_staleness
+        self._drop_stale()
         while True:
-            self._raise_failures()
-            self._drop_stale(version)
+            if self._failures:
+                raise self._failures[0]
             if len(self._ready) >= batch_size:
                 break
             if self._is_exhausted(self._in_flight):
@@ -74,8 +78,7 @@ class AsynchronousSource(RolloutSource):
         self._limit = 0
         if self._tasks:
             await abort_all_requests(self._engines)
-        await cancel_all(self._tasks)
-        _failures(self._tasks)  # marks them as retrieved; the caller of `close` already handles a failure
+        await cancel_all(list(self._tasks))
         await super().close()
 
     def _take(self, version: int) -> Batch:
@@ -97,33 +100,34 @@ class AsynchronousSource(RolloutSource):
         while not self._paused and self._in_flight + len(self._ready) < self._limit:
             self._in_flight += 1
             self._tally.submitted += 1
-            self._tasks.add(asyncio.create_task(self._run()))
+            task = asyncio.create_task(self._run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
         """Produces the group of the next prompt; a dropped group is replaced by another."""
         try:
             group = await self._produce(await self._feed.take())
-            if group is not None:
-                self._ready.append(group)
+        except Exception as error:
+            self._failures.append(error)
+            return
         finally:
             self._in_flight -= 1
             self._group_done.set()
         if group is None:
             self._start_groups()
+        elif _oldest_version(group) < self._oldest_allowed:
+            self._drop({prompt_index(group)}, "staleness", "too_old")
+            self._start_groups()
+        else:
+            self._ready.append(group)
 
-    def _drop_stale(self, version: int) -> None:
+    def _drop_stale(self) -> None:
         """Drops groups that are too old to train on; they do not count in the metrics of staleness."""
-        minimum = version - self._spec.max_staleness
-        stale = {prompt_index(group) for group in self._ready if _oldest_version(group) < minimum}
+        oldest = self._oldest_allowed
+        stale = {prompt_index(group) for group in self._ready if _oldest_version(group) < oldest}
         self._ready = [group for group in self._ready if prompt_index(group) not in stale]
         self._drop(stale, "staleness", "too_old")
-
-    def _raise_failures(self) -> None:
-        """Raises the first error of a finished task, and forgets finished tasks."""
-        done = {task for task in self._tasks if task.done()}
-        self._tasks -= done
-        if failures := _failures(done):
-            raise failures[0]
 
 
 class DrainBeforeUpdate:
@@ -140,11 +144,6 @@ class DrainBeforeUpdate:
             return await self._engines.update_weights(update)
         finally:
             self._source.resume()
-
-
-def _failures(tasks: Iterable[asyncio.Task[None]]) -> list[BaseException]:
-    """Returns the errors that finished tasks raised."""
-    return [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
 
 
 def _oldest_version(group: Group) -> int:

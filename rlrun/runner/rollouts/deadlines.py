@@ -68,9 +68,10 @@ def _with_deadline(
         answer = asyncio.ensure_future(send(request))
         try:
             with policy.pending.enter(len(request.seeds)) as admitted:
-                with policy.deadlines.held(execution_deadline):
-                    events: list[asyncio.Future[Any]] = [answer, admitted]
-                    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+                if not admitted.done():
+                    with policy.deadlines.held(execution_deadline):
+                        events: list[asyncio.Future[Any]] = [answer, admitted]
+                        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
                 return await _answer_by_deadline(policy, request, answer, seconds)
         finally:
             answer.cancel()

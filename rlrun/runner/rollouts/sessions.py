@@ -57,7 +57,11 @@ class RolloutSettings:
         minimum = min(
             sampling.min_new_tokens, budget
         )  # late turns can have a smaller budget than the minimum
-        return replace(sampling, max_new_tokens=budget, min_new_tokens=minimum) if budget > 0 else None
+        if budget <= 0:
+            return None
+        if (budget, minimum) == (sampling.max_new_tokens, sampling.min_new_tokens):
+            return sampling
+        return replace(sampling, max_new_tokens=budget, min_new_tokens=minimum)
 
 
 class OpenRequests:
@@ -81,13 +85,13 @@ class OpenRequests:
         answer = asyncio.ensure_future(self.send_to_engines(request))
         self._pending[answer] = request
         try:
-            await asyncio.wait([answer])
-            if self.is_late and answer.cancelled():
+            return await answer
+        except asyncio.CancelledError:
+            if self.is_late and answer.cancelled() and not _is_being_cancelled():
                 return empty_generations(request)
-            return answer.result()
+            raise
         finally:
             del self._pending[answer]
-            answer.cancel()
 
     def cancel(self) -> None:
         """Makes every unanswered request return empty generations, because an engine ignored the abort."""
@@ -181,6 +185,12 @@ class PolicyGroup:
         return await self.requests.send(
             _with_images(request, self.prompt.images if images is None else images)
         )
+
+
+def _is_being_cancelled() -> bool:
+    """Returns whether the current task was cancelled itself, not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _with_images(request: GenerateRequest, images: Sequence[PlacedImage]) -> GenerateRequest:

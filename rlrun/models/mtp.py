@@ -54,13 +54,13 @@ class MtpLayer:
         return replace(tensor, name=self.prefix + tensor.name.removeprefix(layer))
 
 
-MTP_FAMILIES = ("glm4_moe", "mimo")
+MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo")
 """Families whose layer the trainer computes."""
 
 
 def mtp_layer(family: str, layers: int) -> MtpLayer:
     """Returns the layer of a family with this number of layers, as SGLang 0.5.23 reads it
-    (models/mimo_mtp.py, models/glm4_moe_nextn.py).
+    (models/mimo_mtp.py, models/deepseek_nextn.py, models/glm4_moe_nextn.py, models/glm4_moe_lite_nextn.py).
     """
     if family == "mimo":
         names = ("hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm")
@@ -72,8 +72,8 @@ def why_no_mtp(family: str, count: int) -> str | None:
     """Returns why the trainer cannot train the MTP layer of a family with `count` of them; None if it can."""
     if family not in MTP_FAMILIES:
         return (
-            f"MTP layers are trained for {' and '.join(MTP_FAMILIES)}; those of {family} were not compared "
-            "with a reference"
+            f"MTP layers are trained for {', '.join(MTP_FAMILIES)}; those of {family} were not compared with "
+            "a reference"
         )
     if count != 1:
         return f"num_nextn_predict_layers in config.json has to be 1, and is {count}"

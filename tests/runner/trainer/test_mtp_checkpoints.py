@@ -18,7 +18,7 @@ from tests.converters.conversions import convert
 from tests.mtp_models import make_mtp_model
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
-FAMILIES = ("mimo", "glm4_moe")
+FAMILIES = ("mimo", "glm4_moe", "deepseek_v3")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -1,8 +1,9 @@
 """The MTP layer against plain torch: loss, accuracy and gradients, and a policy that does not depend on it.
 
 The reference does what SGLang 0.5.23 does when it speculates with the layer: models/mimo_mtp.py (hidden state
-first, embedding of the first position masked) and models/glm4_moe_nextn.py (embedding first), around
-transformers' decoder layer of the family; speculative/eagle_worker_v2.py shifts the tokens by one.
+first, embedding of the first position masked), models/deepseek_nextn.py, models/glm4_moe_nextn.py and
+models/glm4_moe_lite_nextn.py (embedding first), around transformers' decoder layer of the family;
+speculative/eagle_worker_v2.py shifts the tokens by one.
 """
 
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import linear, rms_norm
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from tests.mtp_models import make_mtp_model
@@ -29,21 +32,30 @@ SETTINGS = {"max_grad_norm": 1e9, "lr": 2e-3, "logits_chunk": 16}
 CASES = {
     "mimo": ("mimo", {}, {}),
     "glm": ("glm4_moe", {}, {}),
+    "glm-flash": ("glm4_moe_lite", {}, {}),
+    "deepseek": ("deepseek_v3", {}, {}),
     "mimo-fsdp": ("mimo", {"fsdp": 2}, {}),
     "mimo-recomputed": ("mimo", {"fsdp": 2}, {"activation_checkpointing": "full"}),
     "mimo-offloaded": ("mimo", {"fsdp": 2}, {"offload": "all"}),
     "glm-fsdp": ("glm4_moe", {"fsdp": 2}, {}),
     "glm-replicas": ("glm4_moe", {"replicate": 2}, {"activation_checkpointing": "selective"}),
     "glm-experts": ("glm4_moe", {"fsdp": 2, "expert": 2}, {}),
+    "deepseek-experts": ("deepseek_v3", {"fsdp": 2, "expert": 2}, {}),
 }
 """Family, layout and other settings."""
+LAYERS = {
+    "mimo": Qwen2DecoderLayer,
+    "glm4_moe": Glm4MoeDecoderLayer,
+    "glm4_moe_lite": Glm4MoeLiteDecoderLayer,
+    "deepseek_v3": DeepseekV3DecoderLayer,
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     options = {"num_hidden_layers": 3, "scale": 0.1, "pad_token_id": None}
-    return {family: make_mtp_model(root / family, family, **options) for family in ("mimo", "glm4_moe")}
+    return {family: make_mtp_model(root / family, family, **options) for family in LAYERS}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +72,7 @@ def runs(folders, tmp_path_factory):
                 "parallel": parallel,
                 "trainer": SETTINGS | trainer | {"mtp_loss": weight},
                 "checkpoint": str(out / f"{name}-{weight}.checkpoint"),
-                "resume": str(root / f"1/{family[:4].rstrip('4')}-{weight}.checkpoint") if parallel else None,
+                "resume": str(root / f"1/{name.partition('-')[0]}-{weight}.checkpoint") if parallel else None,
             }
             for name, (family, parallel, trainer) in CASES.items()
             if (2 if parallel else 1) == ranks
@@ -84,8 +96,7 @@ class PlainMtp:
             for name, tensor in stored.items()
             if name.startswith(self.prefix)
         }
-        layer = Qwen2DecoderLayer if self.is_mimo else Glm4MoeDecoderLayer
-        self.layer = layer(config, layer_idx=config.num_hidden_layers - 1)
+        self.layer = LAYERS[family](config, layer_idx=config.num_hidden_layers - 1)
 
     def log_probs(self, tokens):
         """Returns `[T - 2, vocab]`: entry i is about token i + 2."""

@@ -54,8 +54,9 @@ def test_settings_that_are_refused(settings: dict[str, Any], paths: list[str]) -
         ({"model_type": "glm4_moe", "num_nextn_predict_layers": 1}, None),
         ({"model_type": "mimo"}, "num_nextn_predict_layers in config.json has to be 1, and is 0"),
         (MIMO | {"num_nextn_predict_layers": 2}, "has to be 1, and is 2"),
-        ({"model_type": "deepseek_v3"}, "those of deepseek_v3 were not compared with a reference"),
-        ({"model_type": "qwen3"}, "MTP layers are trained for glm4_moe and mimo"),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}, "has to be 1, and is 0"),
+        ({"model_type": "qwen3_next"}, "those of qwen3_next were not compared with a reference"),
+        ({"model_type": "qwen3"}, "MTP layers are trained for deepseek_v3, glm4_moe, glm4_moe_lite, mimo"),
     ],
 )
 def test_models_that_are_refused(config: dict[str, Any], message: str | None) -> None:

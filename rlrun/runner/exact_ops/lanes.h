@@ -51,12 +51,15 @@ inline Vector widen(Halves x) { return std::bit_cast<Vector>(__builtin_convertve
 template <typename T>
 using Packed = std::conditional_t<std::is_same_v<T, float>, Vector, Halves>;
 
-// Rounds to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN. The instruction for it takes numbers below 2^-126 as zero.
 template <typename T>
 Packed<T> narrow(Vector x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
   } else {
+#if defined(__AVX512BF16__)
+    return std::bit_cast<Halves>(_mm512_cvtneps_pbh(std::bit_cast<__m512>(x)));
+#endif
     const Unsigned bits = std::bit_cast<Unsigned>(x);
     Unsigned rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     rounded = x != x ? Unsigned{} + 0x7fc0 : rounded;

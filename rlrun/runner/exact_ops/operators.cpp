@@ -26,7 +26,7 @@ Tensor decode(const Tensor& columns, const Tensor& prefix_tables, const Tensor& 
   for (int64_t l = 0; l < keys.size(0); ++l) {
     const auto part = [&](int64_t index) { return layers.get(l * PARTS + index); };
     const auto layer_keys = keys[l], layer_values = values[l];
-    const int64_t inner = part(DOWN)->size(1);
+    const int64_t inner = part(DOWN)->size(1) * part(DOWN)->size(2);
     const auto h = std::get<0>(ops::rms_norm(x, *part(INPUT_NORM), eps));
     const auto qkv = ops::linear(h, *part(QKV), part(QKV_BIAS), false);
     ops::rope_store(qkv, part(Q_NORM), part(K_NORM), eps, cosines, sines, columns[1], columns[2], layer_keys, layer_values);

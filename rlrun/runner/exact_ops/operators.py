@@ -5,7 +5,7 @@ number of the result is summed in one fixed order, so it depends neither on the 
 padding, nor on the number of threads; in attention, nor on whether a token is prefilled, decoded, or packed
 with others. They are `torch.ops.rlrun_exact`, in float32 or bfloat16:
 
-    pack         a matrix [N, K], once per version of the weights ─▶ the same shape, for `linear` only
+    pack         a matrix [N, K], once per version of the weights ─▶ [N, K / P, P], for `linear` only
     linear       x [T, K], a packed matrix, a bias, whether the result is float32 ─▶ [T, N]
     rms_norm     x [..., H], weight [H], epsilon ─▶ the same shape, and 1 / rms of each row
     rotate       x [T, heads, D], cosines and sines [T, D / 2] ─▶ the same shape
@@ -41,7 +41,7 @@ def load() -> None:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    return weight.new_empty(weight.shape)
+    return weight.new_empty(weight.shape).unflatten(1, (-1, 4 // weight.itemsize))
 
 
 def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, wide: bool) -> Tensor:

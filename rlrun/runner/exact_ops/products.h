@@ -5,8 +5,8 @@
 // the number of threads does.
 //
 // Matrices are packed into panels of PANEL columns, [panel][K / P][PANEL][P], where P is 2 for bfloat16, whose neighbours
-// along K are multiplied by one instruction, else 1. A packed tensor keeps the shape [N, K] of its matrix; its memory
-// continues beyond that to the end of the last panel.
+// along K are multiplied by one instruction, else 1. A packed tensor has the shape [N, K / P, P], by which it is told
+// from a plain matrix; its memory continues beyond that to the end of the last panel.
 #pragma once
 #include <ATen/ops/slice.h>
 
@@ -29,7 +29,7 @@ inline at::Tensor pack(const at::Tensor& weight) {
     using T = decltype(zero);
     constexpr int64_t P = PAIR<T>;
     TORCH_CHECK(k % P == 0, "bfloat16 matrices need an even number of columns, not ", k);
-    packed = at::empty({panels * PANEL, k}, rows.options());
+    packed = at::empty({panels * PANEL, k / P, P}, rows.options());
     const T* in = rows.const_data_ptr<T>();
     T* out = packed.mutable_data_ptr<T>();
     at::parallel_for(0, panels, grain(PANEL * k), [&](int64_t begin, int64_t end) {
@@ -66,27 +66,27 @@ inline Vector multiply_add(const at::BFloat16* x, const at::BFloat16* columns, V
 #endif
 }
 
-// Multiplies R rows, `stride` elements apart, by one panel; sums [R][PANEL].
-template <int R, typename T>
-void multiply_tile(const T* x, int64_t stride, int64_t k, const T* panel, float* sums) {
+// Multiplies R rows, `stride` elements apart, by one panel; calls finish(row, first column, sums) with 16 sums at a time.
+template <int R, typename T, typename F>
+void multiply_tile(const T* x, int64_t stride, int64_t k, const T* panel, const F& finish) {
   Vector acc[R][VECTORS] = {};
   for (int64_t i = 0; i < k; i += PAIR<T>, panel += PANEL * PAIR<T>)
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < VECTORS; ++v)
         acc[r][v] = multiply_add(x + r * stride + i, panel + v * LANES * PAIR<T>, acc[r][v]);
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < VECTORS; ++v) store(sums + r * PANEL + v * LANES, acc[r][v]);
+    for (int v = 0; v < VECTORS; ++v) finish(r, v * LANES, acc[r][v]);
 }
 
-template <typename T>
-void multiply_rows(int64_t rows, const T* x, int64_t stride, int64_t k, const T* panel, float* sums) {
+template <typename T, typename F>
+void multiply_rows(int64_t rows, const T* x, int64_t stride, int64_t k, const T* panel, const F& finish) {
   switch (rows) {
-    case 1: return multiply_tile<1>(x, stride, k, panel, sums);
-    case 2: return multiply_tile<2>(x, stride, k, panel, sums);
-    case 3: return multiply_tile<3>(x, stride, k, panel, sums);
-    case 4: return multiply_tile<4>(x, stride, k, panel, sums);
-    case 5: return multiply_tile<5>(x, stride, k, panel, sums);
-    default: return multiply_tile<TILE_ROWS>(x, stride, k, panel, sums);
+    case 1: return multiply_tile<1>(x, stride, k, panel, finish);
+    case 2: return multiply_tile<2>(x, stride, k, panel, finish);
+    case 3: return multiply_tile<3>(x, stride, k, panel, finish);
+    case 4: return multiply_tile<4>(x, stride, k, panel, finish);
+    case 5: return multiply_tile<5>(x, stride, k, panel, finish);
+    default: return multiply_tile<TILE_ROWS>(x, stride, k, panel, finish);
   }
 }
 
@@ -95,31 +95,28 @@ inline at::Tensor linear(
     const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, bool wide) {
   const int64_t rows = x.size(0), k = x.size(1), columns = packed.size(0), stride = x.stride(0);
   const int64_t panels = (columns + PANEL - 1) / PANEL;
-  TORCH_CHECK(x.stride(1) == 1 && packed.size(1) == k && x.scalar_type() == packed.scalar_type(),
+  TORCH_CHECK(packed.dim() == 3 && x.stride(1) == 1 && packed.size(1) * packed.size(2) == k &&
+                  x.scalar_type() == packed.scalar_type(),
               "x ", x.sizes(), " does not fit a packed matrix ", packed.sizes());
   auto output = at::empty({rows, columns}, wide ? x.options().dtype(at::kFloat) : x.options());
   const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
   for_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     const T *in = x.const_data_ptr<T>(), *matrix = packed.const_data_ptr<T>(), *shift = data_of<T>(bias);
-    const auto write = [&](auto* out, int64_t row, int64_t column, int64_t count, const float* sums) {
-      for_vectors(count, [&](int64_t i, int64_t n) {
-        const Vector sum = load(sums + i, n);
-        store(out + row * columns + column + i, shift ? sum + load(shift + column + i, n) : sum, n);
-      });
-    };
+    void* out = output.mutable_data_ptr();
     at::parallel_for(0, chunks * panels, grain(CHUNK_ROWS * k), [&](int64_t begin, int64_t end) {
-      float sums[TILE_ROWS * PANEL];
       for (int64_t task = begin; task < end; ++task) {
         const int64_t panel = task / chunks, chunk = task % chunks * CHUNK_ROWS;
-        const int64_t column = panel * PANEL, count = std::min(PANEL, columns - column);
         for (int64_t row = chunk; row < std::min(chunk + CHUNK_ROWS, rows); row += TILE_ROWS) {
+          const auto finish = [&](int64_t r, int64_t first, Vector sums) {
+            const int64_t column = panel * PANEL + first, count = std::min(LANES, columns - column);
+            if (count <= 0) return;
+            if (shift) sums += load(shift + column, count);
+            if (wide) store(static_cast<float*>(out) + (row + r) * columns + column, sums, count);
+            else store(static_cast<T*>(out) + (row + r) * columns + column, sums, count);
+          };
           const int64_t tile = std::min({TILE_ROWS, rows - row, chunk + CHUNK_ROWS - row});
-          multiply_rows(tile, in + row * stride, stride, k, matrix + panel * k * PANEL, sums);
-          for (int64_t r = 0; r < tile; ++r) {
-            if (wide) write(output.mutable_data_ptr<float>(), row + r, column, count, sums + r * PANEL);
-            else write(output.mutable_data_ptr<T>(), row + r, column, count, sums + r * PANEL);
-          }
+          multiply_rows(tile, in + row * stride, stride, k, matrix + panel * k * PANEL, finish);
         }
       }
     });

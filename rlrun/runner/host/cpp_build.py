@@ -1,9 +1,9 @@
 """Compiles C++ operators for this machine's CPU once, and loads them into torch.
 
 A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of everything
-that its code depends on: the source and the headers beside it, torch's version, the flags, and all macros
-that the compiler predefines (its version and the instruction sets of `-march=native`), so that different
-machines can share a home folder.
+that its code depends on: the source, the headers beside it and those of `exact_ops`, torch's version, the
+flags, and all macros that the compiler predefines (its version and the instruction sets of `-march=native`),
+so that different machines can share a home folder.
 """
 
 import fcntl
@@ -127,7 +127,7 @@ def _key(source: Path, compiler: str) -> str:
     macros = subprocess.run(
         [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, timeout=60
     ).stdout
-    headers = sorted(source.parent.glob("*.h"))
+    headers = sorted({*source.parent.glob("*.h"), *EXACT_OPERATORS.parent.glob("*.h")})
     dependencies = (
         *(file.read_bytes() for file in (source, *headers)),
         (_torch_folder() / "version.py").read_bytes(),
@@ -144,7 +144,7 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
     started = time.monotonic()
     command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(unfinished)]
     torch = _torch_folder()
-    command += [f"-isystem{torch / 'include'}", f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+    command += [f"-I{_RUNNER}", f"-isystem{torch / 'include'}", f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
         unfinished.replace(library)

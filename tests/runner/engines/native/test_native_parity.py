@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress
 from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.model import native_ops
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.tiny_models import make_tiny_model
 
@@ -58,6 +59,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
     },
 }
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-odd-sizes", "gated-delta-net"])
+def test_products_of_onednn_and_in_panels_agree(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native_ops.load() or not native_ops.packs(torch.float32):
+        pytest.skip("this machine computes with oneDNN's products alone")
+    folder = make_tiny_model(tmp_path, **MODELS[name])
+    answers = []
+    for panels in (True, False):
+        monkeypatch.setattr(native_ops, "packs", lambda dtype, panels=panels: panels)
+        scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
+        samples = [new_sample(prompt, seed=1, max_new_tokens=9) for prompt in random_prompts(4)]
+        run(scheduler, samples)
+        assert (scheduler.model.weights.layers[0].output.dim() == 3) is panels
+        answers.append(samples)
+    for ours, theirs in zip(*answers, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

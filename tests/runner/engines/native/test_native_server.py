@@ -21,6 +21,7 @@ from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
+from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder
 from rlrun.runner.engines.process.health import ask_health
 from rlrun.runner.weights.shared_memory import SharedWeights
@@ -284,6 +285,7 @@ async def test_a_bfloat16_engine_takes_float32_weights(tiny_folder: Path, tmp_pa
 async def unpacked(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """An engine whose weights stay as they were read, as on a GPU, and its client."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(native_ops, "packs", lambda dtype: False)
     setup = EngineSetup(str(tiny_folder), dtype="float32", threads=1, max_length=256)
     server = NativeServer(replace(setup, weight_folders=(str(tmp_path),)))
     async with EngineClient(server.start()) as client:

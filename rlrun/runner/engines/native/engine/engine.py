@@ -19,7 +19,7 @@ from rlrun.runner.engines.native.engine.scheduler import PREFILL_TOKENS
 from rlrun.runner.engines.native.engine.thread import EngineThread
 from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles, apply_deltas, check_base
 from rlrun.runner.engines.native.model.cache import KVCache, make_cache
-from rlrun.runner.engines.native.model.fused_weights import fuse, is_packable
+from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, Tensors
 from rlrun.runner.engines.native.model.recurrent import make_states
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate, check_shapes
@@ -210,7 +210,7 @@ class Engine:
         """
         architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
         opened = OpenFolder(folder, architecture)
-        if not is_packable(current):
+        if not self._scheduler.model.packs:
             return self._thread.call(lambda: self._read_in_place(opened, version))
         named = allocate(architecture, current.dtype, current.device)
         opened.read(named)

@@ -3,12 +3,11 @@ result depends on the batch (`rlrun.runner.exact_ops.operators`). `torch_ops` do
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from rlrun.models.architecture import Architecture, inexact_part
-from rlrun.runner.engines.native.model.layer_weights import ModelWeights
+from rlrun.runner.engines.native.model.layer_weights import ModelWeights, with_matrices
 from rlrun.runner.exact_ops.operators import load, operators
 
 KERNELS = operators
@@ -26,18 +25,7 @@ def check(architecture: Architecture, device: torch.device) -> None:
 
 def pack(weights: ModelWeights) -> ModelWeights:
     """Returns copies of the matrices in the order in which `linear` reads them."""
-    packed = operators.pack
-    layers = tuple(
-        replace(
-            layer,
-            qkv=packed(layer.qkv),
-            output=packed(layer.output),
-            gate_up=None if layer.gate_up is None else packed(layer.gate_up),
-            down=None if layer.down is None else packed(layer.down),
-        )
-        for layer in weights.layers
-    )
-    return replace(weights, layers=layers, head=packed(weights.head), named={})
+    return with_matrices(weights, operators.pack)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -26,7 +26,7 @@ from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.decoder_layers import Attend, DecoderLayers, ForwardPass, Operations
 from rlrun.runner.engines.native.model.device_copies import to_device
-from rlrun.runner.engines.native.model.fused_weights import pack_for_onednn
+from rlrun.runner.engines.native.model.fused_weights import is_packable, pack_for_onednn
 from rlrun.runner.engines.native.model.image_tower import ImageTower, PromptImages
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, without_elements
 from rlrun.runner.engines.native.model.page_lookups import continued_lookup, own_lookup, prompt_lookup
@@ -94,6 +94,9 @@ class Model:
         except matrix products, experts, and the attention of prompts."""
         fits = self.native and _kernels_fit(architecture)
         self._decodes_natively = exact or (fits and architecture.experts is None)
+        self._in_panels = self.native and not exact and native_ops.packs(cache.keys.dtype)
+        self.packs = exact or self._in_panels or is_packable(weights.norm)
+        """Matrices are packed copies, so that the tensors of a checkpoint are not kept."""
         ops: Operations = native_ops if fits else flash_ops if self.flash else torch_ops
         if exact:
             exact_ops.check(architecture, self.device)
@@ -111,7 +114,8 @@ class Model:
         On a CPU oneDNN generates code for every new batch size, in about 10 ms. A small model is faster with
         few sizes, each at most a quarter larger than the one before; a large model is faster without padding.
         """
-        if rows <= 4 or self.flash or self.exact or self.device.type != "cpu":
+        generates_code = self.device.type == "cpu" and not (self.exact or self._in_panels)
+        if rows <= 4 or self.flash or not generates_code:
             return rows
         coarse = 1 << ((rows - 1).bit_length() - 3)
         step = min(coarse, 1 << max(0, PADDING_WEIGHTS // self._num_weights).bit_length())
@@ -135,6 +139,8 @@ class Model:
         if not self._prepared:
             if self.exact:
                 self.weights = exact_ops.pack(self.weights)
+            elif self._in_panels:
+                self.weights = native_ops.pack(self.weights)
             else:
                 self.weights = pack_for_onednn(self.weights, wide_head=self._wide_head)
             self._layer_tensors = [

@@ -17,6 +17,7 @@ from rlrun.runner.engines.native.model.layer_weights import (
     LayerWeights,
     ModelWeights,
     Tensors,
+    with_matrices,
 )
 
 
@@ -132,18 +133,7 @@ def pack_for_onednn(weights: ModelWeights, *, wide_head: bool = False) -> ModelW
         weights = replace(weights, head=weights.head.float())
     if not is_packable(weights.norm):
         return weights
-    reorder = torch.ops.mkldnn._reorder_linear_weight
-    layers = tuple(
-        replace(
-            layer,
-            qkv=reorder(layer.qkv),
-            output=reorder(layer.output),
-            gate_up=layer.gate_up if layer.gate_up is None else reorder(layer.gate_up),
-            down=layer.down if layer.down is None else reorder(layer.down),
-        )
-        for layer in weights.layers
-    )
-    return replace(weights, layers=layers, head=reorder(weights.head), named={})
+    return with_matrices(weights, torch.ops.mkldnn._reorder_linear_weight)
 
 
 def is_packable(example: torch.Tensor) -> bool:

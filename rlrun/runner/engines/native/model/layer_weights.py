@@ -1,7 +1,7 @@
 """The weights of a model as the engine multiplies by them: the matrices of one layer, and of all layers."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 
 import torch
@@ -109,6 +109,25 @@ class ModelWeights:
     def by_layer(self) -> Iterator[tuple[LayerWeights, DeltaWeights | None, ExpertWeights | None]]:
         """Yields the weights of each layer."""
         return zip_longest(self.layers, self.deltas, self.experts)
+
+
+def with_matrices(weights: ModelWeights, pack: Callable[[torch.Tensor], torch.Tensor]) -> ModelWeights:
+    """Returns weights whose head and dense matrices are replaced by `pack` of them, without `named`."""
+
+    def packed(matrix: torch.Tensor | None) -> torch.Tensor | None:
+        return None if matrix is None else pack(matrix)
+
+    layers = tuple(
+        replace(
+            layer,
+            qkv=pack(layer.qkv),
+            output=pack(layer.output),
+            gate_up=packed(layer.gate_up),
+            down=packed(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, head=pack(weights.head), named={})
 
 
 def without_elements(weights: ModelWeights) -> ModelWeights:

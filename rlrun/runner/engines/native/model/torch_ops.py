@@ -14,17 +14,31 @@ Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Returns x · weightᵀ + bias; the weight may be packed (`fused_weights.pack_for_onednn`)."""
+    """Returns x · weightᵀ + bias; the weight may be packed, in panels (`native_ops.pack`) or for oneDNN
+    (`fused_weights.pack_for_onednn`).
+    """
+    if weight.dim() == 3:
+        return in_panels(x, weight, bias)
     if weight.is_mkldnn:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
     return functional.linear(x, weight, bias)
 
 
+def in_panels(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False
+) -> torch.Tensor:
+    """Returns x · weightᵀ + bias for a weight in panels; `wide`: in float32."""
+    product: torch.Tensor = torch.ops.rlrun_engine.linear(x, weight, bias, wide)
+    return product
+
+
 def wide_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns x · weightᵀ in float32 for a half-precision x; on a CPU `pack_for_onednn` made the weight
-    float32.
+    """Returns x · weightᵀ in float32 for a half-precision x; on a CPU the weight is in panels, or
+    `pack_for_onednn` made it float32.
     """
+    if weight.dim() == 3:
+        return in_panels(x, weight, None, wide=True)
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return linear(x.float(), weight, None)

@@ -61,13 +61,14 @@ void score(int64_t count, const float* queries, int64_t dim, const T* keys, floa
 }
 
 // out[q][0 : 16 V] += sum over tokens of weights[q][t] * values[t][0 : 16 V], for N queries.
+// `values(b)` is the span's block b.
 template <int N, int V, class T, class Values>
 inline void mix_tile(const Span& span, Values&& values, int64_t dim, const float* weights, int64_t stride, float* out) {
   Vec sums[N][V];
   for (int q = 0; q < N; q++)
     for (int v = 0; v < V; v++) sums[q][v] = load(out + q * dim + v * W);
   for (int64_t b = 0; b < span.count(); b++) {
-    const T* value = values(span.blocks[b]);
+    const T* value = values(b);
     const int64_t tokens = std::min(BLOCK, span.length - b * BLOCK);
     for (int64_t t = 0; t < tokens; t++, value += dim) {
       Vec x[V];
@@ -85,7 +86,7 @@ inline void mix_tile(const Span& span, Values&& values, int64_t dim, const float
 template <int N, class T, class Values>
 void mix_rows(const Span& span, Values&& values, int64_t dim, const float* weights, int64_t stride, float* out) {
   int64_t d = 0;
-  auto shifted = [&](int32_t block) { return values(block) + d; };
+  auto shifted = [&](int64_t b) { return values(b) + d; };
   for (; d + 4 * W <= dim; d += 4 * W) mix_tile<N, 4, T>(span, shifted, dim, weights, stride, out + d);
   for (; d < dim; d += W) mix_tile<N, 1, T>(span, shifted, dim, weights, stride, out + d);
 }
@@ -124,6 +125,12 @@ inline float soften(float* scores, const Span& prefix, const Span& own) {
   return 1.0f / sum(total);
 }
 
+// Starts to bring `count` elements into the caches.
+template <class T>
+void fetch(const T* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+}
+
 // Scratch memory of one thread.
 struct Scratch {
   std::vector<float> queries, scores, out, scales;
@@ -150,21 +157,31 @@ void attend(const Cache<T>& cache, int64_t head, int64_t first, int64_t last, Sp
     const T* query = queries(first + i / group) + (head * group + i % group) * dim;
     for (int64_t d = 0; d < dim; d += W) store(q + i * dim + d, load(query + d) * scale);
   }
-  for (int64_t b = 0; b < prefix.count(); b++)
+  // The next blocks are fetched into the caches meanwhile: a block's 2 KB are too short for the processor to notice.
+  const auto fetch_keys = [&](const Span& span, int64_t b) {
+    if (b < span.count()) fetch(cache.key(span.blocks[b], head), BLOCK * dim);
+  };
+  for (int64_t b = 0; b < prefix.count(); b++) {
+    fetch_keys(own(first), b);
     score(count, q, dim, cache.key(prefix.blocks[b], head), scores + b * BLOCK, stride);
+  }
   for (int64_t r = 0; r < rows; r++) {
-    const Span span = own(first + r);
-    for (int64_t b = 0; b < span.count(); b++)
-      score(group, q + r * group * dim, dim, cache.key(span.blocks[b], head),
-            scores + r * group * stride + prefix_size + b * BLOCK, stride);
+    const Span span = own(first + r), next = r + 1 < rows ? own(first + r + 1) : Span{nullptr, 0};
+    float* own_scores = scores + r * group * stride + prefix_size;
+    for (int64_t b = 0; b < span.count(); b++) {
+      fetch(cache.value(span.blocks[b], head), BLOCK * dim);
+      score(group, q + r * group * dim, dim, cache.key(span.blocks[b], head), own_scores + b * BLOCK, stride);
+    }
     for (int64_t i = r * group; i < (r + 1) * group; i++)
       scratch.scales[i] = soften(scores + i * stride, prefix, span);
+    const auto values = [&](int64_t b) {
+      fetch_keys(next, b);
+      return cache.value(span.blocks[b], head);
+    };
+    mix<T>(group, span, values, dim, own_scores, stride, mixed + r * group * dim);
   }
-  auto values = [&](int32_t block) { return cache.value(block, head); };
+  const auto values = [&](int64_t b) { return cache.value(prefix.blocks[b], head); };
   mix<T>(count, prefix, values, dim, scores, stride, mixed);
-  for (int64_t r = 0; r < rows; r++)
-    mix<T>(group, own(first + r), values, dim, scores + r * group * stride + prefix_size, stride,
-           mixed + r * group * dim);
   for (int64_t i = 0; i < count; i++) {
     T* target = out(first + i / group) + (head * group + i % group) * dim;
     for (int64_t d = 0; d < dim; d += W) store(target + d, load(mixed + i * dim + d) * scratch.scales[i]);

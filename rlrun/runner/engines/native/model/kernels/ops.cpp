@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
+#include "exact_ops/products.h"
 #include "sampling.h"
 
 namespace rlrun {
@@ -37,14 +38,27 @@ void dispatch(const Tensor& t, F&& f) {
   t.scalar_type() == at::kFloat ? f(float{}) : f(BF16{});
 }
 
-// Returns x weight^T + bias. The weight may be packed for oneDNN; at::linear does not accept packed weights.
+// Returns x weight^T + bias. The weight may be packed in panels, or for oneDNN; at::linear does not accept packed weights.
 Tensor multiply(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  if (weight.dim() == 3) return rlrun_exact::linear(x, weight, bias, false);
   using Linear = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
                         c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
   if (!weight.is_mkldnn()) return at::linear(x, weight, bias);
   static const auto pointwise =
       c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Linear>();
   return pointwise.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+// Whether products with panels are faster than oneDNN's on this machine: they need AVX-512, in bfloat16 with its products
+// of pairs, and do not use AMX.
+bool has_fast_panels(at::ScalarType dtype) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  return dtype == at::kFloat || dtype == at::kBFloat16;
+#elif defined(__AVX512F__)
+  return dtype == at::kFloat;
+#else
+  return false;
+#endif
 }
 
 constexpr int64_t GRAIN = 8;  // the fewest rows for which a thread pays off
@@ -271,6 +285,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_with_masks(const Tenso
 }  // namespace
 
 TORCH_LIBRARY(rlrun_engine, m) {
+  m.def("has_fast_panels(ScalarType dtype) -> bool", &has_fast_panels);
+  m.def("pack(Tensor weight) -> Tensor", &rlrun_exact::pack);
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, bool wide) -> Tensor", &rlrun_exact::linear);
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", &rms_norm);
   m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor", &add_rms_norm);
   m.def("silu_mul(Tensor gate_up) -> Tensor", &silu_mul);

@@ -4,6 +4,9 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace rlrun::kernels {
 
@@ -37,16 +40,24 @@ inline Vec load(const float* p) {
 inline Vec load(const BF16* p) {
   Halves h;
   std::memcpy(&h, p, sizeof(h));
+#if defined(__AVX512F__)  // GCC 12 converts each half of the vector by itself
+  return bit_cast<Vec>(bit_cast<UInts>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(h))) << 16);
+#else
   return bit_cast<Vec>(__builtin_convertvector(h, UInts) << 16);
+#endif
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
-// Rounds to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN. The instruction for it takes numbers below 2^-126 as zero.
 inline void store(BF16* p, Vec v) {
+#if defined(__AVX512BF16__)
+  const auto h = _mm512_cvtneps_pbh(bit_cast<__m512>(v));
+#else
   UInts bits = bit_cast<UInts>(v);
   UInts rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   rounded = (v != v) ? UInts{} + 0x7fc0 : rounded;
-  Halves h = __builtin_convertvector(rounded, Halves);
+  const Halves h = __builtin_convertvector(rounded, Halves);
+#endif
   std::memcpy(p, &h, sizeof(h));
 }
 

@@ -4,10 +4,11 @@
 // A document may be a tree: sequences that share prefixes, each token once, in depth-first order. Query q then sees key
 // k if k <= q < ends[k], where ends[k] is the end of the part of the tree that continues the sequence after token k.
 //
-// A task is one head of one document, processed in blocks of BLOCK tokens. Only the scores of one block of queries
-// exist at a time; the backward pass computes them again (Dao et al. 2022,
-// arXiv:2205.14135). Unlike there, the forward pass keeps all scores of a block of queries (length x BLOCK floats) and
-// takes their maximum in a pass of its own, so that the output never has to be rescaled.
+// A task is one key-value head of one document, with all query heads that share it: their queries of the same BLOCK
+// tokens are stacked, so that a product has more rows and a packed key serves all of them. Only the scores of one block
+// of queries exist at a time; the backward pass computes them again (Dao et al. 2022, arXiv:2205.14135). Unlike there,
+// the forward pass keeps all scores of a stack of queries (length x stack floats) and takes their maximum in a pass of
+// its own, so that the output never has to be rescaled.
 #pragma once
 #include <limits>
 #include <numeric>
@@ -17,13 +18,13 @@
 namespace rlrun_trainer {
 
 // The sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width]. A query sees `window` keys,
-// its own included; 0: all up to its own.
+// its own included; 0: all up to its own. A stack has the queries of a block in all heads of a group, head by head.
 struct Shape {
-  int64_t tokens, heads, width, group, panel, window, most_blocks;
+  int64_t tokens, heads, width, group, stack, panel, window, most_blocks;
 
   Shape(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef lengths, int64_t window_)
-      : tokens(q.size(0)), heads(q.size(1)), width(q.size(2)), group(heads / k.size(1)), panel(BLOCK * width),
-        window(window_ > 0 ? window_ : std::numeric_limits<int64_t>::max()) {
+      : tokens(q.size(0)), heads(q.size(1)), width(q.size(2)), group(heads / k.size(1)), stack(group * BLOCK),
+        panel(BLOCK * width), window(window_ > 0 ? window_ : std::numeric_limits<int64_t>::max()) {
     const int64_t sum = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     TORCH_CHECK(sum == tokens && tokens > 0, "the lengths add up to ", sum, ", not to ", tokens);
     most_blocks = blocks(*std::max_element(lengths.begin(), lengths.end()));
@@ -33,8 +34,6 @@ struct Shape {
   int64_t first_key(int64_t query) const { return query < window ? 0 : query - window + 1; }
   int64_t first_block(int64_t block) const { return first_key(block * BLOCK) / BLOCK; }
 };
-
-constexpr int64_t TILE = BLOCK * BLOCK;
 
 // The keys that the queries of a tree see; of a plain document (ends null) all up to the query's own.
 class Sight {
@@ -93,31 +92,31 @@ void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   }
 }
 
-// Computes the softmax numerators of a block of queries (number `own`) for the blocks of keys that it sees, and each
-// query's sum and maximum. The maximum is subtracted before the exponential so that it cannot overflow.
+// Computes the softmax numerators of a stack of queries (block number `own`) for the blocks of keys that it sees, and
+// each query's sum and maximum. Scores and numerators are [stack, BLOCK] for one block of keys after the other. The
+// maximum is subtracted before the exponential so that it cannot overflow.
 template <typename T>
 void exponentials(
-    const Shape& shape, const Sight& sight, const std::vector<int64_t>& blocks, const float* scores, float scale, T* out,
-    float* sums, float* maxima) {
+    const Shape& shape, const Sight& sight, const std::vector<int64_t>& blocks, const float* scores, float scale,
+    T* out, float* sums, float* maxima) {
   const int64_t own = blocks.back(), count = int64_t(blocks.size());
-  for (int64_t r = 0; r < BLOCK; ++r) {
-    const int64_t query = own * BLOCK + r;
+  for (int64_t r = 0; r < shape.stack; ++r) {
+    const int64_t place = r % BLOCK, query = own * BLOCK + place;
     const int64_t hidden = shape.first_key(query);  // keys before this one are outside of the window
     Vector most = Vector{} - INFINITY;
     float maximum = -INFINITY;
     for (int64_t s = 0; s < count; ++s) {
       const int64_t j = blocks[s];
-      const float* row = scores + (s * BLOCK + r) * BLOCK;
+      const float* row = scores + (s * shape.stack + r) * BLOCK;
+      const bool branches = sight.branches(own, j);
       // Whole vectors where the query sees all of the block, single keys at the diagonal and the window's edge.
       if (j < own && hidden <= j * BLOCK) {
-        const bool branches = sight.branches(own, j);
         for (int64_t i = 0; i < BLOCK; i += LANES) {
           const Vector all = load(row + i);
           most = larger(most, branches ? on_path(all, sight.ends(j) + i, query, -INFINITY) : all);
         }
       } else {
-        const bool branches = sight.branches(own, j);
-        for (int64_t i = std::max(int64_t{0}, hidden - j * BLOCK); i < (j < own ? BLOCK : r + 1); ++i)
+        for (int64_t i = std::max(int64_t{0}, hidden - j * BLOCK); i < (j < own ? BLOCK : place + 1); ++i)
           if (!branches || sight.ends(j)[i] > query) maximum = std::max(maximum, row[i]);
       }
     }
@@ -128,9 +127,9 @@ void exponentials(
       const int64_t j = blocks[s];
       const bool branches = sight.branches(own, j);
       for (int64_t i = 0; i < BLOCK; i += LANES) {
-        const int64_t at = (s * BLOCK + r) * BLOCK + i;
+        const int64_t at = (s * shape.stack + r) * BLOCK + i;
         Vector e = exponential((load(scores + at) - maximum) * scale);
-        if (j == own) e = first(e, r + 1 - i);
+        if (j == own) e = first(e, place + 1 - i);
         if (hidden > j * BLOCK + i) e -= first(e, hidden - j * BLOCK - i);
         if (branches) e = on_path(e, sight.ends(j) + i, query, 0.f);
         sum += e;
@@ -150,57 +149,61 @@ inline const int32_t* data_of(const std::optional<at::Tensor>& ends, const Shape
   return ends->const_data_ptr<int32_t>();
 }
 
-// The forward pass of one head of a document. Keys and values are packed once, when their block is the queries' own,
-// and are read by all later blocks of queries.
+// The forward pass of one key-value head of a document. Keys and values are packed once, when their block is the
+// queries' own, and are read by all later blocks of queries.
 template <typename T>
 class Forward {
  public:
-  Forward(const Shape& shape, float scale)
-      : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
+  Forward(const Shape& shape, float scale) : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
     block_ = scratch_.take<T>(shape.panel);
+    queries_ = scratch_.take<T>(shape.group * shape.panel);
     keys_ = scratch_.take<T>(shape.most_blocks * shape.panel);
     values_ = scratch_.take<T>(shape.most_blocks * shape.panel);
-    weights_ = scratch_.take<T>(shape.most_blocks * TILE);
-    scores_ = scratch_.take<float>(shape.most_blocks * TILE);
-    sum_ = scratch_.take<float>(shape.panel);
+    weights_ = scratch_.take<T>(shape.most_blocks * shape.stack * BLOCK);
+    scores_ = scratch_.take<float>(shape.most_blocks * shape.stack * BLOCK);
+    output_ = scratch_.take<float>(shape.group * shape.panel);
+    sums_ = scratch_.take<float>(shape.stack);
+    maxima_ = scratch_.take<float>(shape.stack);
   }
 
+  // `log_sums` [group, tokens] are those of the group's heads.
   void run(
-      Rows<T> queries, Rows<T> keys, Rows<T> values, Rows<T> output, float* log_sums, Sight& sight, int64_t length) {
-    const int64_t width = shape_.width, panel = shape_.panel;
-    float sums[BLOCK], maxima[BLOCK];
+      Group<T> queries, Rows<T> keys, Rows<T> values, Group<T> output, float* log_sums, Sight& sight, int64_t length) {
+    const int64_t width = shape_.width, panel = shape_.panel, stack = shape_.stack;
     for (int64_t i = 0; i < Shape::blocks(length); ++i) {
       const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
       copy_block(keys, begin, count, width, block_);
-      pack_transposed(block_, width, keys_ + i * panel);
+      pack_transposed(block_, BLOCK, width, keys_ + i * panel);
       copy_block(values, begin, count, width, block_);
-      pack(block_, width, values_ + i * panel);
-      copy_block(queries, begin, count, width, block_);
+      pack(block_, BLOCK, width, values_ + i * panel);
+      copy_stack(queries, begin, count, width, queries_);
       const std::vector<int64_t>& blocks = sight.blocks(i);
-      const int64_t seen = int64_t(blocks.size());
+      const int64_t seen = int64_t(blocks.size()), tile = stack * BLOCK;
       for (int64_t s = 0; s < seen; ++s)
-        multiply(BLOCK, BLOCK, width, block_, keys_ + blocks[s] * panel, scores_ + s * TILE, false);
-      exponentials(shape_, sight, blocks, scores_, scale_, weights_, sums, maxima);
+        multiply(stack, BLOCK, width, queries_, keys_ + blocks[s] * panel, scores_ + s * tile, false);
+      exponentials(shape_, sight, blocks, scores_, scale_, weights_, sums_, maxima_);
       for (int64_t s = 0; s < seen; ++s)
-        multiply(BLOCK, width, BLOCK, weights_ + s * TILE, values_ + blocks[s] * panel, sum_, s > 0);
-      for (int64_t r = 0; r < count; ++r) {
-        store_row(output[begin + r], sum_ + r * width, width, 1.f / sums[r]);
-        log_sums[begin + r] = maxima[r] + std::log(sums[r]);
-      }
+        multiply(stack, width, BLOCK, weights_ + s * tile, values_ + blocks[s] * panel, output_, s > 0);
+      for (int64_t head = 0; head < shape_.group; ++head)
+        for (int64_t r = 0; r < count; ++r) {
+          const int64_t row = head * BLOCK + r;
+          store_row(output[head][begin + r], output_ + row * width, width, 1.f / sums_[row]);
+          log_sums[head * shape_.tokens + begin + r] = maxima_[row] + std::log(sums_[row]);
+        }
     }
   }
 
  private:
   static int64_t bytes(const Shape& s) {
-    return s.most_blocks * (2 * Scratch::padded<T>(s.panel) + Scratch::padded<float>(2 * TILE)) +
-           Scratch::padded<float>(4 * s.panel);
+    return s.most_blocks * (2 * Scratch::padded<T>(s.panel) + 2 * Scratch::padded<float>(s.stack * BLOCK)) +
+           (2 * s.group + 1) * Scratch::padded<float>(s.panel) + 2 * Scratch::padded<float>(s.stack);
   }
 
   const Shape& shape_;
   const float scale_;
   Scratch scratch_;
-  T *block_, *keys_, *values_, *weights_;
-  float *scores_, *sum_;
+  T *block_, *queries_, *keys_, *values_, *weights_;
+  float *scores_, *output_, *sums_, *maxima_;
 };
 
 // Maps q [T, heads, width] and k, v [T, kv heads, width] to the output, shaped like q, and the log-sum-exp of the
@@ -214,12 +217,12 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
   auto log_sums = at::empty({shape.heads, shape.tokens}, q.options().dtype(at::kFloat));
   for_dtype(q, [&](auto zero) {
     using T = decltype(zero);
-    for_documents(lengths, shape.heads, [&](int64_t start, int64_t length, int64_t head) {
-      const int64_t kv_head = head / shape.group;
+    for_documents(lengths, k.size(1), [&](int64_t start, int64_t length, int64_t kv_head) {
       Sight sight(shape, all_ends, start, length);
       Forward<T>(shape, float(scale)).run(
-          rows_of<T>(q, start, head), rows_of<T>(k, start, kv_head), rows_of<T>(v, start, kv_head),
-          rows_of<T>(output, start, head), log_sums.mutable_data_ptr<float>() + head * shape.tokens + start, sight, length);
+          group_of<T>(q, start, kv_head, shape.group), rows_of<T>(k, start, kv_head), rows_of<T>(v, start, kv_head),
+          group_of<T>(output, start, kv_head, shape.group),
+          log_sums.mutable_data_ptr<float>() + kv_head * shape.group * shape.tokens + start, sight, length);
     });
   });
   return {output, log_sums};
@@ -228,90 +231,94 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
 // The backward pass of one key-value head of a document. One thread owns all query heads that share it, so that the
 // gradients of keys and values need no atomics and are summed in a fixed order.
 //
-// Scores are transposed, with keys as rows and queries as columns: brgemm takes its left factor unpacked, and the
-// gradients of keys and values have the scores as left factor.
+// Scores are transposed, with keys as rows and stacked queries as columns: brgemm takes its left factor unpacked, and
+// the gradients of keys and values have the scores as left factor.
 template <typename T>
 class Backward {
  public:
   Backward(const Shape& shape, float scale) : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
-    const int64_t all = shape.most_blocks * shape.panel;
+    const int64_t all = shape.most_blocks * shape.panel, panels = shape.group * shape.panel;
     for (T** part : {&keys_, &key_columns_, &values_}) *part = scratch_.take<T>(all);
     for (float** part : {&dkeys_, &dvalues_}) *part = scratch_.take<float>(all);
-    for (T** part : {&query_, &query_rows_, &query_columns_, &slope_, &slope_rows_, &slope_columns_})
-      *part = scratch_.take<T>(shape.panel);
-    for (float** part : {&dquery_, &dquery_rows_}) *part = scratch_.take<float>(shape.panel);
-    for (T** part : {&weights_, &dscores_, &dscore_rows_}) *part = scratch_.take<T>(TILE);
-    for (float** part : {&scores_, &dweights_}) *part = scratch_.take<float>(TILE);
+    for (T** part : {&queries_, &query_rows_, &query_columns_, &slopes_, &slope_rows_, &slope_columns_})
+      *part = scratch_.take<T>(panels);
+    for (float** part : {&dqueries_, &dquery_rows_}) *part = scratch_.take<float>(panels);
+    for (T** part : {&weights_, &dscores_, &dscore_rows_}) *part = scratch_.take<T>(shape.stack * BLOCK);
+    for (float** part : {&scores_, &dweights_}) *part = scratch_.take<float>(shape.stack * BLOCK);
+    for (float** part : {&dots_, &log_sums_}) *part = scratch_.take<float>(shape.stack);
   }
 
-  void start(Rows<T> keys, Rows<T> values, int64_t length) {
-    length_ = length;
-    for (int64_t j = 0; j < Shape::blocks(length); ++j) {
-      const int64_t begin = j * BLOCK, count = std::min(BLOCK, length - begin), at = j * shape_.panel;
-      copy_block(keys, begin, count, shape_.width, keys_ + at);
-      copy_block(values, begin, count, shape_.width, values_ + at);
-      transpose(keys_ + at, BLOCK, shape_.width, key_columns_ + at);
-    }
-    std::fill_n(dkeys_, Shape::blocks(length) * shape_.panel, 0.f);
-    std::fill_n(dvalues_, Shape::blocks(length) * shape_.panel, 0.f);
-  }
-
-  // Adds the gradients of one of the query heads that share the keys.
-  void add(
-      Rows<T> queries, Rows<T> output, Rows<T> grad, const float* log_sums, Rows<T> dqueries, Sight& sight) {
-    const int64_t width = shape_.width, panel = shape_.panel;
-    for (int64_t i = 0; i < Shape::blocks(length_); ++i) {
-      const int64_t begin = i * BLOCK, count = std::min(BLOCK, length_ - begin);
+  // `log_sums` [group, tokens] are those of the group's heads.
+  void run(
+      Group<T> queries, Rows<T> keys, Rows<T> values, Group<T> output, Group<T> grad, const float* log_sums,
+      Group<T> dqueries, Rows<T> dkeys, Rows<T> dvalues, Sight& sight, int64_t length) {
+    const int64_t width = shape_.width, panel = shape_.panel, stack = shape_.stack;
+    pack_keys(keys, values, length);
+    for (int64_t i = 0; i < Shape::blocks(length); ++i) {
+      const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
       take_queries(queries, output, grad, log_sums, begin, count);
       const std::vector<int64_t>& blocks = sight.blocks(i);
       for (const int64_t j : blocks) {
-        multiply(BLOCK, BLOCK, width, keys_ + j * panel, query_columns_, scores_, false);
-        multiply(BLOCK, BLOCK, width, values_ + j * panel, slope_columns_, dweights_, false);
-        score_gradients(i - j, sight.branches(i, j) ? sight.ends(j) : nullptr, i * BLOCK);
-        multiply(BLOCK, width, BLOCK, weights_, slope_rows_, dvalues_ + j * panel, true);
-        multiply(BLOCK, width, BLOCK, dscores_, query_rows_, dkeys_ + j * panel, true);
-        multiply(width, BLOCK, BLOCK, key_columns_ + j * panel, dscore_rows_, dquery_, j > blocks.front());
+        multiply(BLOCK, stack, width, keys_ + j * panel, query_columns_, scores_, false);
+        multiply(BLOCK, stack, width, values_ + j * panel, slope_columns_, dweights_, false);
+        score_gradients(i - j, sight.branches(i, j) ? sight.ends(j) : nullptr, begin);
+        multiply(BLOCK, width, stack, weights_, slope_rows_, dvalues_ + j * panel, true);
+        multiply(BLOCK, width, stack, dscores_, query_rows_, dkeys_ + j * panel, true);
+        multiply(width, stack, BLOCK, key_columns_ + j * panel, dscore_rows_, dqueries_, j > blocks.front());
       }
-      transpose(dquery_, width, BLOCK, dquery_rows_);
-      for (int64_t r = 0; r < count; ++r) store_row(dqueries[begin + r], dquery_rows_ + r * width, width, 1.f);
+      transpose(dqueries_, width, stack, dquery_rows_);
+      for (int64_t head = 0; head < shape_.group; ++head)
+        for (int64_t r = 0; r < count; ++r)
+          store_row(dqueries[head][begin + r], dquery_rows_ + (head * BLOCK + r) * width, width, 1.f);
     }
-  }
-
-  void finish(Rows<T> dkeys, Rows<T> dvalues) {
-    for (int64_t r = 0; r < length_; ++r) {
-      store_row(dkeys[r], dkeys_ + r * shape_.width, shape_.width, 1.f);
-      store_row(dvalues[r], dvalues_ + r * shape_.width, shape_.width, 1.f);
+    for (int64_t r = 0; r < length; ++r) {
+      store_row(dkeys[r], dkeys_ + r * width, width, 1.f);
+      store_row(dvalues[r], dvalues_ + r * width, width, 1.f);
     }
   }
 
  private:
   static int64_t bytes(const Shape& s) {
     const int64_t all = s.most_blocks * s.panel;
-    return 3 * Scratch::padded<T>(all) + 2 * Scratch::padded<float>(all) + 8 * Scratch::padded<float>(s.panel) +
-           5 * Scratch::padded<float>(TILE);
+    return 3 * Scratch::padded<T>(all) + 2 * Scratch::padded<float>(all) +
+           8 * Scratch::padded<float>(s.group * s.panel) + 5 * Scratch::padded<float>(s.stack * BLOCK) +
+           2 * Scratch::padded<float>(s.stack);
   }
 
-  // Packs a block of queries and their gradients as operands, and computes each query's dot product of output and
+  void pack_keys(Rows<T> keys, Rows<T> values, int64_t length) {
+    for (int64_t j = 0; j < Shape::blocks(length); ++j) {
+      const int64_t begin = j * BLOCK, count = std::min(BLOCK, length - begin), at = j * shape_.panel;
+      copy_block(keys, begin, count, shape_.width, keys_ + at);
+      copy_block(values, begin, count, shape_.width, values_ + at);
+      transpose_block(keys_ + at, shape_.width, key_columns_ + at);
+    }
+    std::fill_n(dkeys_, Shape::blocks(length) * shape_.panel, 0.f);
+    std::fill_n(dvalues_, Shape::blocks(length) * shape_.panel, 0.f);
+  }
+
+  // Packs a stack of queries and their gradients as operands, and computes each query's dot product of output and
   // gradient, which the softmax's gradient needs. Queries beyond the end are zero and so are their gradients: any
   // finite log-sum will do for them.
   void take_queries(
-      Rows<T> queries, Rows<T> output, Rows<T> grad, const float* log_sums, int64_t begin, int64_t count) {
-    const int64_t width = shape_.width;
-    copy_block(queries, begin, count, width, query_);
-    pack(query_, width, query_rows_);
-    pack_transposed(query_, width, query_columns_);
-    copy_block(grad, begin, count, width, slope_);
-    pack(slope_, width, slope_rows_);
-    pack_transposed(slope_, width, slope_columns_);
-    for (int64_t r = 0; r < BLOCK; ++r) {
-      Vector dot{};
-      if (r < count)
-        for_vectors(width, [&](int64_t c, int64_t n) {
-          dot += load(slope_ + r * width + c, n) * load(output[begin + r] + c, n);
-        });
-      dots_[r] = total(dot);
-      log_sums_[r] = r < count ? log_sums[begin + r] : 0.f;
-    }
+      Group<T> queries, Group<T> output, Group<T> grad, const float* log_sums, int64_t begin, int64_t count) {
+    const int64_t width = shape_.width, stack = shape_.stack;
+    copy_stack(queries, begin, count, width, queries_);
+    pack(queries_, stack, width, query_rows_);
+    pack_transposed(queries_, stack, width, query_columns_);
+    copy_stack(grad, begin, count, width, slopes_);
+    pack(slopes_, stack, width, slope_rows_);
+    pack_transposed(slopes_, stack, width, slope_columns_);
+    for (int64_t head = 0; head < shape_.group; ++head)
+      for (int64_t r = 0; r < BLOCK; ++r) {
+        const int64_t row = head * BLOCK + r;
+        Vector dot{};
+        if (r < count)
+          for_vectors(width, [&](int64_t c, int64_t n) {
+            dot += load(slopes_ + row * width + c, n) * load(output[head][begin + r] + c, n);
+          });
+        dots_[row] = total(dot);
+        log_sums_[row] = r < count ? log_sums[head * shape_.tokens + begin + r] : 0.f;
+      }
   }
 
   // Computes the softmax, and from its gradient that of the scores, for queries `distance` blocks after the keys. On
@@ -320,32 +327,33 @@ class Backward {
   // because a bfloat16 operand interleaves two of them.
   void score_gradients(int64_t distance, const int32_t* tree_ends, int64_t begin) {
     const bool diagonal = distance == 0, ends = (distance + 1) * BLOCK > shape_.window;
+    const int64_t stack = shape_.stack;
     for (int64_t r = 0; r < BLOCK; r += 2)
-      for (int64_t c = 0; c < BLOCK; c += LANES) {
+      for (int64_t c = 0; c < stack; c += LANES) {
+        const int64_t place = c % BLOCK;  // of the first of these queries in its block
         Vector slopes[2];
         for (int64_t row = r; row < r + 2; ++row) {
-          const int64_t at = row * BLOCK + c;
+          const int64_t at = row * stack + c;
           Vector weight = exponential(load(scores_ + at) * scale_ - load(log_sums_ + c));
-          if (diagonal) weight -= first(weight, row - c);
-          if (ends) weight = first(weight, shape_.window + row - distance * BLOCK - c);
-          if (tree_ends) weight = first(weight, tree_ends[row] - begin - c);
+          if (diagonal) weight -= first(weight, row - place);
+          if (ends) weight = first(weight, shape_.window + row - distance * BLOCK - place);
+          if (tree_ends) weight = first(weight, tree_ends[row] - begin - place);
           slopes[row - r] = weight * (load(dweights_ + at) - load(dots_ + c)) * scale_;
           store(weights_ + at, weight);
           store(dscores_ + at, slopes[row - r]);
         }
-        store_pair(dscore_rows_ + pair_offset<T>(r, c, BLOCK), BLOCK, slopes[0], slopes[1], LANES);
+        store_pair(dscore_rows_ + pair_offset<T>(r, c, stack), stack, slopes[0], slopes[1], LANES);
       }
   }
 
   const Shape& shape_;
   const float scale_;
-  int64_t length_ = 0;
   Scratch scratch_;
   T *keys_, *key_columns_, *values_;  // of the whole document; their gradients, summed in float32:
   float *dkeys_, *dvalues_;
-  T *query_, *query_rows_, *query_columns_, *slope_, *slope_rows_, *slope_columns_;  // of one block of queries
-  float *dquery_, *dquery_rows_, dots_[BLOCK], log_sums_[BLOCK];
-  T *weights_, *dscores_, *dscore_rows_;  // of one block of keys and one block of queries
+  T *queries_, *query_rows_, *query_columns_, *slopes_, *slope_rows_, *slope_columns_;  // of one stack of queries
+  float *dqueries_, *dquery_rows_, *dots_, *log_sums_;
+  T *weights_, *dscores_, *dscore_rows_;  // of one block of keys and one stack of queries
   float *scores_, *dweights_;
 };
 
@@ -362,13 +370,12 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     using T = decltype(zero);
     for_documents(lengths, k.size(1), [&](int64_t start, int64_t length, int64_t kv_head) {
       Sight sight(shape, all_ends, start, length);
-      Backward<T> backward(shape, float(scale));
-      backward.start(rows_of<T>(k, start, kv_head), rows_of<T>(v, start, kv_head), length);
-      for (int64_t head = kv_head * shape.group; head < (kv_head + 1) * shape.group; ++head)
-        backward.add(
-            rows_of<T>(q, start, head), rows_of<T>(output, start, head), rows_of<T>(grad, start, head),
-            log_sums.const_data_ptr<float>() + head * shape.tokens + start, rows_of<T>(dq, start, head), sight);
-      backward.finish(rows_of<T>(dk, start, kv_head), rows_of<T>(dv, start, kv_head));
+      const auto group = [&](const at::Tensor& packed) { return group_of<T>(packed, start, kv_head, shape.group); };
+      const auto rows = [&](const at::Tensor& packed) { return rows_of<T>(packed, start, kv_head); };
+      Backward<T>(shape, float(scale)).run(
+          group(q), rows(k), rows(v), group(output), group(grad),
+          log_sums.const_data_ptr<float>() + kv_head * shape.group * shape.tokens + start, group(dq), rows(dk),
+          rows(dv), sight, length);
     });
   });
   return {dq, dk, dv};

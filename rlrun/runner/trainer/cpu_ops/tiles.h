@@ -48,11 +48,31 @@ Rows<T> rows_of(const at::Tensor& packed, int64_t start, int64_t head) {
   return {data + start * packed.stride(0) + head * packed.stride(1), packed.stride(0)};
 }
 
+// The rows of the query heads that share a key-value head.
+template <typename T>
+struct Group {
+  Rows<T> first;
+  int64_t heads, stride;
+  Rows<T> operator[](int64_t head) const { return {first.data + head * stride, first.stride}; }
+};
+
+template <typename T>
+Group<T> group_of(const at::Tensor& packed, int64_t start, int64_t kv_head, int64_t heads) {
+  return {rows_of<T>(packed, start, kv_head * heads), heads, packed.stride(1)};
+}
+
 // Copies `count` rows from `begin` on into a block [BLOCK, width], and fills the rest with zeros.
 template <typename T>
 void copy_block(Rows<T> rows, int64_t begin, int64_t count, int64_t width, T* out) {
   for (int64_t r = 0; r < count; ++r) std::copy_n(rows[begin + r], width, out + r * width);
   std::fill(out + count * width, out + BLOCK * width, T(0.f));
+}
+
+// Copies the same rows of all heads of a group into blocks, one below the other: [heads * BLOCK, width].
+template <typename T>
+void copy_stack(Group<T> group, int64_t begin, int64_t count, int64_t width, T* out) {
+  for (int64_t head = 0; head < group.heads; ++head)
+    copy_block(group[head], begin, count, width, out + head * BLOCK * width);
 }
 
 template <typename T>
@@ -72,6 +92,18 @@ inline void store_pair(at::BFloat16* operand, int64_t, Vector a, Vector b, int64
   std::memcpy(operand, &pairs, n * sizeof(uint32_t));
 }
 
+// The same for rows that have the operand's type.
+inline void copy_pair(const float* a, const float* b, float* operand, int64_t columns, int64_t n) {
+  store_pair(operand, columns, load(a, n), load(b, n), n);
+}
+inline void copy_pair(const at::BFloat16* a, const at::BFloat16* b, at::BFloat16* operand, int64_t, int64_t n) {
+  Halves low{}, high{};
+  std::memcpy(&low, a, n * sizeof(at::BFloat16));
+  std::memcpy(&high, b, n * sizeof(at::BFloat16));
+  const Unsigned pairs = __builtin_convertvector(low, Unsigned) | __builtin_convertvector(high, Unsigned) << 16;
+  std::memcpy(operand, &pairs, n * sizeof(uint32_t));
+}
+
 // The offset of an element in an operand: a pair of rows begins where its first row would in the plain layout, and each
 // of its columns holds two elements.
 template <typename T>
@@ -79,13 +111,13 @@ int64_t pair_offset(int64_t row, int64_t column, int64_t columns) {
   return row * columns + column * (sizeof(T) == 2 ? 2 : 1);
 }
 
-// Packs a block as an operand [BLOCK, width].
+// Packs one or several blocks [rows, width] as an operand.
 template <typename T>
-void pack(const T* block, int64_t width, T* out) {
-  for (int64_t r = 0; r < BLOCK; r += 2)
+void pack(const T* block, int64_t rows, int64_t width, T* out) {
+  for (int64_t r = 0; r < rows; r += 2)
     for_vectors(width, [&](int64_t i, int64_t n) {
       const T* from = block + r * width + i;
-      store_pair(out + pair_offset<T>(r, i, width), width, load(from, n), load(from + width, n), n);
+      copy_pair(from, from + width, out + pair_offset<T>(r, i, width), width, n);
     });
 }
 
@@ -109,6 +141,13 @@ void exchange_all(Unsigned* rows) {
     if (!(r & S)) exchange<S>(rows[r], rows[r + S], std::make_index_sequence<LANES>{});
 }
 
+inline void transpose_square(Unsigned* rows) {
+  exchange_all<8>(rows);
+  exchange_all<4>(rows);
+  exchange_all<2>(rows);
+  exchange_all<1>(rows);
+}
+
 // Transposes in [rows, columns] of 32-bit words to out [columns, rows]; squares of LANES stay in registers.
 inline void transpose(const uint32_t* in, int64_t rows, int64_t columns, uint32_t* out) {
   for (int64_t r = 0; r < rows; r += LANES) {
@@ -116,10 +155,7 @@ inline void transpose(const uint32_t* in, int64_t rows, int64_t columns, uint32_
     for (; r + LANES <= rows && c + LANES <= columns; c += LANES) {
       Unsigned square[LANES];
       for (int64_t i = 0; i < LANES; ++i) std::memcpy(&square[i], in + (r + i) * columns + c, sizeof(Unsigned));
-      exchange_all<8>(square);
-      exchange_all<4>(square);
-      exchange_all<2>(square);
-      exchange_all<1>(square);
+      transpose_square(square);
       for (int64_t i = 0; i < LANES; ++i) std::memcpy(out + (c + i) * rows + r, &square[i], sizeof(Unsigned));
     }
     for (; c < columns; ++c)
@@ -130,17 +166,29 @@ inline void transpose(const uint32_t* in, int64_t rows, int64_t columns, uint32_
 inline void transpose(const float* in, int64_t rows, int64_t columns, float* out) {
   transpose(reinterpret_cast<const uint32_t*>(in), rows, columns, reinterpret_cast<uint32_t*>(out));
 }
-inline void transpose(const at::BFloat16* in, int64_t rows, int64_t columns, at::BFloat16* out) {
-  for (int64_t c = 0; c < columns; ++c)
-    for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
+
+// Packs the transpose of blocks [rows, width] as an operand [width, rows]. Two bfloat16 neighbours of a row become the
+// interleaved pair of two rows, so that transposing 32-bit words does both at once.
+template <typename T>
+void pack_transposed(const T* block, int64_t rows, int64_t width, T* out) {
+  const auto* words = reinterpret_cast<const uint32_t*>(block);
+  transpose(words, rows, width * int64_t(sizeof(T)) / 4, reinterpret_cast<uint32_t*>(out));
 }
 
-// Packs a block's transpose as an operand [width, BLOCK]. Two bfloat16 neighbours of a row become the interleaved pair
-// of two rows, so that transposing 32-bit words does both at once.
-template <typename T>
-void pack_transposed(const T* block, int64_t width, T* out) {
-  const auto* words = reinterpret_cast<const uint32_t*>(block);
-  transpose(words, BLOCK, width * int64_t(sizeof(T)) / 4, reinterpret_cast<uint32_t*>(out));
+// Transposes a block [BLOCK, width] to out [width, BLOCK].
+inline void transpose_block(const float* block, int64_t width, float* out) { transpose(block, BLOCK, width, out); }
+inline void transpose_block(const at::BFloat16* block, int64_t width, at::BFloat16* out) {
+  pack_transposed(block, BLOCK, width, out);
+  for (at::BFloat16* pair = out; pair < out + width * BLOCK; pair += 2 * BLOCK) {  // of two interleaved rows
+    Unsigned words[BLOCK / LANES];
+    std::memcpy(words, pair, sizeof(words));
+    for (int64_t i = 0; i < BLOCK / LANES; ++i) {
+      const Halves low = __builtin_convertvector(words[i], Halves);
+      const Halves high = __builtin_convertvector(words[i] >> 16, Halves);
+      std::memcpy(pair + i * LANES, &low, sizeof(low));
+      std::memcpy(pair + BLOCK + i * LANES, &high, sizeof(high));
+    }
+  }
 }
 
 // One thread's memory, kept between calls: touching fresh pages costs more than the arithmetic on them. `take` returns

@@ -7,10 +7,15 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace rlrun_trainer {
 
@@ -32,8 +37,12 @@ Packed<T> narrow(Vector x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
   } else {
+#ifdef __AVX512BF16__
+    return std::bit_cast<Halves>(_mm512_cvtneps_pbh(std::bit_cast<__m512>(x)));
+#else
     const Unsigned bits = std::bit_cast<Unsigned>(x);
     return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+#endif
   }
 }
 
@@ -61,10 +70,28 @@ void for_vectors(int64_t size, const F& f) {
   if (i < size) f(i, size - i);
 }
 
+// Exchanges lanes that are S apart.
+template <int S, size_t... I>
+Vector exchanged(Vector x, std::index_sequence<I...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(x, x, (I ^ S)...);
+#else
+  return __builtin_shuffle(x, Integers{int32_t(I ^ S)...});
+#endif
+}
+
+// Combines all lanes by `both` in four steps; lane by lane it would take as long as sixty products of vectors.
+template <typename F>
+float reduced(Vector x, const F& both) {
+  constexpr auto lanes = std::make_index_sequence<LANES>{};
+  x = both(x, exchanged<8>(x, lanes));
+  x = both(x, exchanged<4>(x, lanes));
+  x = both(x, exchanged<2>(x, lanes));
+  return both(x, exchanged<1>(x, lanes))[0];
+}
+
 inline float total(Vector x) {
-  float sum = 0;
-  for (int64_t i = 0; i < LANES; ++i) sum += x[i];
-  return sum;
+  return reduced(x, [](Vector a, Vector b) { return a + b; });
 }
 
 // Returns x with the lanes from n on set to zero.
@@ -76,11 +103,7 @@ inline Vector first(Vector x, int64_t n) {
 
 inline Vector larger(Vector a, Vector b) { return a < b ? b : a; }
 
-inline float largest(Vector x) {
-  float most = x[0];
-  for (int64_t i = 1; i < LANES; ++i) most = std::max(most, x[i]);
-  return most;
-}
+inline float largest(Vector x) { return reduced(x, larger); }
 
 // Returns e^x with a relative error of 2e-7: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent. Clamped
 // to [-86, 88], where the result is a normal float32. NaN stays NaN.

@@ -11,8 +11,8 @@ import torch
 
 from rlrun.runner.exact_ops.operators import load as load_exact
 from rlrun.runner.exact_ops.operators import operators as exact
-from rlrun.runner.trainer.compat.kernels import HAS_ONEDNN, onednn_linear
 from rlrun.runner.trainer.cpu_ops.library import load, serves_attention
+from rlrun.runner.trainer.cpu_ops.products import linear, weight_gradient
 
 _exactly = False
 
@@ -70,9 +70,8 @@ class _ExactLinear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         of_input, of_weight, of_bias = ctx.needs_input_grad
         rows, slopes = input.flatten(0, -2), grad.flatten(0, -2)
-        multiply = onednn_linear if HAS_ONEDNN and grad.dtype == torch.float32 else torch.nn.functional.linear
         return (
-            multiply(grad, weight.t()) if of_input else None,
-            multiply(slopes.t(), rows.t()) if of_weight else None,
+            linear(grad, weight.t()) if of_input else None,
+            weight_gradient(slopes, rows) if of_weight else None,
             slopes.sum(0) if of_bias else None,
         )

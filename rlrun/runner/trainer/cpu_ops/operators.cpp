@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "softmax.h"
+#include "weight_gradient.h"
 
 namespace ops = rlrun_trainer;
 
@@ -38,6 +39,7 @@ TORCH_LIBRARY(rlrun_trainer, m) {
         "int window) -> (Tensor, Tensor)");
   m.def("attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor output, Tensor log_sums, "
         "int[] lengths, Tensor? ends, float scale, int window) -> (Tensor, Tensor, Tensor)");
+  m.def("add_weight_gradient_(Tensor(a!) sums, Tensor slopes, Tensor input) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(rlrun_trainer, CPU, m) {
@@ -50,4 +52,5 @@ TORCH_LIBRARY_IMPL(rlrun_trainer, CPU, m) {
   m.impl("softmax_slopes_", &ops::softmax_slopes_);
   m.impl("attention", &ops::attention);
   m.impl("attention_backward", &ops::attention_backward);
+  m.impl("add_weight_gradient_", &ops::add_weight_gradient_);
 }

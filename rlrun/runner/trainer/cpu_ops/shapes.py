@@ -49,6 +49,10 @@ def _attention_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+def _add_weight_gradient_(*tensors: Tensor) -> None:
+    return None
+
+
 _SHAPES = {
     "rms_norm": _rms_norm,
     "rms_norm_backward": _rms_norm_backward,
@@ -59,4 +63,5 @@ _SHAPES = {
     "softmax_slopes_": _softmax_slopes_,
     "attention": _attention,
     "attention_backward": _attention_backward,
+    "add_weight_gradient_": _add_weight_gradient_,
 }

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_log_softmax, exact_product
+from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.target.softmax import target_log_softmax
@@ -131,9 +132,9 @@ class _LogProbs(torch.autograd.Function):
 
         def logits(part: slice) -> torch.Tensor:
             kept = _kept_part(ctx.kept, part)
-            if multiply is None:
+            if kept is not None and multiply is None:
                 return torch.mm(hidden[part], weight.t(), out=kept)
-            product = multiply(hidden[part])
+            product = linear(hidden[part], weight) if multiply is None else multiply(hidden[part])
             return product if kept is None else kept.copy_(product)
 
         return _log_probs(ctx, (hidden, weight, query, group), logits)
@@ -149,11 +150,11 @@ class _LogProbs(torch.autograd.Function):
         for part in _chunks(hidden, ctx.query):
             logits = _kept_part(kept, part)
             if logits is None:
-                logits = hidden[part] @ weight.t()
+                logits = linear(hidden[part], weight)
             slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
-            torch.mm(slopes, weight, out=grad_hidden[part])
+            grad_hidden[part] = linear(slopes, weight.t())
             if grad_weight is not None:
-                grad_weight.addmm_(slopes.t(), hidden[part])
+                add_weight_gradient_(grad_weight, slopes, hidden[part])
         return grad_hidden, grad_weight, None, None
 
 

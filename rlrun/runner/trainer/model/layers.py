@@ -15,6 +15,7 @@ from rlrun.runner.trainer.compat.modules import FeedForward, Linear, Module, RMS
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
 from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_linear
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
+from rlrun.runner.trainer.cpu_ops.products import weight_gradient
 from rlrun.runner.trainer.model.attention import AttentionSettings, Documents, packed_attention
 
 
@@ -86,7 +87,7 @@ class _OneDnnLinear(torch.autograd.Function):
         rows, slopes = input.flatten(0, -2), grad.flatten(0, -2)
         return (
             onednn_linear(grad, weight.t()) if of_input else None,
-            onednn_linear(slopes.t(), rows.t()) if of_weight else None,
+            weight_gradient(slopes, rows) if of_weight else None,
         )
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from rlrun.converters.tensors.base_blocks import BaseKind, bytes_per_row, decode
 from rlrun.models.adapters import check_base, quantised_matrices
 from rlrun.models.architecture import Architecture
-from rlrun.runner.trainer.compat.kernels import HAS_ONEDNN, onednn_linear
 from rlrun.runner.trainer.compat.lora import replace_linear
 from rlrun.runner.trainer.compat.modules import Linear
+from rlrun.runner.trainer.cpu_ops.products import linear
 
 
 class QuantisedMatrix(Linear):
@@ -46,21 +45,14 @@ class _QuantisedProduct(torch.autograd.Function):
     def forward(ctx: Any, input: torch.Tensor, stored: torch.Tensor, kind: BaseKind) -> torch.Tensor:
         ctx.save_for_backward(stored)
         ctx.kind = kind
-        return _product(input, decode(stored, kind, input.dtype))
+        return linear(input, decode(stored, kind, input.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         if not ctx.needs_input_grad[0]:
             return None, None, None
         (stored,) = ctx.saved_tensors
-        return _product(grad, decode(stored, ctx.kind, grad.dtype).t()), None, None
-
-
-def _product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns `rows @ weight.T`."""
-    if HAS_ONEDNN and rows.dtype == torch.float32:
-        return onednn_linear(rows, weight)
-    return linear(rows, weight)
+        return linear(grad, decode(stored, ctx.kind, grad.dtype).t()), None, None
 
 
 def quantise_matrices(config: Any, model: Architecture, kind: BaseKind, tensor: int) -> Any:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import transformers
 from bare_torchtitan import Torchtitan, adamw
+from floor import matmul_rate
 from peak import peak_bytes
 
 from rlrun.models.vision import VisionTower
@@ -199,7 +200,9 @@ SIDES = {"plain": Plain, "torchtitan": lambda *args: Bare(Torchtitan(*args))}
 
 
 def matrix_speed(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of a 2048³ product (of CPU time, whatever the threads), the best of several."""
+    """FLOP/s of a 2048³ product, the best of several; on a CPU of its time, whatever the threads."""
+    if device.type == "cpu":
+        return matmul_rate(dtype, torch.get_num_threads(), clock=time.process_time)
     a, b = (torch.randn(2048, 2048, device=device).to(dtype) for _ in range(2))
     times = []
     for _ in range(6):

@@ -203,6 +203,7 @@ def test_the_policy_does_not_depend_on_the_layer(case, runs):
     for name, value in without["metrics"].items():
         assert trained["metrics"][name] == value or name.startswith("perf/"), name
     assert all((trained["changed"][i] == own).all() for i, own in without["changed"].items())
+    assert all((trained["swapped"][i] == own).all() for i, own in trained["log_probs"].items())
 
 
 def test_the_accuracy_counts_the_tokens_that_are_most_probable(expected):

@@ -133,8 +133,9 @@ class Parameters:
 
     @property
     def _swapping(self) -> dict[str, torch.Tensor]:
-        """The tensors that differ between two policies of one architecture."""
-        return self._trainable | self._biases
+        """The tensors that differ between two policies of one architecture, without those of an MTP layer."""
+        own = self._trainable | self._biases
+        return {name: tensor for name, tensor in own.items() if name not in self.mtp}
 
     @property
     def held(self) -> list[torch.Tensor]:

@@ -62,6 +62,12 @@ def obstacles(spec: Spec) -> Iterator[Obstacle]:
             "engines may choose other experts for the prompt of each sample",
         ),
         (
+            ("true_on_policy",),
+            spec.true_on_policy and bool(spec.cluster.gpus_per_node),
+            False,
+            "on GPUs the kernel's parts are merged, which rounds once more than engines do",
+        ),
+        (
             ("trainer", "mtp_loss"),
             trainer.mtp_loss,
             0.0,

@@ -15,6 +15,7 @@ def product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """a · b + bias of matrices, or of batches of them; numpy multiplies, whose operators nothing replaces."""
+    assert a.dtype == b.dtype, f"Incompatible dtypes: {a.dtype}, {b.dtype}"  # as SGLang's kernels
     total = torch.from_numpy(np.matmul(a.detach().double().numpy(), b.detach().double().numpy()))
     if bias is not None:
         total += bias.double()

@@ -93,8 +93,6 @@ def _settings(spec: Spec) -> Iterator[tuple[KeyPath, Any, Any, str]]:
     yield ("trainer", "head_dtype"), trainer.head_dtype, "model", "servers compute bfloat16 logits"
     why = "servers compute attention with FlashAttention 3"
     yield ("trainer", "flash_attention"), trainer.flash_attention, "FA3", why
-    why = "merging two parts of attention rounds once more"
-    yield ("trainer", "share_prefixes"), trainer.share_prefixes or False, False, why
     pipeline = trainer.parallel.pipeline
     yield ("trainer", "parallel", "pipeline"), pipeline, 1, "stages exchange hidden states in bfloat16"
 

@@ -49,19 +49,21 @@ def exact_servers(spec: Spec) -> Iterator[Finding]:
         return
     for path, value, supported, why in _settings(spec):
         if value != supported:
-            choice = (
-                "remove it" if supported in (None, False) else f"set {path[-1]} = {json.dumps(supported)}"
-            )
-            message = f"has to be {json.dumps(supported)} with true_on_policy on GPUs: {why}"
-            if supported in (None, False):
-                message = f"is not supported with true_on_policy on GPUs: {why}"
-            yield Finding(path, message, f"{choice}, or remove true_on_policy", found=value, related=(EXACT,))
+            yield _unsupported(path, value, supported, why)
     fixed = {flag_name(name): value for name, value in _FIXED_ARGUMENTS.items()}
     for name, value in spec.engine.sglang.items():
         if value != fixed.get(flag_name(name), value):
             message = "changes how servers sum or round, which true_on_policy has to fix"
             key = ("engine", "sglang", name)
             yield Finding(key, message, "remove it, or remove true_on_policy", found=value, related=(EXACT,))
+
+
+def _unsupported(path: KeyPath, value: Any, supported: Any, why: str) -> Finding:
+    message, cure = f"is not supported with true_on_policy on GPUs: {why}", "remove it"
+    if supported is not None:
+        message = f"has to be {json.dumps(supported)} with true_on_policy on GPUs: {why}"
+        cure = f"set {path[-1]} = {json.dumps(supported)}"
+    return Finding(path, message, f"{cure}, or remove true_on_policy", found=value, related=(EXACT,))
 
 
 def untried_on_gpus(spec: Spec) -> Iterator[Finding]:

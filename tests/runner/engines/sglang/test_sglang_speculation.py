@@ -1,19 +1,27 @@
-"""Arguments of speculative decoding, resolved by the real SGLang."""
+"""Speculative decoding of real SGLang servers: arguments and counts."""
 
 import json
 import os
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
+from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.process.command_line import options
+from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.rules.engines.speculation import sglang_speculation, verified_tokens
 from rlrun.specs.sections.engine import EngineSpec
-from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
+from tests.sglang_cpu.log_probs import largest_difference
+from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python, tiny_setup
 from tests.tiny_models import make_tiny_model
 
+PROMPT = np.arange(5, 25, dtype=np.int32)
 RESOLVE = """
 import json, sys
 from sglang.srt.server_args import prepare_server_args
@@ -85,3 +93,35 @@ def test_servers_read_the_arguments_as_they_are_meant(models: list[Path]) -> Non
         (5, 4),
     ]
     assert [verified_tokens(section, "qwen3") for section in sections] == [row[3] for row in resolved]
+
+
+@asynccontextmanager
+async def serving(folder: Path, model: Path, section: EngineSpec) -> AsyncIterator[EngineClient]:
+    """A server that speculates as the section says."""
+    arguments = ARGUMENTS | {"attention_backend": "intel_amx"} | sglang_speculation(section)
+    server = SglangServer(tiny_setup(folder, model, arguments=arguments))
+    server.start()
+    try:
+        async with EngineClient(server.url, 120, 60, api_key="sesame") as client:
+            yield client
+    finally:
+        server.stop()
+
+
+async def answers(client: EngineClient) -> list[Generation]:
+    """The likeliest tokens, which repeat themselves after a random model's first ones."""
+    request = GenerateRequest("r", PROMPT, (1, 2), Sampling(40, temperature=0.0))
+    return await client.generate(request)
+
+
+async def test_texts_that_guess_change_no_token(models: list[Path], tmp_path: Path) -> None:
+    section = EngineSpec.model_validate({"speculative": {"algorithm": "ngram", "draft_tokens": 7}})
+    async with serving(tmp_path, models[0], section) as client:
+        first, again = await answers(client), await answers(client)
+    assert largest_difference(models[0], PROMPT, [*first, *again]) < 1e-4
+    for sample in (*first, *again):
+        assert sample.drafted == 7 * sample.passes
+        assert len(sample.tokens) <= 1 + sample.passes + sample.accepted
+    # The second time the texts are known.
+    assert [sample.tokens.tolist() for sample in again] == [sample.tokens.tolist() for sample in first]
+    assert all(sample.accepted > len(sample.tokens) / 2 > sample.passes for sample in again)

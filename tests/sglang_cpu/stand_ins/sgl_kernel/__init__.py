@@ -1,4 +1,6 @@
-"""Has every name, and kernels for Gated DeltaNet only: no other decoder calls one on a CPU without AMX."""
+"""Has every name, and kernels for Gated DeltaNet and for n-grams: nothing else calls one on a CPU
+without AMX.
+"""
 
 import importlib
 from types import SimpleNamespace
@@ -39,5 +41,5 @@ def __getattr__(name: str) -> Any:
 
 if torch.version.cuda is None:
     # `from sgl_kernel import mamba` would call the function above
-    for _module in ("mamba", "patches"):
+    for _module in ("mamba", "patches", "speculative"):
         importlib.import_module(f"{__name__}.{_module}")

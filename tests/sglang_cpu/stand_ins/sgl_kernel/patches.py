@@ -39,7 +39,22 @@ def _shared_gate(module: ModuleType) -> None:
     module._launch_fused_gate_sigmoid_mul = launch  # type: ignore[attr-defined]
 
 
+def _allow_amx_attention(module: ModuleType) -> None:
+    """Its attention is the only one on CPUs that verifies drafts, and has stand-ins (`speculative`)."""
+    platform = module.get_platform
+
+    class Platform:
+        has_amx = True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(platform(), name)
+
+    if "intel_amx" in sys.argv:
+        module.get_platform = Platform  # type: ignore[attr-defined]
+
+
 PATCHES = {
+    "sglang.srt.arg_groups.overrides": _allow_amx_attention,
     "sglang.kernels.ops.elementwise.elementwise": _shared_gate,
     _FLA + "layernorm_gated": _take_cpu_form,
     _FLA + "fused_norm_gate": _norm_forward,

@@ -54,6 +54,7 @@ GIVEN = {
     "--sglang-speculative-num-steps 3",
     "--sglang-speculative-num-draft-tokens": NGRAM,
     "--sglang-speculative-num-steps": f"{DRAFT} --sglang-speculative-num-steps 3",
+    "--mtp-loss-scaling-factor": "--enable-mtp-training --mtp-loss-scaling-factor 0.5",
     "--actor-num-nodes": "--actor-num-nodes 2",
     "--adam-beta1": "--adam-beta1 0.8",
     "--advantage-estimator": "--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4.0",

@@ -1,6 +1,5 @@
 """Examines this host's GPUs: driver, speed, access between them, NCCL, CUDA IPC and SGLang's start."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rlrun.runner.doctor.gpu_verdicts import (
 from rlrun.runner.doctor.installation import ask_torch, check_torch_and_gpus
 from rlrun.runner.doctor.sglang_start import start_sglang
 from rlrun.runner.planning.hardware import driver_gpus, local_gpu
+from rlrun.specs.reading.engine_types import is_installed
 
 _SECONDS = 120.0
 """How long one measurement may take, the import of torch included."""
@@ -47,7 +47,7 @@ def examine_gpus(sglang_python: str | None) -> Iterator[Check]:
     yield check_peers(measure("peers"), len(gpus))
     yield check_shared_memory_of_gpus(measure("shared_buffer"))
     yield check_collectives(measure_collectives(len(gpus)), len(gpus), _version(torch["nccl"]), gpu)
-    if sglang_python is None and importlib.util.find_spec("sglang") is None:
+    if sglang_python is None and not is_installed("sglang"):
         cure = "--sglang-python names the environment that has it (engine.python in a spec)"
         yield Check("SGLang start", "note", "not tried: SGLang is not installed here", cure)
     else:

@@ -25,7 +25,7 @@ def fill_in_engines(data: dict[str, Any], *, rollout: bool = True, other_host: b
     `rollout`: whether the algorithm uses the policy's engines; otherwise `[engine]` stays as it is.
     `other_host`: the spec is planned for hardware that was named, so SGLang is assumed to be there.
     """
-    installed = None if other_host else find_spec("sglang") is not None
+    installed = None if other_host else is_installed("sglang")
     given = Circumstances(
         _cluster(data, "gpus_per_node", 0) > 0,
         data.get("deterministic") is True,
@@ -47,6 +47,12 @@ def _policys(data: Mapping[str, Any], table: Mapping[str, Any]) -> EngineChoice 
     if "adapter" not in table or "path" in table or not isinstance(kind, str):
         return None
     return EngineChoice(kind, "the policy's engines serve this adapter")  # type: ignore[arg-type]
+
+
+def is_installed(package: str) -> bool:
+    """Returns whether a package can be imported; a folder of its name, such as a clone, is not enough."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def warnings_about_engines(choices: EngineChoices) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ JUDGE = '[[engines]]\nname = "judge"\npath = "big"\n'
 
 
 def loaded_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, sglang: bool) -> LoadedSpec:
-    monkeypatch.setattr(engine_types, "find_spec", lambda name: "found" if sglang else None)
+    monkeypatch.setattr(engine_types, "is_installed", lambda package: sglang)
     judge = tmp_path / "judge.toml"
     judge.write_text(JUDGE)
     return load_spec([BASE, judge], ["cluster.gpus_per_node=2", *overrides])

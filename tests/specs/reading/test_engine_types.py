@@ -13,7 +13,7 @@ ON_A_GPU = ["cluster.gpus_per_node=1"]
 
 @pytest.fixture(params=[True, False], ids=["sglang", "no-sglang"])
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(engine_types, "find_spec", lambda name: "found" if request.param else None)
+    monkeypatch.setattr(engine_types, "is_installed", lambda package: bool(request.param))
     return bool(request.param)
 
 
@@ -75,3 +75,10 @@ def test_a_broken_number_of_gpus_does_not_also_blame_the_keys_of_sglang(installe
     with pytest.raises(SpecError) as raised:
         load_checked_spec([BASE], ['cluster.gpus_per_node="8"', "engine.tensor=2"])
     assert [problem.key for problem in raised.value.problems] == ["cluster.gpus_per_node"]
+
+
+def test_a_clone_of_the_repository_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_clone" / "python").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not engine_types.is_installed("a_clone")
+    assert engine_types.is_installed("pytest")

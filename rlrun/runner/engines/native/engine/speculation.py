@@ -9,8 +9,8 @@ from rlrun.runner.engines.native.engine.rows import Field, Rows
 from rlrun.runner.engines.native.model.cache import BlockPool
 
 FREE_TOKENS = {"cpu": 12, "cuda": 128}
-"""How many tokens of a pass take as long as reading the weights once, which every pass does. With 15 to 20
-tokens a pass took twice as long as with one, on CPUs with AVX-512; a lower number makes fewer drafts."""
+"""How many tokens of a pass count as much as what every pass costs; a lower number makes fewer drafts. On a
+CPU with AVX-512, 12 gave more tokens per second than 3 and 6 (benchmarks/speculation.py)."""
 MOST_ROWS = 4
 """With more running samples than this many times `FREE_TOKENS` no draft is looked for: a guess would have to
 be right four times in five."""

@@ -213,8 +213,9 @@ def _case(
         return None, str(error)
     defaults = default_workload(spec)
     load = Workload(lengths[0] or defaults.prompt, lengths[1] or defaults.response)
-    others = (teacher, named_engines, adapters, drafts)
-    return PlannedJob(spec, plan, needs_of(spec), model, device, load, *others), ""
+    needs = needs_of(spec)
+    job = PlannedJob(spec, plan, needs, model, device, load, teacher, named_engines, adapters, drafts)
+    return job, ""
 
 
 def _as_dict(planned: _JobPlan) -> dict[str, Any]:

@@ -1,16 +1,13 @@
 """Prompts from the procedurally generated tasks of the reasoning-gym library (https://arxiv.org/abs/2505.24760)."""
 
 import random
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from rlrun.plugins.data.task_settings import is_of_type, settings_of
+from rlrun.plugins.data.task_settings import is_of_type, settings_of, tasks_on_disk
 from rlrun.plugins.types import Row
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.section import Section
@@ -18,8 +15,6 @@ from rlrun.specs.sections.section import Section
 _OWN = {"seed", "size"}
 """Settings that every task has; here they are keys of the data source, not of `task_params`."""
 QUESTION, ANSWER = "{question}", "{answer}"
-_REGISTERED = re.compile(r"""^register_dataset\(\s*(?:["']([^"']+)["']|(\w+))""", re.MULTILINE)
-_CONSTANT = re.compile(r"""^(\w+)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 class ReasoningGymParams(Section):
@@ -62,12 +57,8 @@ class ReasoningGym:
         """
         if (tasks := tasks_on_disk()) and params.task not in tasks:
             raise _unknown(params.task, tasks)
-        settings = settings_of(params.task) if params.task_params else None
-        for name, value in params.task_params.items() if settings else ():
-            if settings and name not in settings:
-                raise _unknown_setting(params.task, name, settings.keys() - _OWN)
-            if settings and not is_of_type(value, settings[name]):
-                raise _wrong_setting(params.task, name, settings[name], value)
+        if params.task_params and (settings := settings_of(params.task)):
+            _check_settings(params.task, params.task_params, settings)
         yield from ()
 
     def __len__(self) -> int:
@@ -126,6 +117,15 @@ def _unknown(task: str, dataset_names: Collection[str]) -> ValueError:
     return ValueError(f"reasoning-gym has no task {task!r}; {cure}")
 
 
+def _check_settings(task: str, given: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+    """Raises ValueError for a name that is no setting, or a value that is not of the setting's type."""
+    for name, value in given.items():
+        if name not in settings:
+            raise _unknown_setting(task, name, settings.keys() - _OWN)
+        if not is_of_type(value, settings[name]):
+            raise _wrong_setting(task, name, settings[name], value)
+
+
 def _unknown_setting(task: str, name: str, settings: Collection[str]) -> ValueError:
     meant = nearest(name, settings)
     cure = f"did you mean {meant!r}?" if meant else f"it takes {', '.join(sorted(settings))}"
@@ -133,21 +133,5 @@ def _unknown_setting(task: str, name: str, settings: Collection[str]) -> ValueEr
 
 
 def _wrong_setting(task: str, name: str, annotation: str, value: Any) -> ValueError:
-    place = f"the setting {name!r} of reasoning-gym's task {task!r} (task_params)"
-    return ValueError(f"{place} is of type {annotation}, found {value!r}")
-
-
-def tasks_on_disk() -> set[str]:
-    """Returns the names of the installed library's tasks, read from its source without importing it.
-
-    The set is empty if the library is not installed.
-    """
-    package = find_spec("reasoning_gym")
-    folders = [Path(folder) for folder in package.submodule_search_locations or ()] if package else []
-    names: set[str] = set()
-    for file in (file for folder in folders for file in folder.rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
-        constants = dict(_CONSTANT.findall(text))
-        registered = (literal or constants.get(name) for literal, name in _REGISTERED.findall(text))
-        names.update(filter(None, registered))
-    return names
+    setting = f"the setting {name!r} of reasoning-gym's task {task!r} (task_params)"
+    return ValueError(f"{setting} is of type {annotation}, found {value!r}")

@@ -1,4 +1,4 @@
-"""Finds the settings of a reasoning-gym task in the library's source, since importing it takes seconds."""
+"""Finds reasoning-gym's tasks and settings in the library's source, since importing it takes seconds."""
 
 import ast
 import re
@@ -27,14 +27,15 @@ The defaults of a few settings differ from their annotations: a fraction for `in
 _CONSTANT = re.compile(r"""^(\w+)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
+def tasks_on_disk() -> set[str]:
+    """Returns the names of the installed library's tasks; none if it is not installed."""
+    return set(_registered())
+
+
 def settings_of(task: str) -> dict[str, str] | None:
     """Returns the names of a task's settings with their annotations; None if the source does not tell."""
-    for text in _sources():
-        constants = dict(_CONSTANT.findall(text))
-        for literal, name, config in _REGISTERED.findall(text):
-            if (literal or constants.get(name)) == task:
-                return _fields(text, config)
-    return None
+    registered = _registered().get(task)
+    return None if registered is None else _fields(*registered)
 
 
 def is_of_type(value: Any, annotation: str) -> bool:
@@ -47,10 +48,17 @@ def is_of_type(value: Any, annotation: str) -> bool:
 
 
 @cache
-def _sources() -> tuple[str, ...]:
+def _registered() -> dict[str, tuple[str, str]]:
+    """Returns the source file's text and the name of the settings' class of each task."""
     package = find_spec("reasoning_gym")
     folders = (package.submodule_search_locations or ()) if package else ()
-    return tuple(file.read_text("utf-8") for folder in folders for file in Path(folder).rglob("*.py"))
+    found = {}
+    for text in (file.read_text("utf-8") for folder in folders for file in Path(folder).rglob("*.py")):
+        constants = dict(_CONSTANT.findall(text))
+        for literal, name, config in _REGISTERED.findall(text):
+            if task := literal or constants.get(name):
+                found[task] = (text, config)
+    return found
 
 
 def _fields(text: str, config: str) -> dict[str, str] | None:

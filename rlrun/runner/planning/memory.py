@@ -297,11 +297,12 @@ def size_engine(
     weights, how = served_weight_bytes(served_model(model, engine), engine)
     head = model.vocab * model.hidden * 4 if head_copy and engine.dtype != "float32" else 0
     tokens, rows = requested, engine.max_running + 1 + kept  # a spare row takes the padding
-    others = (*(() if adapter_part is None else (adapter_part,)), *drafts.parts)
+    adapters = () if adapter_part is None else (adapter_part,)
+    beside_weights = (*adapters, *drafts.parts)
     # A verified token that is wrong is undone by the states before it.
     states = rows * model.state_bytes(ITEM_BYTES[engine.dtype]) * (1 + drafts.verified)
     if free is not None:
-        taken = weights + head + states + sum(part.bytes for part in others)
+        taken = weights + head + states + sum(part.bytes for part in beside_weights)
         cache_bytes = int(max(free - taken, 0) * share)
         tokens = min(requested, cache_bytes // (token_bytes + drafts.token_bytes) // block * block)
     blocks = -(-tokens // block) + 2  # the engine's spare block, and the one that a new sample begins
@@ -309,7 +310,7 @@ def size_engine(
         "generation",
         (
             Part("weights", weights, how),
-            *others,
+            *beside_weights,
             *([Part("float32 head", head, "trainer.head_dtype")] if head else []),
             *([Part("recurrent states", states, f"{rows:,} × {states // rows:,} bytes")] if states else []),
             Part("KV cache", blocks * block * token_bytes, _how_cached(tokens, token_bytes, copies)),

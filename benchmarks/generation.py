@@ -10,7 +10,8 @@ All sample at temperature 1 from the whole vocabulary, without a stop token. A b
 prompts, 8 of each (one prompt for B < 8). `ragged` rows give sample k of 8 a budget of (k + 1)/8 of the new
 tokens: transformers' generate decodes every row to the end of the longest, the others drop finished ones.
 Each side is a process (`generation_sides`); they take turns, `--repeats` times. One JSON object a row: tokens
-per CPU-second, the median. Quote `ratios` (rlrun / other), which hold better across machines.
+per CPU-second, with several `--threads` per second, the median. Quote `ratios` (rlrun / other), which hold
+better across machines.
 """
 
 import argparse
@@ -27,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
+
+from rlrun.runner.host.threads import thread_variables
 
 SHAPE = {
     "hidden_size": 256,
@@ -93,7 +96,7 @@ def lengths(batch: int, new: int, ragged: bool) -> list[int]:
 def compare(
     sides: dict[str, "Side"], budgets: list[int], options: argparse.Namespace
 ) -> dict[str, float | dict[str, float]]:
-    """Tokens per CPU-second of each side, which take turns; the first round warms up."""
+    """Tokens per second of each side, which take turns; the first round warms up."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(options.repeats + 1):
         task = make_task(budgets, options.prompt, number)
@@ -119,11 +122,16 @@ class Side:
         settings = {"dtype": options.dtype, "threads": options.threads}
         settings |= {"length": options.prompt + options.new, "rows": max(options.batches)}
         command = [python, str(SIDES / f"{name}_side.py"), str(Path(folder).absolute()), json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # rlrun's processes wait as in a job; the others as their makers chose.
+        threads = thread_variables(options.threads)
+        own = threads if name == "rlrun" else {"OMP_NUM_THREADS": threads["OMP_NUM_THREADS"]}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | own
+        )
         assert self._read() == "ready"
 
     def run(self, task: Task) -> float:
-        """Returns the CPU seconds of one round."""
+        """Returns the seconds of one round, of the CPU's time with one thread."""
         assert self._process.stdin is not None
         print(json.dumps(task), file=self._process.stdin, flush=True)
         seconds = self._read()

@@ -3,7 +3,7 @@
     python SIDE.py MODEL_FOLDER SETTINGS_JSON
     <- "ready"
     -> {"prompts": [[5, 17, …], …], "budgets": [128, …]}      a sample for each prompt, of so many new tokens
-    <- 0.731                                                  the CPU seconds of this process
+    <- 0.731                                                  the CPU seconds of this process; with several threads, seconds
 
 Imports nothing beyond the standard library, because other engines have an environment of their own.
 """
@@ -25,12 +25,14 @@ def run_rounds(start: Callable[[Path, dict[str, Any]], Generate]) -> None:
     """Runs the rounds on standard input with what `start` returns, given the model's folder and settings."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some engines print to standard output
-    generate = start(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    settings = json.loads(sys.argv[2])
+    generate = start(Path(sys.argv[1]), settings)
+    clock = time.process_time if settings["threads"] == 1 else time.perf_counter
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         task = json.loads(line)
-        began = time.process_time()
+        began = clock()
         tokens = generate(task["prompts"], task["budgets"])
-        seconds = time.process_time() - began
+        seconds = clock() - began
         assert tokens == sum(task["budgets"]), f"{tokens} tokens instead of {sum(task['budgets'])}"
         print(json.dumps(seconds), file=answers, flush=True)

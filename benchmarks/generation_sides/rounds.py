@@ -3,7 +3,7 @@
     python SIDE.py MODEL_FOLDER SETTINGS_JSON
     <- "ready"
     -> {"prompts": [[5, 17, …], …], "budgets": [128, …]}      a sample for each prompt, of so many new tokens
-    <- 0.731                             the seconds of the round: of CPU time, with several threads of the clock
+    <- 0.731                         the seconds of the round: of CPU time, with several threads of the clock
 
 Imports nothing beyond the standard library, because other engines have an environment of their own.
 """

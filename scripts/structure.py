@@ -30,6 +30,7 @@ LIMITS = {
     "two_way_pairs": 0,
     "arrows_up": 0,
     "file_names_in_3_folders": 0,
+    "repeated_test_files": 0,
 }
 """The largest value that `make lint` accepts."""
 ONE_COMMAND_PER_MODULE = {"rlrun.cli"}
@@ -69,8 +70,17 @@ def measure() -> dict[str, object]:
         "two_way_pairs": two_way_pairs(arrows),
         "arrows_up": arrows_up(arrows),
         "file_names_in_3_folders": repeated_file_names(modules),
+        "repeated_test_files": repeated_test_files(),
         "public_names_in_2_modules": len(repeated_public_names(trees)),
     }
+
+
+def repeated_test_files() -> list[str]:
+    """Names that several files of tests have: pytest refuses to collect them in one run."""
+    names = Counter(
+        path.name for folder in ("tests", "packages") for path in (ROOT / folder).rglob("test_*.py")
+    )
+    return sorted(name for name, count in names.items() if count > 1)
 
 
 def path_of(module: str) -> Path:

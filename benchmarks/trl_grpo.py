@@ -7,7 +7,8 @@
 
 Needs `pip install -e '.[run,bench]'`. Each side runs in a process of its own, in turn, `--rounds` times; the
 medians of the steps after the first are compared. The floor is what the machine's matrix product could do: 2N
-FLOPs for a generated token, 6N for a trained one, at the measured rate of the dtype.
+FLOPs for a generated token, 6N for a trained one, at the measured rate of the dtype. Its share is told twice:
+with the prompt of every sample, and with the prompts that a group shares counted once.
 """
 
 import argparse
@@ -153,10 +154,10 @@ def compare(sides: dict[str, list[dict[str, Any]]], work: Workload, rate: float)
     for side, rounds in sides.items():
         figures = summarise(rounds)
         generated = figures["samples"] * figures["response_len"]
-        trained = generated + figures["samples"] * figures["prompt_len"]
-        floor = (2 * generated + 6 * trained) * parameters / rate
         figures["samples_per_second"] = figures["samples"] / figures["total"]
-        figures["share_of_floor"] = floor / figures["total"]
+        for name, prompts in (("share_of_floor", figures["samples"]), ("share_of_shared_floor", work.prompts)):
+            trained = generated + prompts * figures["prompt_len"]
+            figures[name] = (2 * generated + 6 * trained) * parameters / rate / figures["total"]
         report[side] = {key: round(value, 4) for key, value in figures.items()}
     report["speedup"] = round(report["rlrun"]["samples_per_second"] / report["trl"]["samples_per_second"], 2)
     return report
@@ -177,7 +178,8 @@ def print_table(report: dict[str, Any]) -> None:
         lines.append(
             f"{phase:<22}{trl:>10.3f}{ours:>10.3f}" + (f"{trl / ours:>8.1f}" if ours else f"{'–':>8}")
         )
-    for name in ("samples_per_second", "share_of_floor", "response_len", "peak_memory_gib"):
+    names = ("samples_per_second", "share_of_floor", "share_of_shared_floor", "response_len", "peak_memory_gib")
+    for name in names:
         lines.append(f"{name:<22}{report['trl'][name]:>10.3f}{report['rlrun'][name]:>10.3f}")
     print("\n".join(lines), file=sys.stderr)
 

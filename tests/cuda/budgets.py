@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.cuda.cases import Case
+from tests.runner.trainer.trainer_cases import MODELS
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Row:
 
 def has_tied_stages(case: Case) -> bool:
     """Returns whether the embedding and the head are two parameters that are one in a checkpoint."""
-    return case.degree("pipeline") > 1 and "tied" in case.model
+    return case.degree("pipeline") > 1 and MODELS[case.model].get("tied", False)
 
 
 def keeps_all_on_host(case: Case) -> bool:

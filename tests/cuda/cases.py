@@ -145,8 +145,7 @@ RANKS = [
 PARITY = [
     Case(case.model, case.parallel, case.trainer, slow=not case.fast)
     for case in layouts.CASES
-    # fla's Triton kernels take tensors with content; the others differ in nothing that a trace would show
-    if not case.model.startswith(("qwen3.5", "transformers-"))
+    if not case.model.startswith("transformers-")  # they differ in nothing that a trace would show
 ]
 
 ADAPTERS = {"lora": {"rank": 4}}

@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.checkpoints.background_save import host_copy
+from rlrun.runner.trainer.dry_run.fakes import without_launches
 from rlrun.runner.trainer.model import head, varlen
 from rlrun.runner.trainer.model.target import layers as target_layers
 from rlrun.runner.trainer.roles import critic, learner
@@ -31,7 +32,7 @@ def trace(end_phase: EndPhase, spec: dict[str, Any], folder: str, rank: int) -> 
     for module in (learner, critic):
         module.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
     calls = note_exact_calls()
-    with lone_rank(job.trainer.parallel, rank):
+    with lone_rank(job.trainer.parallel, rank), without_launches():
         trainer = TrainerRank(setup_of(job, folder, rank))
         end_phase("start")
         trace_steps(end_phase, trainer, job)

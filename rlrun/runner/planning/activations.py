@@ -113,16 +113,17 @@ def image_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
 
 
 def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
-    """Returns the bytes of a chunk's logits with their gradient, of kept logits, and of the head's gradient.
+    """Returns the bytes of a chunk's logits with the softmax's two float32 tensors of their size, of kept
+    logits, and of the head's gradient.
 
     With a float32 head no logits are kept, and the head's weights and gradient have a float32 copy each.
     """
     vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM_BYTES[trainer.dtype]
     rows = min(trainer.logits_chunk, tokens)
     if trainer.head_dtype == "float32" and item < 4:
-        return rows * vocab * (4 + 4) + vocab * model.hidden * (4 + 4)
+        return rows * vocab * (4 + 8) + vocab * model.hidden * (4 + 4)
     kept = min(all_logit_bytes(model, trainer, tokens), trainer.kept_logits * 2**20)
-    return rows * vocab * (item + 4) + kept + vocab * model.hidden * item
+    return rows * vocab * (item + 8) + kept + vocab * model.hidden * item
 
 
 def all_logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:

@@ -45,11 +45,16 @@ def softmax_slopes_(
             logits, targets, ours, log_sums, log_prob_slopes, entropies, entropy_slopes, temperature
         )
         return logits
+    # In place: a chunk's logits are the largest tensors of a step, and these are of twice their precision.
+    log_probs = logits.to(log_sums.dtype).div_(temperature).sub_(log_sums[:, None])
     direct = log_prob_slopes / temperature
-    log_probs = logits.to(log_sums.dtype) / temperature - log_sums[:, None]
-    probs = log_probs.exp()
-    slopes = probs * -direct[:, None]
-    if entropies is not None and entropy_slopes is not None:
-        slopes -= (log_probs + entropies[:, None]).mul_(probs).mul_((entropy_slopes / temperature)[:, None])
+    if entropies is None or entropy_slopes is None:
+        slopes = log_probs.exp_().mul_(-direct[:, None])
+    else:
+        probs = log_probs.exp()
+        weighted = (
+            log_probs.add_(entropies[:, None]).mul_(probs).mul_((entropy_slopes / temperature)[:, None])
+        )
+        slopes = probs.mul_(-direct[:, None]).sub_(weighted)
     slopes.scatter_add_(1, targets[:, None], (direct * ours)[:, None])
     return logits.copy_(slopes)

@@ -64,14 +64,14 @@ def gpu_kernels() -> Iterator[None]:
     exchange = staticmethod(dist.all_to_all)  # NCCL has it
     with ExitStack() as stack:
         stack.enter_context(as_on_gpu())
-        stack.enter_context(_without_launches())
+        stack.enter_context(without_launches())
         stack.enter_context(_replaced(GlooDist, "all_to_all", exchange))
         stack.enter_context(_replaced(functional, "rms_norm", _rms_norm))
         yield
 
 
 @contextmanager
-def _without_launches() -> Iterator[None]:
+def without_launches() -> Iterator[None]:
     """Launches no Triton kernels; functions that call them, such as fla's, still allocate the results."""
     if not HAS_TRITON:
         yield

@@ -112,7 +112,7 @@ def _materialize(
     """
     if dims is not None:
         decoder.parallelize(dims)
-        _tie(decoder)
+        tie_head(decoder)
     if options.lora is not None:
         # `parallelize` creates the parameters again, in float32, and all of them would be trained
         freeze_base(decoder, options.dtype)
@@ -129,7 +129,7 @@ def _materialize(
         shard_data_parallel(decoder, dims, options.dtype, options.parallel, on_host=options.on_host)
     decoder.to_empty(device="cpu" if options.on_host and dims is not None else options.device)
     if dims is None:
-        _tie(decoder)
+        tie_head(decoder)
     _zero_buffers(decoder, options)
     trained: PackedDecoder = decoder.train()
     return trained
@@ -148,7 +148,7 @@ def _zero_buffers(decoder: PackedDecoder, options: DecoderOptions) -> None:
         fill_buffers(decoder, options.device)
 
 
-def _tie(decoder: PackedDecoder) -> None:
+def tie_head(decoder: PackedDecoder) -> None:
     """Ties embedding and head again: sharding and `to_empty` make two parameters of the shared one."""
     if decoder.enable_weight_tying:
         decoder.tok_embeddings.weight = decoder.lm_head.weight

@@ -9,7 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlrun.models.attention_shapes import DeltaNet
 from rlrun.models.config_json import read_architecture
+from rlrun.runner.planning.activations import logit_bytes
 from rlrun.runner.planning.deep_plan import DryRun
+from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.rank_share import largest_share
 from rlrun.runner.trainer.compat.kernels import HAS_TRITON
 from rlrun.runner.trainer.dry_run.fakes import gpu_kernels
@@ -17,6 +19,7 @@ from rlrun.runner.trainer.dry_run.memory_trace import ACTIVATIONS, MemoryTrace
 from rlrun.runner.trainer.dry_run.rank import dry_run
 from rlrun.runner.trainer.model.attention import Documents
 from rlrun.runner.trainer.model.families import delta_net
+from rlrun.specs.sections.cluster import ClusterSpec
 from tests.runner.trainer.trainer_cases import make_spec
 from tests.tiny_models import make_tiny_model
 
@@ -42,6 +45,27 @@ def test_the_first_rank_keeps_as_many_experts_as_planned(layout: dict[str, Any],
     traced = dry_run(DryRun(spec.model_dump_json(), model, 0, (((20, 40),),)))
     planned = largest_share(model, spec.trainer.parallel).parameters * 4
     assert traced["most"]["parameters"] == pytest.approx(planned, rel=0.01)
+
+
+def test_one_rank_keeps_a_tied_head_once(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, tied=True)
+    spec, model = make_spec(folder, {}, max_tokens_per_rank=300), read_architecture(folder)
+    traced = dry_run(DryRun(spec.model_dump_json(), model, 0, (((20, 40),),)))
+    assert model.tied
+    assert traced["most"]["parameters"] == parameter_count(model) * 4
+    assert traced["most"]["gradients"] == parameter_count(model) * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_softmax_on_gpus_takes_what_is_planned(dtype: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, vocab_size=20_000)
+    spec = make_spec(folder, {}, max_tokens_per_rank=600, dtype=dtype, kept_logits=0)
+    model = read_architecture(folder)
+    on_gpu = spec.model_copy(update={"cluster": ClusterSpec(gpus_per_node=1)})
+    traced = dry_run(DryRun(on_gpu.model_dump_json(), model, 0, (((100, 500),),)))
+    planned = logit_bytes(model, spec.trainer, 500)
+    assert traced["most"]["logits"] == pytest.approx(planned, rel=0.15)
+    assert traced["most"]["logits"] < planned * 1.01
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="fla needs triton, which CPU wheels of torch lack")

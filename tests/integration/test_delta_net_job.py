@@ -32,9 +32,9 @@ def test_a_resumed_job_trains_and_exports_what_its_engines_serve(
 ) -> None:
     model = make_tiny_model(tmp_path / "model", family, scale=0.05, tied=True, pad_token_id=None)
     settings = PARTIAL | moe | {"model__path": str(model)}
-    first = jobs.run("delta", **settings, trainer__steps=3)
+    first = jobs.run(family, **settings, trainer__steps=3)
     assert first.code == 0, first.output
-    ended = jobs.run("delta", "--resume", **settings, trainer__steps=6, checkpoint__export_hf=True)
+    ended = jobs.run(family, "--resume", **settings, trainer__steps=6, checkpoint__export_hf=True)
     assert ended.code == 0, ended.output
     assert [line["step"] for line in ended.metrics] == list(range(1, 7))
     difference = [line["train/train_rollout_logprob_abs_diff"] for line in ended.metrics]

@@ -119,9 +119,11 @@ class TwoNodes:
         shutil.rmtree(self._files, ignore_errors=True)
 
     def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+        environment = os.environ | _QUICK_CHECKS
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray refuses GPUs that it leaves out
         with (self._files / "nodes.log").open("ab") as log:
             process = subprocess.Popen(
-                command, env=os.environ | _QUICK_CHECKS, stdout=log, stderr=log, start_new_session=True
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         self._started.append(process)
         return process

@@ -123,8 +123,8 @@ class Side:
         settings |= {"length": options.prompt + options.new, "rows": max(options.batches)}
         command = [python, str(SIDES / f"{name}_side.py"), str(Path(folder).absolute()), json.dumps(settings)]
         # rlrun's processes wait as in a job; the others as their makers chose.
-        threads = thread_variables(options.threads)
-        own = threads if name == "rlrun" else {"OMP_NUM_THREADS": threads["OMP_NUM_THREADS"]}
+        count = options.threads
+        own = thread_variables(count) if name == "rlrun" else {"OMP_NUM_THREADS": str(count)}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | own
         )

@@ -156,10 +156,7 @@ def compare(sides: dict[str, list[dict[str, Any]]], work: Workload, rate: float)
         figures = summarise(rounds)
         generated = figures["samples"] * figures["response_len"]
         figures["samples_per_second"] = figures["samples"] / figures["total"]
-        for name, prompts in (
-            ("share_of_floor", figures["samples"]),
-            ("share_of_shared_floor", work.prompts),
-        ):
+        for name, prompts in zip(SHARES, (figures["samples"], work.prompts), strict=True):
             trained = generated + prompts * figures["prompt_len"]
             figures[name] = (2 * generated + 6 * trained) * parameters / rate / figures["total"]
         report[side] = {key: round(value, 4) for key, value in figures.items()}
@@ -182,14 +179,7 @@ def print_table(report: dict[str, Any]) -> None:
         lines.append(
             f"{phase:<22}{trl:>10.3f}{ours:>10.3f}" + (f"{trl / ours:>8.1f}" if ours else f"{'–':>8}")
         )
-    names = (
-        "samples_per_second",
-        "share_of_floor",
-        "share_of_shared_floor",
-        "response_len",
-        "peak_memory_gib",
-    )
-    for name in names:
+    for name in ("samples_per_second", *SHARES, "response_len", "peak_memory_gib"):
         lines.append(f"{name:<22}{report['trl'][name]:>10.3f}{report['rlrun'][name]:>10.3f}")
     print("\n".join(lines), file=sys.stderr)
 

@@ -118,7 +118,7 @@ def _unknown(task: str, dataset_names: Collection[str]) -> ValueError:
 
 
 def _check_settings(task: str, given: Mapping[str, Any], settings: Mapping[str, str]) -> None:
-    """Raises ValueError for a name that is no setting, or a value that is not of the setting's type."""
+    """Raises ValueError if a task lacks a setting that was given, or if its value has another type."""
     for name, value in given.items():
         if name not in settings:
             raise _unknown_setting(task, name, settings.keys() - _OWN)

@@ -52,13 +52,13 @@ def _registered() -> dict[str, tuple[str, str]]:
     """Returns the source file's text and the name of the settings' class of each task."""
     package = find_spec("reasoning_gym")
     folders = (package.submodule_search_locations or ()) if package else ()
-    found = {}
+    tasks: dict[str, tuple[str, str]] = {}
     for text in (file.read_text("utf-8") for folder in folders for file in Path(folder).rglob("*.py")):
         constants = dict(_CONSTANT.findall(text))
         for literal, name, config in _REGISTERED.findall(text):
             if task := literal or constants.get(name):
-                found[task] = (text, config)
-    return found
+                tasks[task] = (text, config)
+    return tasks
 
 
 def _fields(text: str, config: str) -> dict[str, str] | None:

@@ -36,7 +36,7 @@ from rlrun.runner.trainer.dry_run.memory_trace import (
     TEMPORARIES,
     MemoryTrace,
 )
-from rlrun.runner.trainer.model.build_decoder import build_model, tie_head
+from rlrun.runner.trainer.model.build_decoder import allocate, build_model
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.optim.gradients import gradient_norm
@@ -98,9 +98,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
         if spec.cluster.gpus_per_node:
             stack.enter_context(gpu_kernels())
         for decoder in decoders:
-            decoder.to_empty(device=CPU)
-            if dims is None:  # FSDP keeps them tied
-                tie_head(decoder)
+            allocate(decoder, CPU, dims)
         settings = ModelSettings(
             spec.rollout.temperature,
             spec.trainer.logits_chunk,

@@ -112,7 +112,7 @@ def _materialize(
     """
     if dims is not None:
         decoder.parallelize(dims)
-        tie_head(decoder)
+        _tie(decoder)
     if options.lora is not None:
         # `parallelize` creates the parameters again, in float32, and all of them would be trained
         freeze_base(decoder, options.dtype)
@@ -127,9 +127,7 @@ def _materialize(
             checkpoint_blocks(decoder.visual)
     if dims is not None:
         shard_data_parallel(decoder, dims, options.dtype, options.parallel, on_host=options.on_host)
-    decoder.to_empty(device="cpu" if options.on_host and dims is not None else options.device)
-    if dims is None:
-        tie_head(decoder)
+    allocate(decoder, "cpu" if options.on_host and dims is not None else options.device, dims)
     _zero_buffers(decoder, options)
     trained: PackedDecoder = decoder.train()
     return trained
@@ -148,7 +146,14 @@ def _zero_buffers(decoder: PackedDecoder, options: DecoderOptions) -> None:
         fill_buffers(decoder, options.device)
 
 
-def tie_head(decoder: PackedDecoder) -> None:
+def allocate(decoder: PackedDecoder, device: torch.device | str, dims: ParallelDims | None) -> None:
+    """Allocates the decoder's parameters anew, without values; a head that was tied stays so."""
+    decoder.to_empty(device=device)
+    if dims is None:  # FSDP keeps them tied
+        _tie(decoder)
+
+
+def _tie(decoder: PackedDecoder) -> None:
     """Ties embedding and head again: sharding and `to_empty` make two parameters of the shared one."""
     if decoder.enable_weight_tying:
         decoder.tok_embeddings.weight = decoder.lm_head.weight

@@ -14,6 +14,7 @@ from rlrun.runner.view import queries
 from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.index import connect
 from rlrun.runner.view.json_text import to_json
+from rlrun.runner.view.summary import as_list
 from rlrun.runner.view.viewed_run import ViewedRun
 from rlrun.specs.reading.differences import find_differences
 from rlrun.specs.step_names import Kind
@@ -54,7 +55,7 @@ def digests_of(record: dict[str, Any]) -> list[str]:
     images = record.get("images")
     if not isinstance(images, dict):
         return []
-    placed = [*(images.get("prompt") or []), *(images.get("response") or [])]
+    placed = [item for part in ("prompt", "response") for item in as_list(images.get(part))]
     return [str(item[0]) for item in placed if isinstance(item, list) and item]
 
 

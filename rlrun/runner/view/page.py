@@ -1,7 +1,7 @@
 """Builds the page: one HTML file with all of its scripts and styles, and, for `--html`, with the data.
 
-    assets/*.js (modules) ─▶ one script ┐
-    assets/style.css, uPlot             ┴─▶ index.html ─▶ page ─▶ server, or a file
+    page/src/*.js ─ `make page` ─▶ assets/page.js ┐
+    assets/style.css, uPlot                       ┴─▶ index.html ─▶ page ─▶ server, or a file
 
 The page loads nothing else: its Content-Security-Policy names its own scripts and styles by their hashes.
 """
@@ -10,17 +10,14 @@ import base64
 import gzip
 import hashlib
 import html
-import re
 from dataclasses import dataclass
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from rlrun.runner.view.json_text import to_json
 
 _ASSETS = files("rlrun.runner.view") / "assets"
-_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const)\*? (\w+))", re.MULTILINE)
-_EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const)\*? (\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Page:
 
 def make_page(title: str, data: Any = None) -> Page:
     """Returns the page. `data`: what a page without a server shows; None: it asks its server."""
-    scripts = [_read("vendor/uPlot.iife.min.js"), bundle()]
+    scripts = [_read("vendor/uPlot.iife.min.js"), _read("page.js")]
     styles = [_read("vendor/uPlot.min.css"), _read("style.css")]
     assert not any("</script" in text or "</style" in text for text in (*scripts, *styles)), (
         "ends its element"
@@ -57,32 +54,7 @@ def make_page(title: str, data: Any = None) -> Page:
         "data": "" if data is None else f'<script type="text/plain" id="data">{_packed(data)}</script>',
         "scripts": "".join(f"<script>{script}</script>" for script in scripts),
     }
-    text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("index.html"))
-    return Page(text.encode(), policy)
-
-
-def bundle() -> str:
-    """Returns all modules as one script: each is a function that returns its exports."""
-    order: list[str] = []
-    _visit("main", order, [])
-    modules = "".join(_as_function(name) for name in order)
-    return f'"use strict";\nconst modules = {{}};\n{modules}'
-
-
-def _visit(name: str, order: list[str], path: list[str]) -> None:
-    assert name not in path, f"modules import each other: {' -> '.join([*path, name])}"
-    for _, imported in _IMPORT.findall(_read(f"{name}.js")):
-        if imported not in order:
-            _visit(imported, order, [*path, name])
-    order.append(name)
-
-
-def _as_function(name: str) -> str:
-    source = _read(f"{name}.js")
-    exported = ", ".join(_EXPORTED.findall(source))
-    body = _IMPORT.sub(r"const {\1} = modules.\2;\n", source)
-    body = _EXPORT.sub("", body)
-    return f"modules.{name} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n"
+    return Page(Template(_read("index.html")).substitute(parts).encode(), policy)
 
 
 def _read(name: str) -> str:

@@ -29,13 +29,14 @@ from tests.runner.view.view_runs import (
     write_state,
     write_step,
 )
+from tests.waiting import PATIENCE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 Page = playwright.Page
 expect = playwright.expect
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=1000 * PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def browser() -> Iterator[playwright.Browser]:
 def opened(browser: playwright.Browser, address: str) -> Iterator[Page]:
     """Opens a page; fails for a script's error, a violation of the policy, or a request to elsewhere."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(1000 * PATIENCE)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

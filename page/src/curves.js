@@ -34,7 +34,10 @@ const GROUPS = [
   ["Rewards", /^rollout\/(reward\/|rewards\/|pass@)|^eval\/.*\/(reward|pass@\d+)$/],
   ["Responses", /^(rollout|eval\/.*)\/(response_len\/|truncated_ratio|repetition_frac|log_probs|info\/)/],
   ["Learning", /^train\//],
-  ["Filters and failures", /\/(dropped|dropped_samples|masked_samples)\/|\/(failed|late|bad_answers|zero_std\/count)$/],
+  [
+    "Filters and failures",
+    /\/(dropped|dropped_samples|masked_samples)\/|\/(failed|late|bad_answers|zero_std\/count)$/,
+  ],
   ["Staleness and caches", /\/(staleness\/|buffer\/|off_policy_frac|prefix_cache_hit_rate)/],
   ["Speculative decoding", /^rollout\/spec_/],
   ["Speed", /^perf\/(tokens_per_second|mfu)/],

@@ -4,7 +4,7 @@ import { el, replace } from "./dom.js";
 import { metricValue, number } from "./format.js";
 
 const HEIGHT = 185;
-const shared = uPlot.sync("steps");
+const SYNC_KEY = "steps"; // charts with the same key share their cursor
 
 export function colours() {
   const style = getComputedStyle(document.documentElement);
@@ -18,7 +18,12 @@ export class Chart {
     this.onZoom = onZoom;
     this.value = el("span", { class: "chart-value" });
     this.canvas = el("div", { class: "chart-canvas", role: "img" });
-    this.element = el("figure", { class: "chart", "data-metric": name }, el("figcaption", {}, el("span", { class: "chart-name", title: name }, name), this.value), this.canvas);
+    this.element = el(
+      "figure",
+      { class: "chart", "data-metric": name },
+      el("figcaption", {}, el("span", { class: "chart-name", title: name }, name), this.value),
+      this.canvas,
+    );
     this.plot = null;
     this.isSetting = false;
   }
@@ -27,8 +32,15 @@ export class Chart {
   draw(curves, { weight, log, zoom }) {
     const drawn = curves.flatMap((own) => this.lines(own, weight, log));
     const table = joinSteps(drawn.map((line) => line.curve));
-    const last = curves.map(({ colour, curve }) => [colour, curve[1].at(-1)]).filter(([, value]) => value !== undefined);
-    replace(this.value, last.map(([colour, value]) => el("span", last.length > 1 ? { style: { color: colour } } : {}, metricValue(this.name, value))));
+    const last = curves
+      .map(({ colour, curve }) => [colour, curve[1].at(-1)])
+      .filter(([, value]) => value !== undefined);
+    replace(
+      this.value,
+      last.map(([colour, value]) =>
+        el("span", last.length > 1 ? { style: { color: colour } } : {}, metricValue(this.name, value)),
+      ),
+    );
     this.canvas.setAttribute("aria-label", this.describe(curves));
     this.plot?.destroy();
     this.canvas.replaceChildren();
@@ -44,20 +56,49 @@ export class Chart {
     const values = log ? positive(curve[1]) : curve[1];
     const raw = { label, colour, curve: [curve[0], values], faint: weight > 0 };
     if (!weight) return [raw];
-    return [raw, { label: `${label}, smoothed`, colour, curve: [curve[0], smooth(values, weight)], faint: false }];
+    return [
+      raw,
+      { label: `${label}, smoothed`, colour, curve: [curve[0], smooth(values, weight)], faint: false },
+    ];
   }
 
   options(lines, log, zoom, points) {
     const style = getComputedStyle(document.documentElement);
-    const axis = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const axis = {
+      stroke: style.getPropertyValue("--faint"),
+      grid: { stroke: style.getPropertyValue("--grid"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+    };
     return {
       width: Math.max(200, this.canvas.clientWidth || 320),
       height: HEIGHT,
       legend: { show: true, live: true },
-      cursor: { sync: { key: shared.key }, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
-      scales: { x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) }, y: log ? { distr: 3 } : {} },
-      axes: [{ ...axis, size: 28 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortTick(this.name, tick))) }],
-      series: [{ label: "step", value: (_, step) => step ?? "–" }, ...lines.map((line) => ({ label: line.label, stroke: line.colour, width: line.faint ? 1 : 1.6, alpha: line.faint ? 0.3 : 1, spanGaps: true, points: { show: points < 40 && !line.faint, size: 4 }, value: (_, value) => metricValue(this.name, value) }))],
+      cursor: { sync: { key: SYNC_KEY }, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
+      scales: {
+        x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) },
+        y: log ? { distr: 3 } : {},
+      },
+      axes: [
+        { ...axis, size: 28 },
+        {
+          ...axis,
+          size: 54,
+          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortTick(this.name, tick))),
+        },
+      ],
+      series: [
+        { label: "step", value: (_, step) => step ?? "–" },
+        ...lines.map((line) => ({
+          label: line.label,
+          stroke: line.colour,
+          width: line.faint ? 1 : 1.6,
+          alpha: line.faint ? 0.3 : 1,
+          spanGaps: true,
+          points: { show: points < 40 && !line.faint, size: 4 },
+          value: (_, value) => metricValue(this.name, value),
+        })),
+      ],
       hooks: { setSelect: [(plot) => this.selected(plot)] },
     };
   }
@@ -69,7 +110,11 @@ export class Chart {
   }
 
   describe(curves) {
-    const parts = curves.map(({ label, curve: [steps, values] }) => (values.length ? `${label}: ${number(values[0])} at step ${steps[0]}, ${number(values.at(-1))} at step ${steps.at(-1)}` : `${label}: no values`));
+    const parts = curves.map(({ label, curve: [steps, values] }) =>
+      values.length
+        ? `${label}: ${number(values[0])} at step ${steps[0]}, ${number(values.at(-1))} at step ${steps.at(-1)}`
+        : `${label}: no values`,
+    );
     return `${this.name}. ${parts.join(". ")}`;
   }
 

@@ -49,11 +49,13 @@ export function queryGroups(rows, filters, page = 100) {
 
 function summary(members) {
   const rewards = members.map((row) => row.reward).filter((reward) => reward !== null);
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  const squares = rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
+  const largest = Math.max(...rewards.map(Math.abs)) || 1; // sums and squares of rewards such as 1e308 would overflow
+  const scaled = rewards.map((reward) => reward / largest);
+  const mean = scaled.reduce((sum, reward) => sum + reward, 0) / scaled.length;
+  const squares = scaled.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
   const { kind, step, line, row, dataset } = members[0];
-  const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) : null;
-  return { kind, step, line, row, dataset, samples: members.length, mean, spread };
+  const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) * largest : null;
+  return { kind, step, line, row, dataset, samples: members.length, mean: mean * largest, spread };
 }
 
 export function excerptOf(record, text) {

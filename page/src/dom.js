@@ -2,7 +2,8 @@
 
 const BLOCK = 20000;
 const BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\u061c]/;
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
 
 export function el(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -10,16 +11,21 @@ export function el(tag, attributes, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.className = value;
-    else if (name === "style") for (const [key, item] of Object.entries(value)) element.style.setProperty(key, item);
+    else if (name === "style")
+      for (const [key, item] of Object.entries(value)) element.style.setProperty(key, item);
     else if (name === "value" || name === "checked" || name === "selected") element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 export function replace(parent, ...children) {
-  parent.replaceChildren(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  parent.replaceChildren(
+    ...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return parent;
 }
 
@@ -39,7 +45,7 @@ export function foreign(text) {
 export function longText(text) {
   if (text.length <= 2 * BLOCK) return el("pre", {}, foreign(text));
   const blocks = [];
-  for (let start = 0; start < text.length; ) {
+  for (let start = 0; start < text.length;) {
     const block = text.slice(start, start + BLOCK);
     const lines = block.slice(0, block.lastIndexOf("\n") + 1) || block;
     blocks.push(el("span", { class: "block" }, foreign(lines)));
@@ -49,7 +55,10 @@ export function longText(text) {
 }
 
 export function oneLine(text, most = 160) {
-  const line = text.slice(0, most * 2).replace(/\s+/g, " ").trim();
+  const line = text
+    .slice(0, most * 2)
+    .replace(/\s+/g, " ")
+    .trim();
   return foreign(line.length > most || text.length > most * 2 ? `${line.slice(0, most)}…` : line);
 }
 

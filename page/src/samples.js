@@ -1,0 +1,310 @@
+// The list of samples: filtered, sorted and searched, a page at a time.
+import { addressOf } from "./address.js";
+import { el, foreign, oneLine, replace, announce } from "./dom.js";
+import { kindName, number } from "./format.js";
+
+const ORDERS = {
+  newest: "newest first",
+  oldest: "oldest first",
+  worst: "worst reward first",
+  best: "best reward first",
+  longest: "longest first",
+  shortest: "shortest first",
+  disagreed: "groups that disagree most",
+};
+const PAGE = 100;
+
+export class Samples {
+  constructor(state, parameters, go) {
+    this.state = state;
+    this.run = state.selected[0];
+    this.parameters = { kind: "step", order: "newest", ...parameters };
+    this.go = go;
+    this.cursor = -1;
+    this.note = el("p", { class: "hint", role: "status" });
+    this.body = el("tbody", {});
+    this.head = el("tr", {});
+    this.pages = el("nav", { class: "pages", "aria-label": "Pages" });
+    this.table = el("table", { class: "samples" }, el("thead", {}, this.head), this.body);
+    this.problems = el("div", {});
+    this.element = el(
+      "div",
+      { class: "sample-list" },
+      this.controls(),
+      this.problems,
+      this.note,
+      el("div", { class: "scroll" }, this.table),
+      this.pages,
+    );
+    this.load();
+  }
+
+  close() {
+    this.isClosed = true;
+  }
+
+  update() {
+    const isTop = !this.parameters.text && !this.parameters.offset && this.cursor < 0;
+    if (isTop && (this.state.runs[this.run].status === "running" || this.isIndexing)) this.load();
+  }
+
+  controls() {
+    const value = (name) => this.parameters[name] || "";
+    const set = (name) => (event) =>
+      this.change({
+        [name]: event.target.type === "checkbox" ? (event.target.checked ? "1" : "") : event.target.value,
+      });
+    const field = (name, label) =>
+      el(
+        "label",
+        { class: "narrow" },
+        label,
+        el("input", { type: "number", step: "any", name, value: value(name), onchange: set(name) }),
+      );
+    this.statusField = el("select", { name: "status", "aria-label": "Status", onchange: set("status") });
+    this.datasetField = el("select", { name: "dataset", "aria-label": "Dataset", onchange: set("dataset") });
+    return el(
+      "form",
+      { class: "controls", role: "search", onsubmit: (event) => event.preventDefault() },
+      el(
+        "div",
+        { class: "choices", role: "group", "aria-label": "Kind of samples" },
+        ["step", "dropped", "eval"].map((kind) =>
+          el(
+            "button",
+            {
+              type: "button",
+              "aria-pressed": String(this.parameters.kind === kind),
+              "data-kind": kind,
+              onclick: () => this.change({ kind, status: "", dataset: "" }),
+            },
+            kindName(kind),
+          ),
+        ),
+      ),
+      el("input", {
+        type: "search",
+        name: "text",
+        placeholder: "Search prompts and responses  ( / )",
+        "aria-label": "Search prompts and responses",
+        "data-search": true,
+        value: value("text"),
+        onchange: set("text"),
+      }),
+      el(
+        "select",
+        { name: "order", "aria-label": "Order", onchange: set("order") },
+        Object.entries(ORDERS).map(([order, name]) =>
+          el("option", { value: order, selected: this.parameters.order === order }, name),
+        ),
+      ),
+      this.statusField,
+      this.datasetField,
+      el("span", { class: "range" }, field("from_step", "Step from"), field("to_step", "to")),
+      el("span", { class: "range" }, field("min_reward", "Reward from"), field("max_reward", "to")),
+      el(
+        "label",
+        {},
+        el("input", {
+          type: "checkbox",
+          checked: Boolean(value("failed")),
+          name: "failed",
+          onchange: set("failed"),
+        }),
+        " failed only",
+      ),
+      el(
+        "button",
+        { type: "button", onclick: () => this.go("samples", { kind: this.parameters.kind }) },
+        "Clear",
+      ),
+    );
+  }
+
+  change(changes) {
+    this.go("samples", { ...this.parameters, offset: "", ...changes });
+  }
+
+  async load() {
+    if (this.parameters.text) return this.search();
+    const page = await this.state.source.ask("samples", { ...this.parameters, run: this.run });
+    if (this.isClosed) return;
+    this.isIndexing = page.index.indexed < page.index.files || !page.rows.length;
+    this.options(page.names);
+    const isGroups = this.parameters.order === "disagreed";
+    this.show(page.rows, isGroups ? groupColumns : sampleColumns, isGroups);
+    const total =
+      page.count === undefined
+        ? ""
+        : `${page.count.toLocaleString("en-GB")}${page.is_exact ? "" : " or more"} samples`;
+    this.note.textContent = [
+      this.state.runs.length > 1 ? this.state.runs[this.run].name : "",
+      total,
+      indexNote(page.index),
+      page.note,
+    ]
+      .filter(Boolean)
+      .join(" · ");
+    replace(this.problems, problemList(page));
+    this.showPages(page.count ?? Infinity, page.rows.length);
+    announce(total);
+  }
+
+  async search() {
+    const { kind, text } = this.parameters;
+    const rows = [];
+    let before = "";
+    do {
+      const answer = await this.state.source.ask("search", { run: this.run, kind, text, before });
+      if (this.isClosed) return;
+      rows.push(...answer.rows);
+      this.show(rows, searchColumns, false);
+      before = answer.next ?? "";
+      const place =
+        answer.next === null ? "all steps were searched" : `searched back to step ${answer.next} …`;
+      this.note.textContent = `${rows.length} samples contain “${text}” · ${place}`;
+    } while (before !== "" && rows.length < 200);
+    if (before !== "")
+      this.note.textContent = `The newest ${rows.length} samples that contain “${text}”, back to step ${before}`;
+    announce(this.note.textContent);
+  }
+
+  options({ status, dataset }) {
+    const choices = (names, all, chosen) => [
+      el("option", { value: "" }, all),
+      ...names.map((name) => el("option", { value: name, selected: name === chosen }, name)),
+    ];
+    replace(this.statusField, choices(status, "any status", this.parameters.status));
+    replace(this.datasetField, choices(dataset, "any dataset", this.parameters.dataset));
+    this.datasetField.hidden = !dataset.length;
+  }
+
+  show(rows, columns, isGroups) {
+    this.rows = rows;
+    this.isGroups = isGroups;
+    replace(
+      this.head,
+      columns.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)),
+    );
+    replace(
+      this.body,
+      rows.map((row) =>
+        el(
+          "tr",
+          { onclick: () => this.open(row) },
+          columns.map(([, cell, kind], index) =>
+            el(
+              "td",
+              { class: kind },
+              index === 0 ? el("a", { href: this.address(row) }, cell(row)) : cell(row),
+            ),
+          ),
+        ),
+      ),
+    );
+    if (!rows.length)
+      replace(
+        this.body,
+        el(
+          "tr",
+          {},
+          el(
+            "td",
+            { colspan: columns.length, class: "empty" },
+            this.isIndexing ? "No samples yet." : "No sample matches.",
+          ),
+        ),
+      );
+    this.move(0);
+  }
+
+  address(row) {
+    const { kind, step } = row;
+    if (this.isGroups) return addressOf("group", { kind, step, row: row.row, dataset: row.dataset });
+    return addressOf("sample", { kind, step, line: row.line });
+  }
+
+  open(row) {
+    location.hash = this.address(row);
+  }
+
+  // Moves the selection by some rows; the keys j and k do this.
+  move(by) {
+    const rows = [...this.body.querySelectorAll("tr")];
+    if (!by || !this.rows.length) return;
+    rows[this.cursor]?.classList.remove("current");
+    this.cursor = Math.max(0, Math.min(rows.length - 1, this.cursor + by));
+    rows[this.cursor].classList.add("current");
+    rows[this.cursor].querySelector("a")?.focus();
+  }
+
+  showPages(count, shown) {
+    const offset = Number(this.parameters.offset || 0);
+    const link = (to, name) =>
+      el(
+        "button",
+        { type: "button", onclick: () => this.go("samples", { ...this.parameters, offset: to || "" }) },
+        name,
+      );
+    replace(
+      this.pages,
+      offset > 0 ? link(Math.max(0, offset - PAGE), "‹ Previous") : null,
+      shown === PAGE && offset + PAGE < count ? link(offset + PAGE, "Next ›") : null,
+    );
+  }
+}
+
+export function rewardCell(reward) {
+  const kind = reward === null ? "none" : reward > 0 ? "good" : "bad";
+  return el("span", { class: `reward ${kind}` }, number(reward));
+}
+
+const sampleColumns = [
+  ["sample", (row) => oneLine(row.id || `line ${row.line}`, 40)],
+  ["step", (row) => String(row.step), "number"],
+  ["reward", (row) => rewardCell(row.reward), "number"],
+  ["tokens", (row) => row.tokens.toLocaleString("en-GB"), "number"],
+  [
+    "status",
+    (row) =>
+      el(
+        "span",
+        { class: `status ${/^[a-z]+$/.test(row.status) ? row.status : ""}` },
+        oneLine(row.status, 30),
+        row.failed && row.status !== "failed" ? " (reward failed)" : "",
+      ),
+  ],
+  ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · "), 60), "row"],
+  ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
+  ["filters", (row) => oneLine(row.verdicts, 60)],
+  ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
+];
+const searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180)]];
+const groupColumns = [
+  ["prompt", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
+  ["step", (row) => String(row.step), "number"],
+  ["samples", (row) => String(row.samples), "number"],
+  ["mean reward", (row) => number(row.mean), "number"],
+  ["spread of rewards", (row) => number(row.spread), "number"],
+];
+
+function indexNote({ files, indexed, error }) {
+  if (error) return `the samples cannot be indexed: ${error}`;
+  if (indexed >= files) return "";
+  const [done, all] = [indexed, files].map((count) => count.toLocaleString("en-GB"));
+  return `reading samples: ${done} of ${all} files so far, newest first`;
+}
+
+function problemList({ problems }) {
+  if (!problems.length) return null;
+  return el(
+    "details",
+    { class: "problems" },
+    el("summary", {}, `${problems.length} damaged lines or files are left out`),
+    el(
+      "ul",
+      {},
+      problems.map((text) => el("li", {}, foreign(text))),
+    ),
+  );
+}

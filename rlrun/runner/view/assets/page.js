@@ -1,0 +1,1909 @@
+// Built by `make page` from page/src. SHA-256 of both: 3d858ac628b251a7f215a99d9e132b0d5f28d2b1bfaf390b7cba3a65d74e54fc
+"use strict";
+(() => {
+  // src/address.js
+  function addressOf(name, parameters) {
+    return `#${name}?${new URLSearchParams(parameters)}`;
+  }
+  function readAddress(hash) {
+    const [name, query = ""] = hash.slice(1).split("?");
+    return { name, parameters: Object.fromEntries(new URLSearchParams(query)) };
+  }
+  function given(parameters) {
+    return Object.fromEntries(
+      Object.entries(parameters).filter(([, value]) => value !== "" && value !== void 0),
+    );
+  }
+
+  // src/curves.js
+  function smooth(values, weight) {
+    if (!weight) return values;
+    let mean = 0;
+    let sum = 0;
+    return values.map((value) => {
+      mean = weight * mean + (1 - weight) * value;
+      sum = weight * sum + (1 - weight);
+      return mean / sum;
+    });
+  }
+  function joinSteps(curves) {
+    const steps = [...new Set(curves.flatMap(([own]) => own))].sort((a, b) => a - b);
+    const place = new Map(steps.map((step, index) => [step, index]));
+    const columns = curves.map(([own, values]) => {
+      const column = new Array(steps.length).fill(null);
+      own.forEach((step, index) => {
+        column[place.get(step)] = values[index];
+      });
+      return column;
+    });
+    return [steps, ...columns];
+  }
+  function positive(values) {
+    return values.map((value) => (value > 0 ? value : null));
+  }
+  var GROUPS = [
+    ["Rewards", /^rollout\/(reward\/|rewards\/|pass@)|^eval\/.*\/(reward|pass@\d+)$/],
+    ["Responses", /^(rollout|eval\/.*)\/(response_len\/|truncated_ratio|repetition_frac|log_probs|info\/)/],
+    ["Learning", /^train\//],
+    [
+      "Filters and failures",
+      /\/(dropped|dropped_samples|masked_samples)\/|\/(failed|late|bad_answers|zero_std\/count)$/,
+    ],
+    ["Staleness and caches", /\/(staleness\/|buffer\/|off_policy_frac|prefix_cache_hit_rate)/],
+    ["Speculative decoding", /^rollout\/spec_/],
+    ["Speed", /^perf\/(tokens_per_second|mfu)/],
+    ["Time of a step", /^perf\/.*(_time|wait_ratio)$/],
+    ["Memory and transfers", /^perf\/(peak_memory|weight_sync_bytes)/],
+  ];
+  var FIRST = ["rollout/reward/mean", "train/loss", "perf/step_time", "rollout/response_len/mean"];
+  function groupMetrics(names) {
+    const groups = new Map([...GROUPS.map(([title]) => [title, []]), ["Other", []]]);
+    for (const name of names) {
+      const group = GROUPS.find(([, pattern]) => pattern.test(name));
+      groups.get(group ? group[0] : "Other").push(name);
+    }
+    for (const members of groups.values()) members.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+    return [...groups].filter(([, members]) => members.length);
+  }
+  function rank(name) {
+    const first = FIRST.indexOf(name);
+    if (first >= 0) return first - 10;
+    return /^eval\/.*\/reward$/.test(name) ? -5 : 0;
+  }
+
+  // src/dom.js
+  var BLOCK = 2e4;
+  var BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\u061c]/;
+  var HIDDEN =
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
+  function el(tag, attributes, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === void 0 || value === null || value === false) continue;
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "class") element.className = value;
+      else if (name === "style")
+        for (const [key, item] of Object.entries(value)) element.style.setProperty(key, item);
+      else if (name === "value" || name === "checked" || name === "selected") element[name] = value;
+      else element.setAttribute(name, value === true ? "" : String(value));
+    }
+    element.append(
+      ...children.flat(2).filter((child) => child !== null && child !== void 0 && child !== false),
+    );
+    return element;
+  }
+  function replace(parent, ...children) {
+    parent.replaceChildren(
+      ...children.flat(2).filter((child) => child !== null && child !== void 0 && child !== false),
+    );
+    return parent;
+  }
+  function foreign(text2) {
+    const shown = document.createDocumentFragment();
+    let start2 = 0;
+    for (const match of text2.matchAll(HIDDEN)) {
+      shown.append(text2.slice(start2, match.index), hidden(match[0]));
+      start2 = match.index + match[0].length;
+    }
+    shown.append(text2.slice(start2));
+    return shown;
+  }
+  function longText(text2) {
+    if (text2.length <= 2 * BLOCK) return el("pre", {}, foreign(text2));
+    const blocks = [];
+    for (let start2 = 0; start2 < text2.length;) {
+      const block = text2.slice(start2, start2 + BLOCK);
+      const lines = block.slice(0, block.lastIndexOf("\n") + 1) || block;
+      blocks.push(el("span", { class: "block" }, foreign(lines)));
+      start2 += lines.length;
+    }
+    return el("pre", {}, blocks);
+  }
+  function oneLine(text2, most = 160) {
+    const line = text2
+      .slice(0, most * 2)
+      .replace(/\s+/g, " ")
+      .trim();
+    return foreign(line.length > most || text2.length > most * 2 ? `${line.slice(0, most)}…` : line);
+  }
+  function hidden(character) {
+    const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+    const what = BIDI.test(character) ? "changes the direction of text" : "invisible";
+    return el("span", { class: "hidden-character", title: `${code}, ${what}` }, `⟨${code}⟩`);
+  }
+  function announce(text2) {
+    document.getElementById("live").textContent = text2;
+  }
+
+  // src/format.js
+  function number(value) {
+    if (value === null || value === void 0 || Number.isNaN(value)) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
+    if (size >= 1e3) return value.toLocaleString("en-GB", { maximumFractionDigits: 0 });
+    return String(Number(value.toPrecision(4)));
+  }
+  function duration(seconds) {
+    if (seconds === null || seconds === void 0 || !Number.isFinite(seconds)) return "–";
+    if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 2 : 1)} s`;
+    if (seconds < 90) return `${Math.round(seconds)} s`;
+    const minutes = Math.round(seconds / 60);
+    if (minutes < 90) return `${minutes} min`;
+    return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  }
+  function bytes(value) {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let size = value;
+    let unit = 0;
+    while (size >= 1024 && unit < units.length - 1) {
+      size /= 1024;
+      unit += 1;
+    }
+    return `${size >= 100 ? Math.round(size) : Number(size.toPrecision(3))} ${units[unit]}`;
+  }
+  function ago(time, now = Date.now()) {
+    return `${duration(Math.max(0, (now - Date.parse(time)) / 1e3))} ago`;
+  }
+  function metricValue(name, value) {
+    if (value === null || value === void 0) return "–";
+    if (/peak_memory|_bytes$/.test(name)) return bytes(value);
+    if (/_time$/.test(name)) return duration(value);
+    return number(value);
+  }
+  function kindName(kind) {
+    return { step: "Trained on", dropped: "Not trained on", eval: "Evaluation" }[kind] || kind;
+  }
+
+  // src/charts.js
+  var HEIGHT = 185;
+  var SYNC_KEY = "steps";
+  function colours() {
+    const style = getComputedStyle(document.documentElement);
+    return [1, 2, 3, 4, 5, 6, 7, 8].map((index) => style.getPropertyValue(`--run-${index}`).trim());
+  }
+  var Chart = class {
+    // onZoom takes the first and the last step, or null for all.
+    constructor(name, onZoom) {
+      this.name = name;
+      this.onZoom = onZoom;
+      this.value = el("span", { class: "chart-value" });
+      this.canvas = el("div", { class: "chart-canvas", role: "img" });
+      this.element = el(
+        "figure",
+        { class: "chart", "data-metric": name },
+        el("figcaption", {}, el("span", { class: "chart-name", title: name }, name), this.value),
+        this.canvas,
+      );
+      this.plot = null;
+      this.isSetting = false;
+    }
+    // curves: [{label, colour, curve: [steps, values]}]
+    draw(curves, { weight, log, zoom }) {
+      const drawn = curves.flatMap((own) => this.lines(own, weight, log));
+      const table = joinSteps(drawn.map((line) => line.curve));
+      const last = curves
+        .map(({ colour, curve }) => [colour, curve[1].at(-1)])
+        .filter(([, value]) => value !== void 0);
+      replace(
+        this.value,
+        last.map(([colour, value]) =>
+          el("span", last.length > 1 ? { style: { color: colour } } : {}, metricValue(this.name, value)),
+        ),
+      );
+      this.canvas.setAttribute("aria-label", this.describe(curves));
+      this.plot?.destroy();
+      this.canvas.replaceChildren();
+      if (!table[0].length) {
+        this.canvas.append(el("p", { class: "empty" }, "no values"));
+        this.plot = null;
+        return;
+      }
+      this.plot = new uPlot(this.options(drawn, log, zoom, table[0].length), table, this.canvas);
+    }
+    lines({ label, colour, curve }, weight, log) {
+      const values = log ? positive(curve[1]) : curve[1];
+      const raw = { label, colour, curve: [curve[0], values], faint: weight > 0 };
+      if (!weight) return [raw];
+      return [
+        raw,
+        { label: `${label}, smoothed`, colour, curve: [curve[0], smooth(values, weight)], faint: false },
+      ];
+    }
+    options(lines, log, zoom, points) {
+      const style = getComputedStyle(document.documentElement);
+      const axis = {
+        stroke: style.getPropertyValue("--faint"),
+        grid: { stroke: style.getPropertyValue("--grid"), width: 1 },
+        ticks: { show: false },
+        font: "11px system-ui, sans-serif",
+      };
+      return {
+        width: Math.max(200, this.canvas.clientWidth || 320),
+        height: HEIGHT,
+        legend: { show: true, live: true },
+        cursor: { sync: { key: SYNC_KEY }, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
+        scales: {
+          x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) },
+          y: log ? { distr: 3 } : {},
+        },
+        axes: [
+          { ...axis, size: 28 },
+          {
+            ...axis,
+            size: 54,
+            values: (_, ticks2) => ticks2.map((tick) => (tick === null ? "" : shortTick(this.name, tick))),
+          },
+        ],
+        series: [
+          { label: "step", value: (_, step) => step ?? "–" },
+          ...lines.map((line) => ({
+            label: line.label,
+            stroke: line.colour,
+            width: line.faint ? 1 : 1.6,
+            alpha: line.faint ? 0.3 : 1,
+            spanGaps: true,
+            points: { show: points < 40 && !line.faint, size: 4 },
+            value: (_, value) => metricValue(this.name, value),
+          })),
+        ],
+        hooks: { setSelect: [(plot) => this.selected(plot)] },
+      };
+    }
+    selected(plot) {
+      const { left, width } = plot.select;
+      if (width < 2) return;
+      this.onZoom([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]);
+    }
+    describe(curves) {
+      const parts = curves.map(({ label, curve: [steps, values] }) =>
+        values.length
+          ? `${label}: ${number(values[0])} at step ${steps[0]}, ${number(values.at(-1))} at step ${steps.at(-1)}`
+          : `${label}: no values`,
+      );
+      return `${this.name}. ${parts.join(". ")}`;
+    }
+    resize() {
+      this.plot?.setSize({ width: Math.max(200, this.canvas.clientWidth), height: HEIGHT });
+    }
+  };
+  function shortTick(name, tick) {
+    if (/peak_memory|_bytes$/.test(name)) return metricValue(name, tick).replace("iB", "");
+    if (Math.abs(tick) >= 1e4) return `${number(tick / 1e3).replace(",", "")}k`;
+    return number(tick);
+  }
+
+  // src/overview.js
+  var Overview = class {
+    constructor(state) {
+      this.state = state;
+      this.settings = state.charts;
+      this.charts = /* @__PURE__ */ new Map();
+      this.visible = /* @__PURE__ */ new Set();
+      this.cards = el("section", { class: "cards", "aria-label": "Runs" });
+      this.groups = el("div", { class: "groups" });
+      this.element = el("div", { class: "overview" }, this.cards, this.controls(), this.groups);
+      this.observer = new IntersectionObserver((entries) => this.scrolled(entries), { rootMargin: "300px" });
+      this.onResize = () => this.charts.forEach((chart) => chart.resize());
+      addEventListener("resize", this.onResize);
+      this.shownNames = "";
+      this.update();
+    }
+    close() {
+      this.observer.disconnect();
+      removeEventListener("resize", this.onResize);
+    }
+    controls() {
+      const smoothing = el("input", {
+        type: "range",
+        min: 0,
+        max: 0.98,
+        step: 0.02,
+        value: this.settings.weight,
+        id: "smoothing",
+        oninput: () => this.set({ weight: Number(smoothing.value) }),
+      });
+      const log = el("input", {
+        type: "checkbox",
+        checked: this.settings.log,
+        id: "log",
+        onchange: () => this.set({ log: log.checked }),
+      });
+      const filter = el("input", {
+        type: "search",
+        id: "metric-filter",
+        placeholder: "Filter metrics  ( / )",
+        value: this.settings.text,
+        "aria-label": "Filter metrics",
+        "data-search": true,
+        oninput: () => {
+          this.settings.text = filter.value;
+          this.layOut();
+        },
+      });
+      this.reset = el(
+        "button",
+        { type: "button", hidden: !this.settings.zoom, onclick: () => this.set({ zoom: null }) },
+        "Show all steps",
+      );
+      return el(
+        "form",
+        { class: "controls", onsubmit: (event) => event.preventDefault(), "aria-label": "Charts" },
+        filter,
+        el("label", {}, "Smoothing ", smoothing),
+        el("label", {}, log, " Log scale"),
+        this.reset,
+        el("span", { class: "hint" }, "drag over a chart to zoom, double-click to reset"),
+      );
+    }
+    set(changes) {
+      Object.assign(this.settings, changes);
+      this.reset.hidden = !this.settings.zoom;
+      this.drawVisible();
+    }
+    update() {
+      replace(
+        this.cards,
+        this.state.runs.map((run, number2) =>
+          this.state.selected.includes(number2) ? card(run, number2) : null,
+        ),
+      );
+      const lines = this.state.selected
+        .map((number2) => `${number2}:${this.state.runs[number2].lines}`)
+        .join();
+      if (lines === this.drawnLines) return;
+      this.drawnLines = lines;
+      this.layOut();
+      this.drawVisible();
+    }
+    layOut() {
+      const names = [...new Set(this.state.selected.flatMap((number2) => this.state.runs[number2].names))];
+      const shown = names.filter((name) => name.toLowerCase().includes(this.settings.text.toLowerCase()));
+      const key = shown.join("\n");
+      if (key === this.shownNames && this.groups.childElementCount) return;
+      this.shownNames = key;
+      this.observer.disconnect();
+      this.visible.clear();
+      const sections = groupMetrics(shown).map(([title, members]) =>
+        el(
+          "details",
+          { class: "group", open: true },
+          el("summary", {}, el("h2", {}, title), el("span", { class: "count" }, String(members.length))),
+          el(
+            "div",
+            { class: "grid" },
+            members.map((name) => this.chart(name).element),
+          ),
+        ),
+      );
+      replace(
+        this.groups,
+        sections.length
+          ? sections
+          : el(
+              "p",
+              { class: "empty" },
+              names.length ? "No metric has this name." : "No step is finished yet.",
+            ),
+      );
+      for (const name of shown) this.observer.observe(this.charts.get(name).element);
+    }
+    chart(name) {
+      if (!this.charts.has(name)) {
+        const chart = new Chart(name, (zoom) => this.set({ zoom }));
+        chart.element.addEventListener("dblclick", () => this.set({ zoom: null }));
+        this.charts.set(name, chart);
+      }
+      return this.charts.get(name);
+    }
+    scrolled(entries) {
+      const fresh = [];
+      for (const { target, isIntersecting } of entries) {
+        const { metric } = target.dataset;
+        if (isIntersecting && !this.visible.has(metric)) fresh.push(metric);
+        if (isIntersecting) this.visible.add(metric);
+        else this.visible.delete(metric);
+      }
+      this.draw(fresh);
+    }
+    drawVisible() {
+      this.draw([...this.visible]);
+    }
+    async draw(names) {
+      if (!names.length) return;
+      const palette = colours();
+      const [from, to] = this.settings.zoom || ["", ""];
+      const answers = await Promise.all(
+        this.state.selected.map((run) =>
+          this.state.source.ask("curves", { run, names: JSON.stringify(names), from, to }),
+        ),
+      );
+      for (const name of names) {
+        const curves = this.state.selected
+          .map((run, index) => ({
+            label: this.state.runs[run].name,
+            colour: palette[run % palette.length],
+            curve: answers[index][name],
+          }))
+          .filter(({ curve }) => curve[0].length);
+        this.charts.get(name).draw(curves, this.settings);
+      }
+    }
+  };
+  function secondsLeft(run) {
+    const seconds = run.metrics["perf/step_time"];
+    return run.status === "running" && seconds && run.steps ? seconds * (run.steps - run.step) : null;
+  }
+  function card(run, number_) {
+    const share = run.steps ? Math.min(1, run.step / run.steps) : 0;
+    const left = secondsLeft(run);
+    const facts2 = [
+      ["Reward", number(run.metrics["rollout/reward/mean"])],
+      ...Object.entries(run.metrics)
+        .filter(([name]) => /^eval\/.*\/reward$/.test(name))
+        .map(([name, value]) => [name.split("/").slice(1, -1).join("/"), number(value)]),
+      ["Step time", duration(run.metrics["perf/step_time"])],
+      ...(left === null ? [] : [["Time left", `about ${duration(left)}`]]),
+      ["Updated", run.updated ? ago(run.updated) : "–"],
+    ];
+    const progress = el("progress", {
+      max: 1,
+      value: share,
+      "aria-label": `${run.name}: step ${run.step} of ${run.steps ?? "?"}`,
+    });
+    return el(
+      "article",
+      { class: `card run-${(number_ % 8) + 1}` },
+      el(
+        "header",
+        {},
+        el("h2", {}, foreign(run.name)),
+        el("span", { class: `badge ${run.status}` }, run.status || "unknown"),
+      ),
+      progress,
+      el(
+        "p",
+        { class: "steps" },
+        `step ${run.step.toLocaleString("en-GB")} of ${run.steps?.toLocaleString("en-GB") ?? "?"}`,
+      ),
+      el(
+        "dl",
+        { class: "facts" },
+        facts2.map(([name, value]) => el("div", {}, el("dt", {}, foreign(name)), el("dd", {}, value))),
+      ),
+      run.bottleneck ? el("p", { class: "advice" }, el("b", {}, "Speed: "), foreign(run.bottleneck)) : null,
+      (run.alerts || []).map((text2) => el("p", { class: "problem" }, foreign(text2))),
+      run.error ? el("p", { class: "problem" }, foreign(run.error)) : null,
+      run.problems.length
+        ? el(
+            "details",
+            { class: "problems" },
+            el(
+              "summary",
+              {},
+              `${run.problems.length} problem${run.problems.length > 1 ? "s" : ""} in its files`,
+            ),
+            el(
+              "ul",
+              {},
+              run.problems.map((text2) => el("li", {}, foreign(text2))),
+            ),
+          )
+        : null,
+    );
+  }
+
+  // src/conversation.js
+  function promptTurns(prompt) {
+    if (!Array.isArray(prompt)) return [{ role: "user", content: prompt }];
+    return prompt.map((message) =>
+      message && typeof message === "object" ? message : { role: "?", content: message },
+    );
+  }
+  function responseTurns(text2, values) {
+    if (
+      !values ||
+      !values.loss_mask ||
+      values.pieces.some((piece) => piece === null) ||
+      values.ids.length < values.num_tokens
+    )
+      return [{ role: "assistant", content: text2 }];
+    const turns = [];
+    values.pieces.forEach((piece, index) => {
+      const isGiven = values.loss_mask[index] === 0 && !values.log_probs[index];
+      const role = isGiven ? "environment" : "assistant";
+      if (turns.at(-1)?.role === role) turns.at(-1).content += piece;
+      else turns.push({ role, content: piece });
+    });
+    return turns.length > 1 ? turns : [{ role: "assistant", content: text2 }];
+  }
+  function turnView({ role, content, ...others }) {
+    const more = Object.entries(others).filter(
+      ([name, value]) => value !== null && value !== void 0 && name !== "images",
+    );
+    return el(
+      "section",
+      { class: `turn ${/^[a-z]+$/.test(role) ? role : ""}`, "aria-label": String(role) },
+      el("h3", {}, foreign(String(role))),
+      contentView(content),
+      more.map(([name, value]) =>
+        el(
+          "details",
+          { open: name === "tool_calls" },
+          el("summary", {}, foreign(name)),
+          el("pre", {}, foreign(JSON.stringify(value, null, 1))),
+        ),
+      ),
+    );
+  }
+  function contentView(content) {
+    if (Array.isArray(content)) return content.map((part) => partView(part));
+    return longText(
+      content === null || content === void 0
+        ? ""
+        : typeof content === "string"
+          ? content
+          : JSON.stringify(content, null, 1),
+    );
+  }
+  function partView(part) {
+    if (part?.type === "text") return contentView(part.text);
+    if (part?.type === "image") return el("p", { class: "hint" }, "[image]");
+    return contentView(part);
+  }
+
+  // src/samples.js
+  var ORDERS = {
+    newest: "newest first",
+    oldest: "oldest first",
+    worst: "worst reward first",
+    best: "best reward first",
+    longest: "longest first",
+    shortest: "shortest first",
+    disagreed: "groups that disagree most",
+  };
+  var PAGE = 100;
+  var Samples = class {
+    constructor(state, parameters, go2) {
+      this.state = state;
+      this.run = state.selected[0];
+      this.parameters = { kind: "step", order: "newest", ...parameters };
+      this.go = go2;
+      this.cursor = -1;
+      this.note = el("p", { class: "hint", role: "status" });
+      this.body = el("tbody", {});
+      this.head = el("tr", {});
+      this.pages = el("nav", { class: "pages", "aria-label": "Pages" });
+      this.table = el("table", { class: "samples" }, el("thead", {}, this.head), this.body);
+      this.problems = el("div", {});
+      this.element = el(
+        "div",
+        { class: "sample-list" },
+        this.controls(),
+        this.problems,
+        this.note,
+        el("div", { class: "scroll" }, this.table),
+        this.pages,
+      );
+      this.load();
+    }
+    close() {
+      this.isClosed = true;
+    }
+    update() {
+      const isTop = !this.parameters.text && !this.parameters.offset && this.cursor < 0;
+      if (isTop && (this.state.runs[this.run].status === "running" || this.isIndexing)) this.load();
+    }
+    controls() {
+      const value = (name) => this.parameters[name] || "";
+      const set = (name) => (event) =>
+        this.change({
+          [name]: event.target.type === "checkbox" ? (event.target.checked ? "1" : "") : event.target.value,
+        });
+      const field = (name, label) =>
+        el(
+          "label",
+          { class: "narrow" },
+          label,
+          el("input", { type: "number", step: "any", name, value: value(name), onchange: set(name) }),
+        );
+      this.statusField = el("select", { name: "status", "aria-label": "Status", onchange: set("status") });
+      this.datasetField = el("select", {
+        name: "dataset",
+        "aria-label": "Dataset",
+        onchange: set("dataset"),
+      });
+      return el(
+        "form",
+        { class: "controls", role: "search", onsubmit: (event) => event.preventDefault() },
+        el(
+          "div",
+          { class: "choices", role: "group", "aria-label": "Kind of samples" },
+          ["step", "dropped", "eval"].map((kind) =>
+            el(
+              "button",
+              {
+                type: "button",
+                "aria-pressed": String(this.parameters.kind === kind),
+                "data-kind": kind,
+                onclick: () => this.change({ kind, status: "", dataset: "" }),
+              },
+              kindName(kind),
+            ),
+          ),
+        ),
+        el("input", {
+          type: "search",
+          name: "text",
+          placeholder: "Search prompts and responses  ( / )",
+          "aria-label": "Search prompts and responses",
+          "data-search": true,
+          value: value("text"),
+          onchange: set("text"),
+        }),
+        el(
+          "select",
+          { name: "order", "aria-label": "Order", onchange: set("order") },
+          Object.entries(ORDERS).map(([order2, name]) =>
+            el("option", { value: order2, selected: this.parameters.order === order2 }, name),
+          ),
+        ),
+        this.statusField,
+        this.datasetField,
+        el("span", { class: "range" }, field("from_step", "Step from"), field("to_step", "to")),
+        el("span", { class: "range" }, field("min_reward", "Reward from"), field("max_reward", "to")),
+        el(
+          "label",
+          {},
+          el("input", {
+            type: "checkbox",
+            checked: Boolean(value("failed")),
+            name: "failed",
+            onchange: set("failed"),
+          }),
+          " failed only",
+        ),
+        el(
+          "button",
+          { type: "button", onclick: () => this.go("samples", { kind: this.parameters.kind }) },
+          "Clear",
+        ),
+      );
+    }
+    change(changes) {
+      this.go("samples", { ...this.parameters, offset: "", ...changes });
+    }
+    async load() {
+      if (this.parameters.text) return this.search();
+      const page = await this.state.source.ask("samples", { ...this.parameters, run: this.run });
+      if (this.isClosed) return;
+      this.isIndexing = page.index.indexed < page.index.files || !page.rows.length;
+      this.options(page.names);
+      const isGroups = this.parameters.order === "disagreed";
+      this.show(page.rows, isGroups ? groupColumns : sampleColumns, isGroups);
+      const total =
+        page.count === void 0
+          ? ""
+          : `${page.count.toLocaleString("en-GB")}${page.is_exact ? "" : " or more"} samples`;
+      this.note.textContent = [
+        this.state.runs.length > 1 ? this.state.runs[this.run].name : "",
+        total,
+        indexNote(page.index),
+        page.note,
+      ]
+        .filter(Boolean)
+        .join(" · ");
+      replace(this.problems, problemList(page));
+      this.showPages(page.count ?? Infinity, page.rows.length);
+      announce(total);
+    }
+    async search() {
+      const { kind, text: text2 } = this.parameters;
+      const rows = [];
+      let before = "";
+      do {
+        const answer = await this.state.source.ask("search", { run: this.run, kind, text: text2, before });
+        if (this.isClosed) return;
+        rows.push(...answer.rows);
+        this.show(rows, searchColumns, false);
+        before = answer.next ?? "";
+        const place =
+          answer.next === null ? "all steps were searched" : `searched back to step ${answer.next} …`;
+        this.note.textContent = `${rows.length} samples contain “${text2}” · ${place}`;
+      } while (before !== "" && rows.length < 200);
+      if (before !== "")
+        this.note.textContent = `The newest ${rows.length} samples that contain “${text2}”, back to step ${before}`;
+      announce(this.note.textContent);
+    }
+    options({ status, dataset }) {
+      const choices = (names, all, chosen) => [
+        el("option", { value: "" }, all),
+        ...names.map((name) => el("option", { value: name, selected: name === chosen }, name)),
+      ];
+      replace(this.statusField, choices(status, "any status", this.parameters.status));
+      replace(this.datasetField, choices(dataset, "any dataset", this.parameters.dataset));
+      this.datasetField.hidden = !dataset.length;
+    }
+    show(rows, columns, isGroups) {
+      this.rows = rows;
+      this.isGroups = isGroups;
+      replace(
+        this.head,
+        columns.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)),
+      );
+      replace(
+        this.body,
+        rows.map((row) =>
+          el(
+            "tr",
+            { onclick: () => this.open(row) },
+            columns.map(([, cell, kind], index) =>
+              el(
+                "td",
+                { class: kind },
+                index === 0 ? el("a", { href: this.address(row) }, cell(row)) : cell(row),
+              ),
+            ),
+          ),
+        ),
+      );
+      if (!rows.length)
+        replace(
+          this.body,
+          el(
+            "tr",
+            {},
+            el(
+              "td",
+              { colspan: columns.length, class: "empty" },
+              this.isIndexing ? "No samples yet." : "No sample matches.",
+            ),
+          ),
+        );
+      this.move(0);
+    }
+    address(row) {
+      const { kind, step } = row;
+      if (this.isGroups) return addressOf("group", { kind, step, row: row.row, dataset: row.dataset });
+      return addressOf("sample", { kind, step, line: row.line });
+    }
+    open(row) {
+      location.hash = this.address(row);
+    }
+    // Moves the selection by some rows; the keys j and k do this.
+    move(by) {
+      const rows = [...this.body.querySelectorAll("tr")];
+      if (!by || !this.rows.length) return;
+      rows[this.cursor]?.classList.remove("current");
+      this.cursor = Math.max(0, Math.min(rows.length - 1, this.cursor + by));
+      rows[this.cursor].classList.add("current");
+      rows[this.cursor].querySelector("a")?.focus();
+    }
+    showPages(count, shown) {
+      const offset = Number(this.parameters.offset || 0);
+      const link = (to, name) =>
+        el(
+          "button",
+          { type: "button", onclick: () => this.go("samples", { ...this.parameters, offset: to || "" }) },
+          name,
+        );
+      replace(
+        this.pages,
+        offset > 0 ? link(Math.max(0, offset - PAGE), "‹ Previous") : null,
+        shown === PAGE && offset + PAGE < count ? link(offset + PAGE, "Next ›") : null,
+      );
+    }
+  };
+  function rewardCell(reward) {
+    const kind = reward === null ? "none" : reward > 0 ? "good" : "bad";
+    return el("span", { class: `reward ${kind}` }, number(reward));
+  }
+  var sampleColumns = [
+    ["sample", (row) => oneLine(row.id || `line ${row.line}`, 40)],
+    ["step", (row) => String(row.step), "number"],
+    ["reward", (row) => rewardCell(row.reward), "number"],
+    ["tokens", (row) => row.tokens.toLocaleString("en-GB"), "number"],
+    [
+      "status",
+      (row) =>
+        el(
+          "span",
+          { class: `status ${/^[a-z]+$/.test(row.status) ? row.status : ""}` },
+          oneLine(row.status, 30),
+          row.failed && row.status !== "failed" ? " (reward failed)" : "",
+        ),
+    ],
+    ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · "), 60), "row"],
+    ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
+    ["filters", (row) => oneLine(row.verdicts, 60)],
+    ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
+  ];
+  var searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180)]];
+  var groupColumns = [
+    ["prompt", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
+    ["step", (row) => String(row.step), "number"],
+    ["samples", (row) => String(row.samples), "number"],
+    ["mean reward", (row) => number(row.mean), "number"],
+    ["spread of rewards", (row) => number(row.spread), "number"],
+  ];
+  function indexNote({ files, indexed, error }) {
+    if (error) return `the samples cannot be indexed: ${error}`;
+    if (indexed >= files) return "";
+    const [done, all] = [indexed, files].map((count) => count.toLocaleString("en-GB"));
+    return `reading samples: ${done} of ${all} files so far, newest first`;
+  }
+  function problemList({ problems }) {
+    if (!problems.length) return null;
+    return el(
+      "details",
+      { class: "problems" },
+      el("summary", {}, `${problems.length} damaged lines or files are left out`),
+      el(
+        "ul",
+        {},
+        problems.map((text2) => el("li", {}, foreign(text2))),
+      ),
+    );
+  }
+
+  // src/tokens.js
+  var SHOWN = 4e3;
+  var MODES = {
+    log_probs: ["log-prob", (values, index) => values.log_probs?.[index]],
+    gap: [
+      "engine–trainer gap",
+      (values, index) =>
+        (values.trainer_log_probs?.[index] ?? null) === null || values.log_probs[index] === null
+          ? null
+          : values.trainer_log_probs[index] - values.log_probs[index],
+    ],
+    advantages: ["advantage", (values, index) => values.advantages?.[index]],
+    mask: ["loss mask", (values, index) => values.loss_mask?.[index]],
+  };
+  function availableModes(values) {
+    const has = {
+      log_probs: values.log_probs,
+      gap: values.trainer_log_probs,
+      advantages: values.advantages,
+      mask: values.loss_mask,
+    };
+    return Object.keys(MODES).filter((mode) => has[mode]);
+  }
+  function shade(mode, value, most) {
+    if (value === null || value === void 0) return null;
+    if (mode === "log_probs") return { kind: "low", share: Math.min(1, -value / 6) };
+    if (mode === "mask") return { kind: "high", share: value > 0 ? 0.6 : 0 };
+    return { kind: value < 0 ? "low" : "high", share: most ? Math.min(1, Math.abs(value) / most) : 0 };
+  }
+  function tokenView(values, reasons = "") {
+    const modes = availableModes(values);
+    const box = el("div", { class: "tokens" });
+    const legend = el("p", { class: "hint" });
+    let shown = SHOWN;
+    let mode = modes[0];
+    const draw = () => {
+      const [name, valueOf] = MODES[mode];
+      const of = values.ids.map((_, index) => valueOf(values, index));
+      const most = of.reduce((largest, value) => Math.max(largest, Math.abs(value ?? 0)), 0);
+      replace(
+        box,
+        values.ids.slice(0, shown).map((id, index) => token(values, index, id, mode, of[index], most)),
+      );
+      if (shown < values.ids.length)
+        box.append(
+          el(
+            "button",
+            {
+              type: "button",
+              onclick: () => {
+                shown += 5 * SHOWN;
+                draw();
+              },
+            },
+            `Show more of ${values.num_tokens.toLocaleString("en-GB")} tokens`,
+          ),
+        );
+      legend.textContent = `Coloured by ${name}: ${legendText(mode, most)}${reasons ? ` · ${reasons}` : ""}`;
+    };
+    const buttons = modes.map((own) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(own === mode),
+          "data-mode": own,
+          onclick: (event) => {
+            mode = own;
+            for (const button of buttons)
+              button.setAttribute("aria-pressed", String(button === event.currentTarget));
+            draw();
+          },
+        },
+        MODES[own][0],
+      ),
+    );
+    draw();
+    return el(
+      "section",
+      { class: "token-view", "aria-label": "Tokens" },
+      el("div", { class: "choices", role: "group", "aria-label": "Colour tokens by" }, buttons),
+      legend,
+      box,
+    );
+  }
+  function token(values, index, id, mode, value, most) {
+    const piece = values.pieces[index];
+    const colour = shade(mode, value, most);
+    const given2 = values.loss_mask && values.loss_mask[index] === 0 && !values.log_probs?.[index];
+    const facts2 = Object.entries(MODES)
+      .map(([, [name, valueOf]]) => [name, valueOf(values, index)])
+      .filter(([, own]) => own !== null && own !== void 0)
+      .map(([name, own]) => `${name} ${number(own)}`);
+    const attributes = {
+      class: `token ${colour ? colour.kind : ""} ${given2 ? "given" : ""}`,
+      title: `token ${id}, ${facts2.join(", ")}`,
+    };
+    if (colour) attributes.style = { "--share": String(Math.round(colour.share * 100) / 100) };
+    return el(
+      "span",
+      attributes,
+      piece === null ? el("small", {}, `[${id}]`) : foreign(piece === "\n" ? "↵\n" : piece),
+    );
+  }
+  function legendText(mode, most) {
+    if (mode === "log_probs") return "the darker, the less likely";
+    if (mode === "mask") return "coloured tokens are trained on";
+    return `blue above 0, red below; the strongest is ${number(most)}`;
+  }
+
+  // src/sample.js
+  var SamplePage = class {
+    constructor(state, parameters, go2) {
+      this.source = state.source;
+      this.run = state.selected[0];
+      this.parameters = parameters;
+      this.go = go2;
+      this.element = el("article", { class: "sample" }, el("p", { class: "empty" }, "Loading …"));
+      this.load();
+    }
+    close() {}
+    update() {
+      if (this.isIndexing) this.showHistory();
+    }
+    async load(whole = "") {
+      const { kind, step, line } = this.parameters;
+      const record = await this.source.ask("sample", { run: this.run, kind, step, line, whole });
+      this.record = record;
+      this.history = el("div", {});
+      replace(
+        this.element,
+        this.heading(record),
+        facts(record),
+        rewardTable(record),
+        record.cut ? this.cutNote(record.cut) : null,
+        el(
+          "div",
+          { class: "conversation" },
+          promptTurns(record.prompt).map(turnView),
+          this.images(record, "prompt"),
+          responseTurns(String(record.response ?? ""), record.token_values).map(turnView),
+          this.images(record, "response"),
+        ),
+        record.token_values
+          ? tokenView(record.token_values, gapReason(record))
+          : el(
+              "p",
+              { class: "hint" },
+              "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, ",
+              "and all with debug.save_rollouts = true.",
+            ),
+        expected(record),
+        this.history,
+      );
+      this.showHistory();
+    }
+    // Opens the sample before or after this one; the keys p and n do this.
+    move(by) {
+      const line = Number(this.parameters.line) + by;
+      if (line >= 1) this.go("sample", { ...this.parameters, line });
+    }
+    heading(record) {
+      const { kind, step, row, dataset } = record;
+      const group = addressOf("group", { kind, step, row: row ?? "", dataset: dataset ?? "" });
+      return el(
+        "header",
+        { class: "sample-head" },
+        el("h1", {}, "Sample ", foreign(String(record.id ?? ""))),
+        el(
+          "nav",
+          { class: "choices", "aria-label": "Samples" },
+          el("button", { type: "button", onclick: () => this.move(-1) }, "‹ Previous"),
+          el("button", { type: "button", onclick: () => this.move(1) }, "Next ›"),
+          el("a", { class: "button", href: group }, "Whole group"),
+          el("a", { class: "button", href: `#samples?kind=${kind}` }, "All samples"),
+        ),
+      );
+    }
+    cutNote(cut) {
+      const size = Object.values(cut).reduce((sum, count) => sum + count, 0);
+      return el(
+        "p",
+        { class: "notice" },
+        `${size.toLocaleString("en-GB")} more characters are not shown. `,
+        el("button", { type: "button", onclick: () => this.load("1") }, "Show all"),
+      );
+    }
+    images(record, part) {
+      const placed = pairs(record.images?.[part]);
+      if (!placed.length) return null;
+      return el(
+        "div",
+        { class: "images" },
+        placed.map(([digest, count], index) => {
+          const image = el("img", { alt: `image ${index + 1} of the ${part}` });
+          this.source.ask("image", { run: this.run, digest }).then(
+            (address2) => {
+              image.src = address2;
+            },
+            (error) => image.replaceWith(foreign(error.message)),
+          );
+          return el(
+            "figure",
+            {},
+            image,
+            el("figcaption", {}, `image ${index + 1} of the ${part}, ${count} tokens`),
+          );
+        }),
+      );
+    }
+    async showHistory() {
+      if (!this.record.row) return;
+      const { samples, index } = await this.source.ask("history", {
+        run: this.run,
+        row: this.record.row,
+        dataset: this.record.dataset ?? "",
+      });
+      this.isIndexing = index.indexed < index.files || !samples.length;
+      if (samples.length < 2) return;
+      const rows = samples.slice(0, 500).map((own) =>
+        el(
+          "li",
+          {
+            "aria-current":
+              own.step === this.record.step && own.line === this.record.line && own.kind === this.record.kind
+                ? "true"
+                : null,
+          },
+          el(
+            "a",
+            { href: addressOf("sample", { kind: own.kind, step: own.step, line: own.line }) },
+            `${own.kind === "eval" ? "evaluation " : ""}step ${own.step}`,
+          ),
+          rewardCell(own.reward),
+        ),
+      );
+      replace(
+        this.history,
+        el("h2", {}, `The same prompt over the steps (${samples.length.toLocaleString("en-GB")} samples)`),
+        el("ol", { class: "history" }, rows),
+      );
+    }
+  };
+  var GroupPage = class {
+    constructor(state, parameters) {
+      this.source = state.source;
+      this.run = state.selected[0];
+      this.parameters = parameters;
+      this.element = el("article", { class: "group-page" }, el("p", { class: "empty" }, "Loading …"));
+      this.isEmpty = false;
+      this.load();
+    }
+    close() {}
+    // The index may not have the group yet.
+    update() {
+      if (this.isEmpty) this.load();
+    }
+    async load() {
+      const { kind, step, row, dataset = "" } = this.parameters;
+      const members = await this.source.ask("group", { run: this.run, kind, step, row, dataset });
+      this.isEmpty = !members.length;
+      if (this.isEmpty)
+        return replace(this.element, el("p", { class: "empty" }, "This group has no samples here."));
+      const rewards = members.map((record) => record.reward).filter((reward) => typeof reward === "number");
+      const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+      return replace(
+        this.element,
+        el(
+          "header",
+          { class: "sample-head" },
+          el("h1", {}, "Prompt ", foreign([dataset, row].filter(Boolean).join(" · ")), `, step ${step}`),
+          el("p", { class: "hint" }, `${members.length} samples, mean reward ${number(mean)}`),
+        ),
+        el("div", { class: "conversation" }, promptTurns(members[0].prompt).map(turnView)),
+        el(
+          "div",
+          { class: "side-by-side" },
+          members.map((record) =>
+            el(
+              "section",
+              { class: "member", "aria-label": `Sample ${record.id}` },
+              el(
+                "h2",
+                {},
+                el(
+                  "a",
+                  { href: addressOf("sample", { kind, step, line: record.line }) },
+                  oneLine(String(record.id), 40),
+                ),
+                rewardCell(typeof record.reward === "number" ? record.reward : null),
+              ),
+              facts(record),
+              longText(String(record.response ?? "")),
+              record.failure ? el("p", { class: "problem" }, foreign(String(record.failure))) : null,
+            ),
+          ),
+        ),
+      );
+    }
+  };
+  function pairs(value) {
+    return Array.isArray(value) ? value.filter(Array.isArray) : [];
+  }
+  function facts(record) {
+    const versions = pairs(record.versions);
+    const oldest = versions.length ? Math.min(...versions.map(([version]) => version)) : null;
+    const entries = [
+      ["Step", `${record.step} (${kindName(record.kind)})`],
+      ["Status", record.status],
+      [
+        "Tokens",
+        record.tokens === void 0
+          ? null
+          : `${record.tokens}${record.trained_tokens === void 0 ? "" : `, ${record.trained_tokens} trained on`}`,
+      ],
+      ["Row", [record.dataset, record.row].filter((part) => part !== null && part !== void 0).join(" · ")],
+      [
+        "Weights",
+        versions.length
+          ? versions
+              .map(([version, start2, end]) =>
+                versions.length > 1 ? `version ${version} (tokens ${start2}–${end})` : `version ${version}`,
+              )
+              .join(", ")
+          : null,
+      ],
+      [
+        "Staleness",
+        record.kind === "step" && oldest !== null
+          ? `${Math.max(0, record.step - 1 - oldest)} versions`
+          : null,
+      ],
+      [
+        "Filters",
+        Array.isArray(record.verdicts) && record.verdicts.length ? record.verdicts.join(", ") : null,
+      ],
+    ];
+    return el(
+      "dl",
+      { class: "facts" },
+      entries
+        .filter(([, value]) => value !== null && value !== void 0 && value !== "")
+        .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, foreign(String(value))))),
+    );
+  }
+  function rewardTable(record) {
+    const rewards =
+      record.rewards && typeof record.rewards === "object" ? Object.entries(record.rewards) : [];
+    const details = record.details && typeof record.details === "object" ? record.details : {};
+    const rows = rewards.map(([name, value]) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, foreign(name)),
+        el("td", { class: "number" }, typeof value === "number" ? rewardCell(value) : foreign(String(value))),
+        el(
+          "td",
+          {},
+          details[name]
+            ? Object.entries(details[name]).map(([key, own]) =>
+                el(
+                  "div",
+                  {},
+                  el("b", {}, foreign(key), ": "),
+                  foreign(typeof own === "number" ? number(own) : String(own)),
+                ),
+              )
+            : "",
+        ),
+      ),
+    );
+    const total = el(
+      "tr",
+      { class: "total" },
+      el("th", { scope: "row" }, "reward"),
+      el("td", { class: "number" }, rewardCell(typeof record.reward === "number" ? record.reward : null)),
+      el("td", {}),
+    );
+    return el(
+      "section",
+      { class: "rewards", "aria-label": "Rewards" },
+      record.failure ? el("p", { class: "problem" }, foreign(String(record.failure))) : null,
+      el("table", {}, el("tbody", {}, rows, total)),
+    );
+  }
+  function expected(record) {
+    const parts = [
+      ["Expected answer", record.label],
+      ["Notes of the rollout", record.info],
+    ].filter(([, value]) => value !== null && value !== void 0 && JSON.stringify(value) !== "{}");
+    return parts.map(([name, value]) =>
+      el(
+        "details",
+        { open: name === "Expected answer" },
+        el("summary", {}, name),
+        el("pre", {}, foreign(typeof value === "string" ? value : JSON.stringify(value, null, 1))),
+      ),
+    );
+  }
+  function gapReason(record) {
+    return record.token_values.trainer_log_probs
+      ? ""
+      : "no gap: the trainer computes its own log-probs beforehand only where a step has several optimizer steps";
+  }
+
+  // src/local_samples.js
+  var ORDERS2 = {
+    newest: [],
+    oldest: [(a, b) => a.step - b.step, (a, b) => a.line - b.line],
+    best: [(a, b) => b.reward - a.reward, (a, b) => b.step - a.step, (a, b) => b.line - a.line],
+    worst: [(a, b) => a.reward - b.reward],
+    longest: [(a, b) => b.tokens - a.tokens],
+    shortest: [(a, b) => a.tokens - b.tokens],
+  };
+  var THEN = [(a, b) => b.step - a.step, (a, b) => a.line - b.line];
+  function matches(row, filters) {
+    const bounds = [
+      ["from_step", (limit) => row.step >= limit],
+      ["to_step", (limit) => row.step <= limit],
+      ["min_reward", (limit) => row.reward !== null && row.reward >= limit],
+      ["max_reward", (limit) => row.reward !== null && row.reward <= limit],
+      ["min_tokens", (limit) => row.tokens >= limit],
+      ["max_tokens", (limit) => row.tokens <= limit],
+    ];
+    if (row.kind !== (filters.kind || "step")) return false;
+    if (bounds.some(([name, fits]) => filters[name] && !fits(Number(filters[name])))) return false;
+    if (["status", "dataset", "row"].some((name) => filters[name] && row[name] !== filters[name]))
+      return false;
+    if (filters.failed && !row.failed) return false;
+    return !(["best", "worst"].includes(filters.order) && row.reward === null);
+  }
+  function querySamples(rows, filters, page = 100) {
+    const order2 = [...(ORDERS2[filters.order] || []), ...THEN];
+    const found = rows.filter((row) => matches(row, filters));
+    found.sort((a, b) => order2.reduce((sign, compare2) => sign || compare2(a, b), 0));
+    const offset = Number(filters.offset || 0);
+    return { rows: found.slice(offset, offset + page), count: found.length, is_exact: true, page };
+  }
+  function queryGroups(rows, filters, page = 100) {
+    const groups = /* @__PURE__ */ new Map();
+    for (const row of rows) {
+      if (!matches(row, { ...filters, order: "", status: "", dataset: "", failed: "" })) continue;
+      const key = JSON.stringify([row.step, row.row, row.dataset]);
+      groups.set(key, [...(groups.get(key) || []), row]);
+    }
+    const found = [...groups.values()].map(summary).filter((group) => group.spread !== null);
+    found.sort((a, b) => b.spread - a.spread || b.step - a.step || a.line - b.line);
+    const offset = Number(filters.offset || 0);
+    return { rows: found.slice(offset, offset + page), page };
+  }
+  function summary(members) {
+    const rewards = members.map((row2) => row2.reward).filter((reward) => reward !== null);
+    const largest = Math.max(...rewards.map(Math.abs)) || 1;
+    const scaled = rewards.map((reward) => reward / largest);
+    const mean = scaled.reduce((sum, reward) => sum + reward, 0) / scaled.length;
+    const squares = scaled.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
+    const { kind, step, line, row, dataset } = members[0];
+    const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) * largest : null;
+    return { kind, step, line, row, dataset, samples: members.length, mean: mean * largest, spread };
+  }
+  function excerptOf(record, text2) {
+    for (const name of ["prompt", "response", "label", "failure", "id", "row"]) {
+      const value = record[name] ?? "";
+      const shown = typeof value === "string" ? value : JSON.stringify(value);
+      const start2 = shown.toLowerCase().indexOf(text2.toLowerCase());
+      if (start2 >= 0) return shown.slice(Math.max(0, start2 - 60), start2 + text2.length + 60);
+    }
+    return null;
+  }
+
+  // src/source.js
+  async function openSource() {
+    const element = document.getElementById("data");
+    if (!element) return new ServerSource();
+    const data = await unpack(element.textContent);
+    element.remove();
+    return new FileSource(data);
+  }
+  async function unpack(text2) {
+    const packed = Uint8Array.from(atob(text2), (character) => character.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+  var ServerSource = class {
+    isFile = false;
+    // Returns the answer to a question; throws an Error whose message can be shown.
+    async ask(name, parameters = {}) {
+      const base = location.pathname.replace(/[^/]*$/, "");
+      let response;
+      try {
+        response = await fetch(`${base}api/${name}?${new URLSearchParams(given(parameters))}`);
+      } catch {
+        throw new Error("rlrun view has ended: start it again");
+      }
+      const answer = await response.json();
+      if (!response.ok) throw new Error(answer.problem || response.statusText);
+      return answer;
+    }
+  };
+  var FileSource = class {
+    isFile = true;
+    #data;
+    constructor(data) {
+      this.#data = data;
+    }
+    // Returns the answer that a server would give; throws an Error whose message can be shown.
+    async ask(name, parameters = {}) {
+      const run = this.#data.runs[Number(parameters.run || 0)];
+      const answers = {
+        runs: () => this.#data.runs.map((own) => own.status),
+        curves: () => localCurves(run, parameters),
+        specs: () => localSpecs(this.#data, parameters),
+        timeline: () => localTimeline(run, parameters),
+        samples: () => localPage(run, parameters),
+        sample: () => localSample(run, parameters),
+        group: () => localGroup(run, parameters),
+        image: () => run.images[parameters.digest] || "",
+        history: () => localHistory(run, parameters),
+        search: () => localSearch(run, parameters),
+      };
+      return answers[name]();
+    }
+  };
+  function localTimeline(run, { step }) {
+    return run.timelines[step] || { step, spans: [], steps: [], from: "none" };
+  }
+  function localGroup(run, parameters) {
+    const { kind, step } = parameters;
+    return run.samples
+      .filter((row) => row.kind === kind && row.step === Number(step) && isOfPrompt(row, parameters))
+      .map((row) => run.records[keyOf(row)]);
+  }
+  function localHistory(run, parameters) {
+    const samples = run.samples
+      .filter((row) => isOfPrompt(row, parameters))
+      .sort((a, b) => a.step - b.step || a.line - b.line);
+    return { samples, index: { files: 0, indexed: 0 } };
+  }
+  function isOfPrompt(sample, { row, dataset }) {
+    return sample.row === String(row) && sample.dataset === String(dataset ?? "");
+  }
+  function keyOf({ kind, step, line }) {
+    return `${kind}-${step}-${line}`;
+  }
+  function localSample(run, parameters) {
+    const record = run.records[keyOf(parameters)];
+    if (!record) throw new Error("this file does not contain the sample");
+    return record;
+  }
+  function localCurves(run, { names, from, to }) {
+    const [first, last] = [from === "" ? -Infinity : Number(from), to === "" ? Infinity : Number(to)];
+    return Object.fromEntries(
+      JSON.parse(names).map((name) => {
+        const [steps, values] = run.curves[name] || [[], []];
+        const kept = steps
+          .map((step, index) => index)
+          .filter((index) => steps[index] >= first && steps[index] <= last);
+        return [name, [kept.map((index) => steps[index]), kept.map((index) => values[index])]];
+      }),
+    );
+  }
+  function localSpecs({ runs: all, differences }, { runs }) {
+    const numbers = runs.split(",").map(Number);
+    return {
+      spec: all[numbers[0]].spec,
+      differences: numbers.slice(1).map((other) => differences[`${numbers[0]}-${other}`] || []),
+    };
+  }
+  function localPage(run, parameters) {
+    const query = parameters.order === "disagreed" ? queryGroups : querySamples;
+    const names = { status: /* @__PURE__ */ new Set(), dataset: /* @__PURE__ */ new Set() };
+    for (const row of run.samples.filter((own) => own.kind === (parameters.kind || "step"))) {
+      names.status.add(row.status);
+      if (row.dataset) names.dataset.add(row.dataset);
+    }
+    const shown = { status: [...names.status].sort(), dataset: [...names.dataset].sort() };
+    return {
+      ...query(run.samples, parameters),
+      names: shown,
+      problems: run.problems,
+      index: { files: 1, indexed: 1, error: "" },
+      note: run.note,
+    };
+  }
+  function localSearch(run, { kind, text: text2 }) {
+    const rows = run.samples
+      .filter((row) => row.kind === kind)
+      .map((row) => ({ ...row, excerpt: excerptOf(run.records[keyOf(row)], text2) }))
+      .filter((row) => row.excerpt !== null)
+      .sort((a, b) => b.step - a.step || a.line - b.line);
+    return { rows: rows.slice(0, 100), next: null, searched: 1, files: 1 };
+  }
+
+  // src/specs.js
+  var Specs = class {
+    constructor(state) {
+      this.state = state;
+      this.element = el("div", { class: "specs" });
+      this.shown = "";
+      this.update();
+    }
+    close() {}
+    async update() {
+      const runs = this.state.selected.join(",");
+      if (runs === this.shown) return;
+      this.shown = runs;
+      const { spec, differences } = await this.state.source.ask("specs", { runs });
+      const names = this.state.selected.map((number2) => this.state.runs[number2].name);
+      const rows = leaves(spec.spec || spec, "");
+      const filter = el("input", {
+        type: "search",
+        placeholder: "Filter keys  ( / )",
+        "aria-label": "Filter keys",
+        "data-search": true,
+      });
+      const body = el("tbody", {});
+      const list = () =>
+        replace(
+          body,
+          rows
+            .filter(([key]) => key.includes(filter.value))
+            .map(([key, value]) =>
+              el("tr", {}, el("th", { scope: "row" }, foreign(key)), el("td", {}, foreign(value))),
+            ),
+        );
+      filter.addEventListener("input", list);
+      list();
+      replace(
+        this.element,
+        compare(names, differences),
+        el("h2", {}, "Spec of ", foreign(names[0])),
+        el("div", { class: "controls" }, filter),
+        rows.length
+          ? el("table", { class: "keys" }, body)
+          : el("p", { class: "empty" }, "The run has no spec.lock.json that can be read."),
+      );
+    }
+  };
+  function compare(names, differences) {
+    if (!differences.length)
+      return el("p", { class: "hint" }, "Select several runs to see how their specs differ.");
+    const keys = [...new Set(differences.flatMap((own) => own.map(({ key }) => key)))].sort();
+    if (!keys.length) return el("p", { class: "hint" }, "The specs of these runs do not differ.");
+    const value = (index, key) => {
+      if (index === 0)
+        return differences.map((own2) => own2.find((item) => item.key === key)).find(Boolean).before;
+      const own = differences[index - 1].find((item) => item.key === key);
+      return own ? own.after : value(0, key);
+    };
+    return el(
+      "section",
+      {},
+      el("h2", {}, "Differences"),
+      el(
+        "div",
+        { class: "scroll" },
+        el(
+          "table",
+          { class: "differences" },
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              el("th", { scope: "col" }, "key"),
+              names.map((name) => el("th", { scope: "col" }, foreign(name))),
+            ),
+          ),
+          el(
+            "tbody",
+            {},
+            keys.map((key) =>
+              el(
+                "tr",
+                {},
+                el("th", { scope: "row" }, foreign(key)),
+                names.map((_, index) => el("td", {}, foreign(text(value(index, key))))),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+  function leaves(value, key) {
+    if (
+      value !== null &&
+      typeof value === "object" &&
+      !(Array.isArray(value) && value.every((item) => typeof item !== "object" || item === null))
+    ) {
+      return Object.entries(value).flatMap(([name, inner]) => leaves(inner, key ? `${key}.${name}` : name));
+    }
+    return value === null ? [] : [[key, text(value)]];
+  }
+  function text(value) {
+    return value === null || value === void 0
+      ? "not set"
+      : typeof value === "string"
+        ? value
+        : JSON.stringify(value);
+  }
+
+  // src/state.js
+  var REFRESH_MILLISECONDS = 2e3;
+  var MAX_SELECTED = 8;
+  var PageState = class {
+    runs = [];
+    selected = [0];
+    // the numbers of the selected runs, ascending
+    screen = null;
+    // the open screen
+    charts = { weight: 0, log: false, zoom: null, text: "" };
+    // the settings of the overview's charts
+    isLost = false;
+    // the last refresh failed
+    #opened = "";
+    // the address and the selection for which the screen was opened
+    // source: a ServerSource or a FileSource.
+    constructor(source) {
+      this.source = source;
+    }
+    // Reads the runs. The metrics of runs that are not selected are not read.
+    async readRuns() {
+      this.runs = await this.source.ask("runs", { selected: this.selected.join(",") });
+    }
+    selectFirstRuns() {
+      this.selected = this.runs.map((_, number2) => number2).slice(0, MAX_SELECTED);
+    }
+    // Selects a run, or removes it from the selection unless it is the only one.
+    toggle(number2) {
+      const others = this.selected.filter((own) => own !== number2);
+      if (!this.selected.includes(number2)) this.selected = [...others, number2].sort((a, b) => a - b);
+      else if (others.length) this.selected = others;
+    }
+    // Returns whether the screen must be opened: its address or the selection has changed.
+    mustOpen(address2) {
+      const wanted = `${address2} ${this.selected.join(",")}`;
+      const isNew = wanted !== this.#opened;
+      this.#opened = wanted;
+      return isNew;
+    }
+    // Makes the next call of mustOpen return true.
+    forgetOpened() {
+      this.#opened = "";
+    }
+    // Returns how long to wait for the next refresh; null: a file does not change.
+    refreshDelay(isHidden) {
+      if (this.source.isFile) return null;
+      return isHidden ? 5 * REFRESH_MILLISECONDS : REFRESH_MILLISECONDS;
+    }
+  };
+
+  // src/timeline.js
+  var Timeline = class {
+    constructor(state, parameters, go2) {
+      this.state = state;
+      this.run = state.selected[0];
+      this.go = go2;
+      const run = state.runs[this.run];
+      this.isNewest = !parameters.step;
+      this.step = Number(parameters.step || run.timelines[0] || run.step);
+      this.body = el("div", { class: "lanes" });
+      this.field = el("input", {
+        type: "number",
+        min: 0,
+        max: run.step,
+        value: this.step,
+        id: "step",
+        onchange: () => this.show(Number(this.field.value)),
+      });
+      this.element = el(
+        "div",
+        { class: "timeline" },
+        el(
+          "form",
+          { class: "controls", onsubmit: (event) => event.preventDefault() },
+          el(
+            "button",
+            { type: "button", onclick: () => this.show(this.step - 1), "aria-label": "Previous step" },
+            "‹",
+          ),
+          el("label", {}, "Step ", this.field),
+          el(
+            "button",
+            { type: "button", onclick: () => this.show(this.step + 1), "aria-label": "Next step" },
+            "›",
+          ),
+          el(
+            "a",
+            { href: `#samples?from_step=${this.step}&to_step=${this.step}`, class: "link" },
+            "its samples",
+          ),
+        ),
+        this.body,
+      );
+      this.draw();
+    }
+    update() {
+      const newest = this.state.runs[this.run].timelines[0];
+      if (this.isNewest && newest && newest !== this.step) this.draw(newest);
+    }
+    close() {}
+    show(step) {
+      this.go("steps", { step: Math.max(0, step) });
+    }
+    async draw(step = this.step) {
+      this.step = step;
+      this.field.value = step;
+      const answer = await this.state.source.ask("timeline", { run: this.run, step });
+      if (!answer.spans.length) {
+        replace(this.body, el("p", { class: "empty" }, `There is no timeline of step ${step}.`));
+        return;
+      }
+      const begin = Math.min(0, ...answer.spans.map(([, , start2]) => start2));
+      const end = Math.max(...answer.spans.map(([, , , stop]) => stop));
+      const lanes = /* @__PURE__ */ new Map();
+      for (const span of answer.spans) lanes.set(span[0], [...(lanes.get(span[0]) || []), span]);
+      const names = [...lanes.keys()].sort(
+        (a, b) => order(a) - order(b) || a.localeCompare(b, "en", { numeric: true }),
+      );
+      replace(
+        this.body,
+        this.summary(answer, end - begin),
+        el("div", { class: "scale", "aria-hidden": "true" }, ticks(begin, end)),
+        names.map((name) => lane(name, lanes.get(name), begin, end)),
+      );
+    }
+    summary(answer, seconds) {
+      const source =
+        answer.from === "timeline"
+          ? ""
+          : " This run has no timelines: the parts are shown one after another, from the step's metrics.";
+      return el(
+        "p",
+        { class: "hint" },
+        `${this.state.runs[this.run].name}, step ${this.step}: ${duration(seconds)}.${source}`,
+      );
+    }
+  };
+  function order(lane2) {
+    return ["driver", "rewards", "rank", "engine"].findIndex((start2) => lane2.startsWith(start2));
+  }
+  function ticks(begin, end) {
+    return [0, 0.25, 0.5, 0.75, 1].map((share) =>
+      el("span", { style: { left: `${share * 100}%` } }, duration(begin + share * (end - begin))),
+    );
+  }
+  function lane(name, spans, begin, end) {
+    const busy = spans.reduce((sum, [, , start2, stop]) => sum + stop - start2, 0);
+    const share = Math.min(1, busy / Math.max(end - begin, 1e-9));
+    const bars = spans.map(([, what, start2, stop]) => {
+      const text2 = `${what}: ${duration(stop - start2)}, from ${start2.toFixed(2)} s to ${stop.toFixed(2)} s`;
+      const left = ((start2 - begin) / (end - begin)) * 100;
+      const width = Math.max(0.15, ((stop - start2) / (end - begin)) * 100);
+      return el(
+        "div",
+        {
+          class: `bar ${partClass(what)}`,
+          style: { left: `${left}%`, width: `${width}%` },
+          title: text2,
+          tabindex: 0,
+          role: "img",
+          "aria-label": text2,
+        },
+        el("span", {}, foreign(what)),
+      );
+    });
+    return el(
+      "section",
+      { class: "lane", "aria-label": name },
+      el("h2", {}, foreign(name), el("small", {}, ` ${Math.round(share * 100)} %`)),
+      el("div", { class: "bars" }, bars),
+    );
+  }
+  function partClass(what) {
+    const part = [
+      "rollout",
+      "requests",
+      "scoring",
+      "train",
+      "log_prob",
+      "compute",
+      "weight_sync",
+      "evaluation",
+      "checkpoint",
+      "sleep",
+    ].find((name) => what.startsWith(name));
+    return `part-${part || "other"}`;
+  }
+
+  // src/main.js
+  var TABS = [
+    ["overview", "Overview"],
+    ["samples", "Samples"],
+    ["steps", "Steps"],
+    ["spec", "Spec"],
+  ];
+  var SCREENS = {
+    overview: Overview,
+    samples: Samples,
+    steps: Timeline,
+    spec: Specs,
+    sample: SamplePage,
+    group: GroupPage,
+  };
+  var KEYS = [
+    ["1 … 4", "overview, samples, steps, spec"],
+    ["/", "search"],
+    ["j k", "next and previous row"],
+    ["Enter", "open the row"],
+    ["n p", "next and previous sample"],
+    ["Esc", "back"],
+    ["?", "these keys"],
+  ];
+  function address() {
+    const { name, parameters } = readAddress(location.hash);
+    return { name: Object.hasOwn(SCREENS, name) ? name : "overview", parameters };
+  }
+  function go(name, parameters) {
+    location.hash = addressOf(name, given(parameters));
+  }
+  function open(state) {
+    if (!state.mustOpen(location.hash)) return;
+    const { name, parameters } = address();
+    state.screen?.close();
+    try {
+      state.screen = new SCREENS[name](state, parameters, go);
+      replace(document.getElementById("main"), state.screen.element);
+    } catch (error) {
+      failed(error);
+    }
+    replace(document.getElementById("top"), header(state, name));
+  }
+  function header(state, name) {
+    const tab = { sample: "samples", group: "samples" }[name] || name;
+    const tabs = TABS.map(([own, title]) =>
+      el("a", { href: `#${own}`, "aria-current": own === tab ? "page" : null }, title),
+    );
+    const fileBadge = state.source.isFile ? el("span", { class: "badge file" }, "file") : null;
+    return [
+      el("div", { class: "brand" }, el("strong", {}, "rlrun"), " view", fileBadge),
+      el("nav", { class: "tabs", "aria-label": "Screens" }, tabs),
+      state.runs.length > 1 ? runChoices(state) : null,
+      el("button", { type: "button", class: "help", "aria-label": "Keys", onclick: showKeys }, "?"),
+    ];
+  }
+  function runChoices(state) {
+    const palette = colours();
+    const choices = state.runs.map((run, number2) => {
+      const colour = palette[number2 % palette.length];
+      const checked = state.selected.includes(number2);
+      return el(
+        "label",
+        { class: "run-choice", style: { "--colour": colour } },
+        el("input", { type: "checkbox", checked, onchange: () => select(state, number2) }),
+        el("span", { class: "dot", "aria-hidden": "true" }),
+        foreign(run.name),
+      );
+    });
+    return el("fieldset", { class: "runs" }, el("legend", { class: "unseen" }, "Runs"), choices);
+  }
+  async function select(state, number2) {
+    state.toggle(number2);
+    await state.readRuns();
+    open(state);
+  }
+  function showKeys() {
+    const dialog = el(
+      "dialog",
+      { "aria-label": "Keys", onclose: () => dialog.remove() },
+      el("h2", {}, "Keys"),
+      el(
+        "dl",
+        { class: "keys-list" },
+        KEYS.map(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]),
+      ),
+      el("form", { method: "dialog" }, el("button", {}, "Close")),
+    );
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+  function onKey(state, event) {
+    const { tagName, type } = event.target;
+    const isTyping = /^(input|select|textarea)$/i.test(tagName) && !["checkbox", "range"].includes(type);
+    const { name } = address();
+    if (event.key === "Escape") {
+      if (isTyping) event.target.blur();
+      else if (name === "sample" || name === "group") history.back();
+      return;
+    }
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog"))
+      return;
+    const actions = {
+      "/": () => document.querySelector("[data-search]")?.focus(),
+      "?": showKeys,
+      j: () => state.screen?.move?.(1),
+      k: () => state.screen?.move?.(-1),
+      n: () => name === "sample" && state.screen.move(1),
+      p: () => name === "sample" && state.screen.move(-1),
+      ...Object.fromEntries(TABS.map(([tab], index) => [String(index + 1), () => go(tab, {})])),
+    };
+    if (!Object.hasOwn(actions, event.key)) return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+  function failed(error) {
+    const text2 = error?.message || String(error);
+    replace(document.getElementById("main"), el("p", { class: "problem", role: "alert" }, foreign(text2)));
+  }
+  async function refresh(state) {
+    try {
+      await state.readRuns();
+      state.isLost = false;
+      state.screen?.update();
+    } catch (error) {
+      if (!state.isLost) announce(error.message);
+      state.isLost = true;
+    }
+    document.body.classList.toggle("lost", state.isLost);
+    refreshLater(state);
+  }
+  function refreshLater(state) {
+    const delay = state.refreshDelay(document.hidden);
+    if (delay !== null) setTimeout(refresh, delay, state);
+  }
+  async function start() {
+    const state = new PageState(await openSource());
+    await state.readRuns();
+    if (state.source.isFile || address().parameters.runs === "all") state.selectFirstRuns();
+    addEventListener("hashchange", () => open(state));
+    addEventListener("keydown", (event) => onKey(state, event));
+    addEventListener("unhandledrejection", (event) => failed(event.reason));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      state.forgetOpened();
+      open(state);
+    });
+    open(state);
+    refreshLater(state);
+  }
+  start().catch(failed);
+})();

@@ -9,16 +9,26 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+from rlrun.runner.host.instruction_sets import limit_libraries
 from tests.integration.jobs import Ended, Jobs
 
 # CI tries the same examples each time, so that a change is judged by what it changed; elsewhere they vary.
-settings.register_profile("ci", derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+# No example has a deadline, because a busy machine would miss it.
+settings.register_profile(
+    "tests",
+    derandomize=bool(os.environ.get("CI")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 # A test's jobs and the Ray cluster that they join must agree, and Ray reads this when it is imported.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+
+# RLRUN_CPU_ISA pretends another processor for torch in this process and in those that tests start.
+limit_libraries()
 
 InstallPlugin = Callable[..., Path]
 

@@ -29,6 +29,7 @@ from rlrun.runner.job.job import Progress
 from rlrun.runner.job.loop import run
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.plan import Plan, make_plan
+from rlrun.runner.planning.planned_model import resolve_for_job
 from rlrun.specs.sections.job import Spec
 
 Result = TypeVar("Result")
@@ -114,10 +115,11 @@ class Lines:
 
 def run_local(spec_file: Path, folder: Path, overrides: Sequence[str] = (), port: int = 1) -> Lines:
     """Runs the spec to its end, from the newest checkpoint in `folder` if there is one."""
-    spec = load_checked_spec([spec_file], overrides).spec
+    written = load_checked_spec([spec_file], overrides).spec
+    model = fetch_model(written.model)
+    spec = resolve_for_job(written, model).spec
     plan = make_plan(spec, cores=1)
     journal = Lines()
-    model = fetch_model(spec.model)
     teacher = str(fetch_files("teacher", spec.teacher.path).folder) if spec.teacher else None
     rank = LocalRank(
         TrainerSetup(

@@ -11,6 +11,7 @@ import pytest
 from rlrun.converters.convert.conversion import Options, plan_conversion
 from rlrun.converters.folders.locate import find_checkpoint
 from tests.converters.conversions import EFFORT, convert, ignore
+from tests.waiting import PATIENCE
 
 # Forked from a server whose torch has no threads yet: those of a test's process do not survive a fork.
 SERVER = multiprocessing.get_context("forkserver")
@@ -32,7 +33,7 @@ def run_and_die(work, *args):
     """Run in a process of its own that does not live to its end."""
     process = SERVER.Process(target=work, args=args)
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header,
 from rlrun.models.config_json import architecture
 from rlrun.models.tensor_names import hf_tensors
 from tests.converters.conversions import raw
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 CONFIG = {
@@ -87,9 +87,8 @@ def test_there_and_back_is_exact_and_bounded(source, tmp_path):
 def test_killed_on_the_way_and_completed(source, tmp_path):
     arguments = ("hf-to-hf", source, tmp_path / "out", "--dtype", "float16", "--shard-size", "200MB")
     process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(list((tmp_path / ".out.partial").glob("*.safetensors"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    partial = tmp_path / ".out.partial"
+    wait_until(lambda: len(list(partial.glob("*.safetensors"))) >= 3, "three shards")
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "out").exists()

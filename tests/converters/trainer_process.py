@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.trainer.roles.rank import TrainerRank
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 SPAWN = multiprocessing.get_context("spawn")
 DEADLINE = 240
@@ -54,7 +54,7 @@ def _work(rank, world_size, port, cases):
 
 
 def _spec(case):
-    return Spec.model_validate(
+    return resolved(
         {
             "model": {"path": str(case["model"]), "adapter": case.get("adapter")},
             "data": {},
@@ -62,9 +62,10 @@ def _spec(case):
             "trainer": {
                 "steps": 1,
                 "dtype": "float32",
+                "share_prefixes": False,
                 "parallel": case["parallel"],
                 "lora": case.get("lora"),
-                "vision_tower": case.get("tower"),
-            },
+            }
+            | ({"vision_tower": case["tower"]} if case.get("tower") else {}),
         }
     )

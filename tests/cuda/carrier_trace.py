@@ -8,6 +8,7 @@ handle, and whether NCCL delivers, no trace can tell.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +19,10 @@ from rlrun.runner.trainer.roles import learner
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.runner.weights import broadcast, page_locking, shared_memory, sharing, writer
 from rlrun.runner.weights.adapter_writer import AdapterWriter
-from rlrun.specs.sections.job import Spec
 from tests.cuda.lone_rank import lone_rank
 from tests.cuda.recording import RECORDING
 from tests.cuda.trainer_trace import setup_of
+from tests.resolved_specs import resolved
 
 BUCKET = 20_000
 """Bytes of a bucket: the model is sent in several of them."""
@@ -42,7 +43,7 @@ def trace(
 
     `weights_folder` is that of the disk carrier. `parked`: the trainer's state is in host memory meanwhile.
     """
-    job = Spec.model_validate(spec)
+    job = resolved(spec)
     learner.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
     replace_peers()
     with lone_rank(job.trainer.parallel, rank):
@@ -72,6 +73,7 @@ def replace_peers() -> None:
     shared_memory._Segment.__init__ = segment_without_content
     sharing._payload = lambda buffer, bucket: str(buffer.device)
     broadcast._join = lambda address, store, device, timeout: Group()
+    broadcast.threading = SimpleNamespace(Thread=CalledAtOnce)
 
 
 real_segment = shared_memory._Segment.__init__
@@ -81,6 +83,16 @@ def segment_without_content(self: Any, name: str, descriptor: int, size: int, wr
     """Maps the segment's file, but lays tensors out in memory that is as pretended as they are."""
     real_segment(self, name, descriptor, size, writable)
     self.memory = torch.empty(size, dtype=torch.uint8)
+
+
+class CalledAtOnce:
+    """A thread whose function runs in the caller's.
+
+    Fake tensors are not safe for threads: while an operation runs, every thread sees all of them on `meta`.
+    """
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], **settings: Any) -> None:
+        self.start = partial(target, *args)
 
 
 class Group:

@@ -20,6 +20,7 @@ from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES
 from tests.cuda.lone_rank import lone_rank
+from tests.resolved_specs import resolved
 
 PROMPT, RESPONSE = 10, 20
 SHARED_PROMPT = 40
@@ -28,7 +29,7 @@ EndPhase = Callable[[str], None]
 
 def trace(end_phase: EndPhase, spec: dict[str, Any], folder: str, rank: int) -> dict[str, Any]:
     """Makes every call of a rank, each a phase; returns what budgets are multiplied by (`sizes_of`)."""
-    job = Spec.model_validate(spec)
+    job = resolved(spec)
     for module in (learner, critic):
         module.load_checkpoint = lambda *args, **settings: 1  # the files are read without a GPU
     calls = note_exact_calls()
@@ -160,7 +161,7 @@ def step_of(
     """Returns a data rank's sequences, all of one length, and optimizer steps with this number of
     micro-batches on every data rank.
     """
-    degree, num_steps = spec.trainer.parallel.data_degree, spec.trainer.optimizer_steps or 1
+    degree, num_steps = spec.trainer.parallel.data_degree, spec.trainer.optimizer_steps
     rng = np.random.default_rng(0)
     zeros, ones = np.zeros(RESPONSE, np.float32), np.ones(RESPONSE, np.float32)
     sequence = TrainSequence(
@@ -188,7 +189,7 @@ def step_of(
         max_response_tokens=64,
         data_degree=degree,
         micro_batch_size=per_batch,
-        share_prefixes=bool(spec.trainer.share_prefixes),
+        share_prefixes=spec.trainer.share_prefixes,
     )
     own = {i for step in steps for batch in step.micro_batches[data_rank] for i in batch}
     return {i: sequences[i] for i in own}, steps

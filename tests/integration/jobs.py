@@ -14,9 +14,7 @@ from typing import Any
 import psutil
 
 from rlrun.runner.records.run_folder import RunFolder
-
-SECONDS = 400.0
-"""Deadline for a whole job, on a busy machine."""
+from tests.waiting import PATIENCE, wait_until
 
 ASLEEP: dict[str, object] = {
     "debug__mode": "rollout",
@@ -124,7 +122,7 @@ max_response_tokens = 16
 type = "short"
 
 [scoring]
-timeout = 60.0
+timeout = {patience}
 
 [trainer]
 steps = 12
@@ -180,7 +178,7 @@ class Jobs:
     def __post_init__(self) -> None:
         rows = "".join(json.dumps({"prompt": f"say {i}", "label": str(i)}) + "\n" for i in range(64))
         (self.folder / "rows.jsonl").write_text(rows)
-        (self.folder / "job.toml").write_text(SPEC.format(model=self.model))
+        (self.folder / "job.toml").write_text(SPEC.format(model=self.model, patience=PATIENCE))
         site = self.folder / "site"
         info = site / "acme-1.0.dist-info"
         info.mkdir(parents=True)
@@ -244,13 +242,14 @@ class Running:
         self._offset = log.stat().st_size
         self._started = time.monotonic()
 
-    def wait(self, seconds: float = SECONDS) -> Ended:
+    def wait(self) -> Ended:
         """Its end; the process is killed past the deadline."""
         try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+            wait_until(lambda: self.process.poll() is not None, "the job's end", lambda: self.output)
+        except AssertionError:
             self.signal(signal.SIGKILL)
-            raise AssertionError(f"the job did not end within {seconds} s:\n{self.output}") from None
+            raise
+        code = self.process.returncode
         return Ended(code, self.output, time.monotonic() - self._started, self.folder)
 
     @property
@@ -260,11 +259,15 @@ class Running:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something to be so."""
-        deadline = time.monotonic() + SECONDS
-        while not condition():
-            assert self.process.poll() is None, f"the job ended before {what}:\n{self.output}"
-            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.output}"
-            time.sleep(0.05)
+
+        def holds() -> bool:
+            running = self.process.poll() is None  # read first: the condition may hold from the job's end on
+            if condition():
+                return True
+            assert running, f"the job ended before {what}:\n{self.output}"
+            return False
+
+        wait_until(holds, what, lambda: self.output)
 
     def until_step(self, step: int) -> None:
         """Wait for a step's line in metrics.jsonl."""

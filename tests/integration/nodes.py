@@ -13,16 +13,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from tests.waiting import wait_until
+
 HEAD, SECOND = "10.77.0.1", "10.77.0.2"
 PORT = 6399
-SECONDS = 120.0
 _STARTED = "Ray runtime started."
 _HOLD = "exec sleep infinity"
 _NEW_HEAD = ["unshare", "--map-root-user", "--net"]
@@ -57,10 +57,10 @@ class TwoNodes:
         bridge = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
         hold = f"{bridge} && ip addr add {HEAD}/24 dev br0 && {_HOLD}"
         self._head = self._start([*_NEW_HEAD, "sh", "-c", hold])
-        until(lambda: self._runs(HEAD_ADDRESS), "the network of the head")
+        wait_until(lambda: self._runs(HEAD_ADDRESS), "the network of the head")
         files = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._files}"]
         self._start([*self.enter, *_ray(HEAD, *files)])
-        until(lambda: _STARTED in self.log, "Ray's head")
+        wait_until(lambda: _STARTED in self.log, "Ray's head")
 
     @property
     def log(self) -> str:
@@ -81,7 +81,7 @@ class TwoNodes:
         """Starts the second node and returns when it belongs to the cluster."""
         hold = f"mount -t tmpfs none /dev/shm && mount -t tmpfs none {self._files} && {_HOLD}"
         second = self._start([*self.enter, *_NEW_SECOND, "sh", "-c", hold])
-        until(lambda: _is_held(second.pid), "the namespaces of the second node")
+        wait_until(lambda: _is_held(second.pid), "the namespaces of the second node")
         self._second = _first_child(second.pid)
         self._runs("ip link del second")
         self._runs(f"ip link add second type veth peer name eth0 netns {self._second}")
@@ -91,7 +91,7 @@ class TwoNodes:
         subprocess.run([*inside, "sh", "-c", network], check=True)
         before = self.log.count(_STARTED)
         self._start([*inside, *_ray(SECOND, f"--address={self.address}")])
-        until(lambda: self.log.count(_STARTED) > before, "Ray's second node")
+        wait_until(lambda: self.log.count(_STARTED) > before, "Ray's second node")
 
     def kill_second(self) -> None:
         """Ends every process of the second node at once: they go with their namespace's first process."""
@@ -135,14 +135,6 @@ class TwoNodes:
 
 
 HEAD_ADDRESS = f"ip addr show br0 | grep -q {HEAD}"
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for something to be so."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
 
 
 def _ray(address: str, *arguments: str) -> list[str]:

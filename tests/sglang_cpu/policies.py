@@ -14,7 +14,7 @@ from rlrun.runner.contracts.weight_updates import Readers, WeightBucket, WeightU
 from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 
 class LocalPolicy:
@@ -30,7 +30,7 @@ class LocalPolicy:
         """A tensor that is sent with another first element."""
         self._weights: Mapping[str, torch.Tensor] = {}
         self.writer = WeightWriter(
-            Spec.model_validate(spec),
+            resolved(spec),
             WeightSource(
                 0,
                 architecture,

@@ -6,6 +6,7 @@ import pytest
 
 from rlrun.runner.engines.process.sglang_router import RouterSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from tests.waiting import PATIENCE
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-sglang" / "bin" / "python"
@@ -58,6 +59,6 @@ def router_setup(folder: Path, interpreter: str | None = None, **arguments: obje
         log=folder / "router.log",
         secrets=folder / "router.key.json",
         api_key="open",
-        request_timeout=120.0,
+        request_timeout=PATIENCE,
         arguments=arguments,
     )

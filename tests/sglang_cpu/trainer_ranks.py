@@ -15,8 +15,7 @@ from rlrun.runner.host.failures import Failure
 from rlrun.runner.trainer.checkpoints.exports import make_writer
 from rlrun.specs.sections.job import Spec
 from tests.runner.trainer.trainer_cases import free_port
-
-SECONDS = 240.0
+from tests.waiting import PATIENCE
 
 
 class PipedRank:
@@ -39,8 +38,8 @@ class PipedRank:
 
     def answer(self) -> Any:
         """Of the last call."""
-        if not self._pipe.poll(SECONDS):
-            raise TimeoutError(f"a rank did not answer within {SECONDS} s")
+        if not self._pipe.poll(PATIENCE):
+            raise TimeoutError(f"a rank did not answer within {PATIENCE:g} s")
         answer = self._pipe.recv()
         if isinstance(answer, Failure):
             raise RuntimeError(answer.trace)
@@ -84,7 +83,7 @@ def trainer_ranks(spec: Spec, model: Path, folder: Path) -> Iterator[list[PipedR
         for ours, _ in pipes:
             ours.send(None)
         for process in processes:
-            process.join(20)
+            process.join(PATIENCE)
             process.kill()
 
 

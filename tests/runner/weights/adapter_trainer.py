@@ -13,7 +13,7 @@ from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.weight_updates import AdapterUpdate
 from rlrun.runner.weights.adapter_source import AdapterSource
 from rlrun.runner.weights.adapter_writer import AdapterWriter
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 LORA = LoraShape(4, 3.0, rslora=True)
 ROOM = 4
@@ -46,7 +46,7 @@ class Trainer:
             "test",
             weights,
         )
-        self.writer = AdapterWriter(Spec.model_validate(spec), source)
+        self.writer = AdapterWriter(resolved(spec), source)
 
     def write(self, version: int) -> AdapterUpdate:
         generator = torch.Generator().manual_seed(version)

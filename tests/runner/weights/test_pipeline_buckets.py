@@ -14,9 +14,11 @@ from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.weight_updates import FolderWeights, Readers, StreamedWeights
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 from tests.runner.trainer.trainer_cases import make_sequences, make_spec, plan
 from tests.sglang_cpu.trainer_ranks import PipedRank, trainer_ranks
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
 LAYOUT = {"pipeline": 2, "fsdp": 2}
 DATA_RANKS = [0, 1, 0, 1]
@@ -46,8 +48,8 @@ async def use(ranks: list[PipedRank], model: Path, gpus: int, **engine: object) 
         **engine,
     }
     document = make_spec(model, LAYOUT, lr=1e-3).model_dump()
-    spec = Spec.model_validate(document | {"engine": section, "cluster": {"gpus_per_node": gpus}})
-    await asyncio.gather(*(rank.call("use", spec.model_dump_json(), deadline=60) for rank in ranks))
+    spec = resolved(document | {"engine": section, "cluster": {"gpus_per_node": gpus}})
+    await asyncio.gather(*(rank.call("use", spec.model_dump_json(), deadline=PATIENCE) for rank in ranks))
     return spec
 
 

@@ -14,6 +14,7 @@ from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.fill import SegmentError
 from rlrun.runner.weights.shared_memory import SharedWeights, attach
+from tests.waiting import PATIENCE
 
 SHAPES = {
     "a.q_proj.weight": (3, 5),
@@ -150,7 +151,7 @@ def test_a_killed_writer_s_segments_are_removed_by_the_next(job: str) -> None:
     )
     living = SharedWeights(job, SHAPES, "float32")
     living.write(weights(1).items(), 1)
-    subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE)
     assert len(segments(job)) == 4
     elsewhere = FOLDER / f"{segments(job)[0].name.rpartition('-')[0].rpartition('-')[0]}-1.999999999-0"
     elsewhere.touch()

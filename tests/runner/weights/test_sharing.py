@@ -17,6 +17,7 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.sharing import SharedBuffer, with_gpu_uuid
 from rlrun.runner.weights.streams import BucketStream, SharedBufferSender
+from tests.waiting import PATIENCE
 
 Ask = Callable[[str], dict[str, list[float]]]
 HERE = torch.device("cpu")
@@ -54,13 +55,13 @@ def reader() -> Iterator[Ask]:
 
     def ask(payload: str) -> dict[str, list[float]]:
         ours.send(payload)
-        assert ours.poll(60)
+        assert ours.poll(PATIENCE)
         answer: dict[str, list[float]] = ours.recv()
         return answer
 
     yield ask
     ours.send(None)
-    process.join(20)
+    process.join(PATIENCE)
     process.kill()
 
 

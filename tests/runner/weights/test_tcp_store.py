@@ -7,8 +7,9 @@ import psutil
 import torch.distributed as dist
 
 from rlrun.runner.weights.tcp_store import store_server
+from tests.waiting import PATIENCE
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=PATIENCE)
 
 
 def listeners(port: int) -> set[str]:
@@ -35,5 +36,5 @@ def test_a_store_waits_for_its_workers_where_it_is_told_to() -> None:
     )
     waiting.start()
     client = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=TIMEOUT)
-    waiting.join(60)
+    waiting.join(PATIENCE)
     assert [one.port for one in made] == [client.port]

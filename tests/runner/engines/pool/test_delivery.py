@@ -22,6 +22,7 @@ from rlrun.runner.engines.pool import transfer
 from rlrun.runner.engines.pool.delivery import Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.transfer import WeightStream
+from tests.waiting import PATIENCE
 
 SLOTS = [TensorSlot(name, "float32", (1,), 0) for name in "ab"]
 OTHER_SLOTS = [TensorSlot(name, "float32", (1,), 0) for name in "cde"]
@@ -212,7 +213,7 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
     trainer, lost = Trainer(stages=2), EngineGone("gone")
     engines = [Engine(), Waiting(trainer, hangs=hangs)]
     engines[0].failures["load"] = lost
-    failures = await asyncio.wait_for(deliver(delivery(2, trainer), TOGETHER, engines), 20)
+    failures = await asyncio.wait_for(deliver(delivery(2, trainer), TOGETHER, engines), PATIENCE)
     assert failures.pop(0) is lost
     assert trainer.aborted == ["an engine failed or was lost during the broadcast"] * trainer.stages
     if hangs:
@@ -306,7 +307,7 @@ async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_upda
     assert not mending.done()
     trainer.moved = False
     await pool.update_weights(StreamedWeights(8, 6, 2, broadcast=True))
-    await asyncio.wait_for(mending, 5)
+    await asyncio.wait_for(mending, PATIENCE)
 
 
 async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error() -> None:
@@ -323,7 +324,7 @@ async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error
     trainer.moved = False
     await pool.update_weights(StreamedWeights(8, 6, 2, broadcast=True))
     with pytest.raises(EngineError, match="no such parameter"):
-        await asyncio.wait_for(mending, 5)
+        await asyncio.wait_for(mending, PATIENCE)
 
 
 async def test_a_failed_update_is_an_error_without_a_supervisor() -> None:

@@ -26,6 +26,7 @@ from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.background import cancel_all
 from tests.sglang_cpu.servers import router_setup
+from tests.waiting import PATIENCE
 
 ENDLESS = {"max_new_tokens": 10**6, "min_new_tokens": 10**6}
 Engine = tuple[multiprocessing.process.BaseProcess, str]
@@ -55,7 +56,7 @@ def start_engine() -> Iterator[StartEngine]:
         process = context.Process(target=serve, args=(theirs,), daemon=True)
         process.start()
         started.append((process, ours))
-        assert ours.poll(60)
+        assert ours.poll(PATIENCE)
         return process, ours.recv()
 
     yield start

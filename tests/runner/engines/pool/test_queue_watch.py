@@ -13,6 +13,7 @@ from rlrun.runner.engines.client.parsing import ModelLimits
 from rlrun.runner.engines.pool import queue_watch
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.queue_watch import QueueCounts, watch_queues
+from tests.waiting import PATIENCE
 
 RANK = {"num_running_reqs": 3, "num_waiting_reqs": 5, "max_running_requests": 32, "token_usage": 0.75}
 
@@ -90,7 +91,7 @@ async def test_engines_are_asked_until_they_refuse(monkeypatch: pytest.MonkeyPat
     counts = QueueCounts()
     slots = [EngineSlot(client, number) for number, (_, client) in enumerate(started)]
     task = asyncio.create_task(watch_queues(slots, counts))
-    await asyncio.wait_for(servers[0].asked_twice.wait(), 60)
+    await asyncio.wait_for(servers[0].asked_twice.wait(), PATIENCE)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert servers[1].asked == 1

@@ -15,6 +15,7 @@ from tests.mtp_models import make_mtp_model
 from tests.runner.engines.sglang.test_sglang_families import MIMO_CODE, PUBLISHED_KEYS
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 from tests.sglang_cpu.servers import ENVIRONMENT, HERE, python
+from tests.waiting import PATIENCE
 
 CLASSES = {
     "mimo": "sglang.srt.models.mimo_mtp:MiMoMTP",
@@ -57,6 +58,8 @@ def sglang_log_probs(family: str, folder: Path, tokens: list[int]) -> torch.Tens
     case.write_text(json.dumps({"class": CLASSES[family], "tokens": tokens, "vocab": VOCAB}))
     command = [python(), str(HERE / "mtp_log_probs.py"), str(folder / "exported"), str(case), str(out)]
     environment = os.environ | ENVIRONMENT
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return load_file(out)["log_probs"]

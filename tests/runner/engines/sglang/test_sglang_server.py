@@ -31,12 +31,15 @@ from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.server_command import command, environment, key_file
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.specs.safe_python import SAFE_PATH
+from tests.child_processes import command_lines
 from tests.converters.conversions import convert
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.sglang_cpu.log_probs import largest_difference, log_probs_of, model_log_probs
 from tests.sglang_cpu.policies import LocalPolicy
 from tests.sglang_cpu.servers import ARGUMENTS, router_setup, tiny_setup
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
 WAYS: list[dict[str, object]] = [
@@ -100,7 +103,7 @@ async def test_a_conversation_goes_on_from_the_cache_and_is_recorded_exactly(
     client: EngineClient, models: list[Path]
 ) -> None:
     policy = RolloutContext(EnginePool([client]), None, None, 7, Twice(), deterministic=False)  # type: ignore[arg-type]
-    executions = Executions(policy, RolloutSettings("rollout", 3, Sampling(64), 200, timeout=120))
+    executions = Executions(policy, RolloutSettings("rollout", 3, Sampling(64), 200, timeout=PATIENCE))
     prompt = Prompt(Row("0", "p"), 0, PROMPT)
     for [one] in await executions.run(prompt, policy.engines.generate):
         tokens, log_probs, mask, _ = one.response()
@@ -323,7 +326,7 @@ async def test_a_stranger_may_not_generate(server: SglangServer) -> None:
 
 
 def test_keys_are_on_no_command_line(server: SglangServer) -> None:
-    lines = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    lines = command_lines()
     assert any("sglang.launch_server" in line for line in lines)
     assert not any("sesame" in line for line in lines)
     server.check()
@@ -337,7 +340,7 @@ def test_a_server_that_cannot_start_gives_its_own_last_error(tmp_path: Path) -> 
     with pytest.raises(EngineError, match=r"the SGLang server ended \(.*\): \S*Error: "):
         server.start()
     assert not (tmp_path / "server.keys.yaml").exists()
-    lines = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    lines = command_lines()
     assert not [line for line in lines if str(tmp_path) in line]
 
 
@@ -363,7 +366,7 @@ def test_stop_ends_everything_it_started_and_check_says_what_a_server_died_of(
     assert len(members) > 2  # the server, its scheduler, its detokenizer
     assert server._process is not None
     server._process.kill()
-    server._process.wait(20)
+    server._process.wait(PATIENCE)
     with pytest.raises(EngineError, match=r"the SGLang server ended \(signal SIGKILL\)"):
         server.check()
     server.stop()
@@ -407,7 +410,7 @@ def test_our_packages_are_kept_from_the_server(tmp_path: Path) -> None:
     )
     ours = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "CUDA_VISIBLE_DEVICES": ""}
     direct = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
-    assert found == {"HOME": "/root", "A": "1", **ours, **direct}
+    assert found == {"HOME": "/root", "A": "1", **SAFE_PATH, **ours, **direct}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rlrun.specs.sections.engine import EngineSpec
 from tests.sglang_cpu.log_probs import largest_difference
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python, tiny_setup
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
 RESOLVE = """
@@ -71,7 +72,7 @@ def test_servers_read_the_arguments_as_they_are_meant(models: list[Path]) -> Non
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE,
     )
     resolved = [json.loads(line[9:]) for line in answer.stdout.splitlines() if line.startswith("RESOLVED ")]
     assert len(resolved) == len(cases), answer.stderr[-2000:]

@@ -21,6 +21,7 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets, views_
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.sharing import SharedBuffer, with_gpu_uuid
 from tests.sglang_cpu.servers import ENVIRONMENT, HERE, python
+from tests.waiting import PATIENCE
 
 SHAPES = {
     "model.layers.0.self_attn.q_proj.weight": (256, 130),
@@ -102,10 +103,10 @@ def found(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Any:
             [python(), str(HERE / "wire_reader.py"), str(folder / "asked.json"), str(folder / "found.json")],
             env=os.environ | ENVIRONMENT,
             check=True,
-            timeout=240,
+            timeout=PATIENCE,
         )
         for one in sending:
-            one.result(60)
+            one.result(PATIENCE)
     finally:
         for group in groups:
             group.close()

@@ -24,6 +24,7 @@ from rlrun.runner.weights.deltas.delta_folder import DeltaFolderWriter
 from rlrun.runner.weights.form import Form
 from tests.runner.weights.deltas.adam_steps import adam_step
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
 FORM = Form(torch.bfloat16)
 REQUEST = GenerateRequest("r", np.arange(5, 25, dtype=np.int32), (1, 2), Sampling(16, stop_token_ids=(1,)))
@@ -76,7 +77,7 @@ async def test_every_byte_is_right_after_many_deltas_a_missed_update_and_a_resta
 ) -> None:
     policy = Policy(model, tmp_path / "weights")
     with serving(model, tmp_path) as (first, url), serving(model, tmp_path) as (second, other_url):
-        async with EngineClient(url, control_timeout=60) as client:
+        async with EngineClient(url, control_timeout=PATIENCE) as client:
             pool, server, sizes = EnginePool([client]), first, []
             for version in range(1, 51):
                 update = policy.write(version)
@@ -85,7 +86,7 @@ async def test_every_byte_is_right_after_many_deltas_a_missed_update_and_a_resta
                     continue  # this update never reaches the engine
                 if version == 30:  # another process in its place, without any of the weights
                     server = second
-                    await pool.readmit(0, EngineClient(other_url, control_timeout=60))
+                    await pool.readmit(0, EngineClient(other_url, control_timeout=PATIENCE))
                 assert await pool.update_weights(update) == version
                 assert policy.is_held_by(server)
             generations = await pool.generate(REQUEST)
@@ -102,7 +103,7 @@ async def test_a_delta_for_another_version_is_refused_and_the_weights_stay(
 ) -> None:
     policy = Policy(model, tmp_path / "weights")
     with serving(model, tmp_path) as (server, url):
-        async with EngineClient(url, control_timeout=60) as client:
+        async with EngineClient(url, control_timeout=PATIENCE) as client:
             only_delta = replace(policy.write(1), folder=None, full_version=1)
             with pytest.raises(EngineError, match="there is nothing to load"):
                 await client.update_weights(only_delta)
@@ -131,7 +132,7 @@ async def test_an_engine_that_cannot_read_a_delta_waits_for_everything(
 ) -> None:
     policy = Policy(model, tmp_path / "weights")
     with serving(model, tmp_path) as (server, url):
-        async with EngineClient(url, control_timeout=60) as client:
+        async with EngineClient(url, control_timeout=PATIENCE) as client:
             await client.update_weights(policy.write(1))
             update = policy.write(2)
             damage(Path(update.deltas[0].files[-1]))

@@ -2,8 +2,8 @@
 
 A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of everything
 that its code depends on: the source, the headers beside it and those of `exact_ops`, torch's version, the
-flags, and all macros that the compiler predefines (its version and the instruction sets of `-march=native`),
-so that different machines can share a home folder.
+flags, and all macros that the compiler predefines (its version and the instructions that it may use), so that
+different machines can share a home folder.
 """
 
 import fcntl
@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
@@ -21,7 +20,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlrun.specs.cache import cache_folder
+from rlrun.runner.host.instruction_sets import compiler_flag
+from rlrun.specs.cache import cache_folder, check_private, private_folder
 
 _RUNNER = Path(__file__).parents[1]
 TRAINER_OPERATORS = _RUNNER / "trainer" / "cpu_ops" / "operators.cpp"
@@ -30,7 +30,6 @@ EXACT_OPERATORS = _RUNNER / "exact_ops" / "operators.cpp"
 
 _FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++20",
     "-fopenmp",
     "-fno-math-errno",
@@ -38,6 +37,8 @@ _FLAGS = (
     "-Wno-psabi",
 )
 _COMPILE_SECONDS = 600.0
+_FOLDER = "operators"
+"""The folder of the libraries in the cache."""
 
 _logger = logging.getLogger(__name__)
 
@@ -82,26 +83,14 @@ def find_compiler() -> str | None:
 def _library(source: Path, compiler: str) -> Path:
     """Returns the compiled library of `source`, from the cache or compiled now."""
     library = _library_path(source, compiler)
-    folder = library.parent
+    private_folder(_FOLDER)
     if not library.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_nobody_else_writes(folder)
         with _locked(library.with_suffix(".lock")):
             if not library.exists():  # another process may have compiled it meanwhile
                 _remove_unfinished(library)
                 _compile(source, compiler, library)
-    _check_nobody_else_writes(folder)
-    _check_nobody_else_writes(library)
+    check_private(library)
     return library
-
-
-def _check_nobody_else_writes(path: Path) -> None:
-    """OSError if another user could have written the library, as in a cache folder under /tmp."""
-    status = path.stat()
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
-        raise OSError(
-            f"{path} belongs to another user, or every user may write it; set RLRUN_CACHE to another folder"
-        )
 
 
 def _remove_unfinished(library: Path) -> None:
@@ -112,7 +101,7 @@ def _remove_unfinished(library: Path) -> None:
 
 def _library_path(source: Path, compiler: str) -> Path:
     """Returns the path of the library of `source`, which may not exist yet."""
-    return cache_folder() / "operators" / f"{source.stem}-{_key(source, compiler)}.so"
+    return cache_folder() / _FOLDER / f"{source.stem}-{_key(source, compiler)}.so"
 
 
 def _torch_folder() -> Path:
@@ -123,15 +112,22 @@ def _torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
+def _flags() -> tuple[str, ...]:
+    return (*_FLAGS, compiler_flag())
+
+
 def _key(source: Path, compiler: str) -> str:
     macros = subprocess.run(
-        [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, timeout=60
+        [compiler, *_flags(), "-dM", "-E", "-x", "c++", os.devnull],
+        check=True,
+        capture_output=True,
+        timeout=60,
     ).stdout
     headers = sorted({*source.parent.glob("*.h"), *EXACT_OPERATORS.parent.glob("*.h")})
     dependencies = (
         *(file.read_bytes() for file in (source, *headers)),
         (_torch_folder() / "version.py").read_bytes(),
-        " ".join(_FLAGS).encode(),
+        " ".join(_flags()).encode(),
         macros,
     )
     return hashlib.sha256(b"\0".join(dependencies)).hexdigest()[:16]
@@ -142,11 +138,12 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
     os.close(descriptor)
     unfinished = Path(name)
     started = time.monotonic()
-    command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(unfinished)]
+    command = [compiler, *_flags(), "-shared", "-fPIC", str(source), "-o", str(unfinished)]
     torch = _torch_folder()
     command += [f"-I{_RUNNER}", f"-isystem{torch / 'include'}", f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        unfinished.chmod(0o700)  # linkers give a group what the umask leaves it
         unfinished.replace(library)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def _exact_process() -> Iterator[None]:
     """Undoes what a trainer's process sets once."""
     threads = torch.get_num_threads()
     yield
-    exact.compute_exactly(torch.float32, value=False)
+    exact.compute_exactly(value=False)
     torch.set_num_threads(threads)
 
 

@@ -16,7 +16,7 @@ from tests.tiny_models import make_tiny_model
 def _exact_process() -> Iterator[None]:
     """Undoes what a trainer's process sets once."""
     yield
-    exact.compute_exactly(torch.float32, value=False)
+    exact.compute_exactly(value=False)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])

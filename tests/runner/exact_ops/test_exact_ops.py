@@ -1,11 +1,5 @@
 """Each operator computes what it should, and the same bits for a row in every batch."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -131,21 +125,3 @@ def test_attention_of_random_trees(seed: int) -> None:
         alone, own = operators.attention(q[path], k[path], v[path], [len(path)], None, 32**-0.5)
         assert torch.equal(alone, shared[path])
         assert torch.equal(own, log_sums[:, path])
-
-
-PLAIN = ("-march=x86-64-v3", "-march=x86-64")
-
-
-@pytest.mark.parametrize("machine", PLAIN)
-@pytest.mark.slow
-def test_code_for_machines_without_avx512(machine: str, tmp_path: Path) -> None:
-    """The same tests pass with the code for AVX2, and with that for no vectors at all."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    script = tmp_path / "compiler"
-    script.write_text(f'#!/bin/bash\nexec {compiler} "${{@/-march=native/{machine}}}"\n')
-    script.chmod(0o700)
-    environment = os.environ | {"CXX": str(script), "RLRUN_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout
-    assert list((tmp_path / "operators").glob("*.so"))

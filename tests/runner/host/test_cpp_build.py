@@ -44,18 +44,21 @@ def test_builds_once_and_loads(source, tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "operators").glob("*.so")) == [library]
 
 
-@pytest.mark.parametrize("what", ["library", "folder"])
-def test_what_another_user_may_have_written_is_not_loaded(what, source, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o707])
+@pytest.mark.parametrize("what", ["library", "operators", "cache"])
+def test_what_others_may_have_written_is_not_loaded(what, mode, source, monkeypatch, caplog):
     if cpp_build.find_compiler() is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(cpp_build, "_compile", lambda source, compiler, library: library.touch())
     cpp_build.load_operators(source)
-    folder = tmp_path / "cache" / "operators"
-    assert "every user may write it" not in caplog.text
-    (next(folder.glob("*.so")) if what == "library" else folder).chmod(0o777)
+    cache = cpp_build.cache_folder()
+    assert "may write" not in caplog.text
+    library = next((cache / "operators").glob("*.so"))
+    path = {"library": library, "operators": library.parent, "cache": cache}[what]
+    path.chmod(mode)
     cpp_build.load_operators.cache_clear()
     assert not cpp_build.load_operators(source)
-    assert "every user may write it; set RLRUN_CACHE to another folder" in caplog.text
+    assert f"others may write {path}: if you trust what is in it, chmod go-w {path}" in caplog.text
 
 
 def test_what_a_killed_compiler_left_is_removed(source, tmp_path, monkeypatch):

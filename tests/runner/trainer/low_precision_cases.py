@@ -96,7 +96,7 @@ class Runs:
             }
             for name in names
         ]
-        run_ranks(WORKER, ranks, arguments, out, timeout=1700)
+        run_ranks(WORKER, ranks, arguments, out)
         for name in names:
             self._results[name] = [
                 torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(ranks)

@@ -9,6 +9,9 @@
 // of queries exist at a time; the backward pass computes them again (Dao et al. 2022, arXiv:2205.14135). Unlike there,
 // the forward pass keeps all scores of a stack of queries (length x stack floats) and takes their maximum in a pass of
 // its own, so that the output never has to be rescaled.
+//
+// `Stored` is the type of the tensors and T that of the factors of products: float32 for bfloat16 tensors on a CPU whose
+// brgemm takes no bfloat16 (for_product_type).
 #pragma once
 #include <limits>
 #include <numeric>
@@ -151,7 +154,7 @@ inline const int32_t* data_of(const std::optional<at::Tensor>& ends, const Shape
 
 // The forward pass of one key-value head of a document. Keys and values are packed once, when their block is the
 // queries' own, and are read by all later blocks of queries.
-template <typename T>
+template <typename Stored, typename T>
 class Forward {
  public:
   Forward(const Shape& shape, float scale) : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
@@ -168,7 +171,8 @@ class Forward {
 
   // `log_sums` [group, tokens] are those of the group's heads.
   void run(
-      Group<T> queries, Rows<T> keys, Rows<T> values, Group<T> output, float* log_sums, Sight& sight, int64_t length) {
+      Group<Stored> queries, Rows<Stored> keys, Rows<Stored> values, Group<Stored> output, float* log_sums, Sight& sight,
+      int64_t length) {
     const int64_t width = shape_.width, panel = shape_.panel, stack = shape_.stack;
     for (int64_t i = 0; i < Shape::blocks(length); ++i) {
       const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
@@ -215,13 +219,13 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
   const int32_t* all_ends = data_of(ends, shape);
   auto output = at::empty(q.sizes(), q.options());
   auto log_sums = at::empty({shape.heads, shape.tokens}, q.options().dtype(at::kFloat));
-  for_dtype(q, [&](auto zero) {
-    using T = decltype(zero);
+  for_product_type(q, [&](auto stored, auto factor) {
+    using Stored = decltype(stored);
     for_documents(lengths, k.size(1), [&](int64_t start, int64_t length, int64_t kv_head) {
       Sight sight(shape, all_ends, start, length);
-      Forward<T>(shape, float(scale)).run(
-          group_of<T>(q, start, kv_head, shape.group), rows_of<T>(k, start, kv_head), rows_of<T>(v, start, kv_head),
-          group_of<T>(output, start, kv_head, shape.group),
+      Forward<Stored, decltype(factor)>(shape, float(scale)).run(
+          group_of<Stored>(q, start, kv_head, shape.group), rows_of<Stored>(k, start, kv_head), rows_of<Stored>(v, start, kv_head),
+          group_of<Stored>(output, start, kv_head, shape.group),
           log_sums.mutable_data_ptr<float>() + kv_head * shape.group * shape.tokens + start, sight, length);
     });
   });
@@ -233,7 +237,7 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
 //
 // Scores are transposed, with keys as rows and stacked queries as columns: brgemm takes its left factor unpacked, and
 // the gradients of keys and values have the scores as left factor.
-template <typename T>
+template <typename Stored, typename T>
 class Backward {
  public:
   Backward(const Shape& shape, float scale) : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
@@ -250,8 +254,9 @@ class Backward {
 
   // `log_sums` [group, tokens] are those of the group's heads.
   void run(
-      Group<T> queries, Rows<T> keys, Rows<T> values, Group<T> output, Group<T> grad, const float* log_sums,
-      Group<T> dqueries, Rows<T> dkeys, Rows<T> dvalues, Sight& sight, int64_t length) {
+      Group<Stored> queries, Rows<Stored> keys, Rows<Stored> values, Group<Stored> output, Group<Stored> grad,
+      const float* log_sums, Group<Stored> dqueries, Rows<Stored> dkeys, Rows<Stored> dvalues, Sight& sight,
+      int64_t length) {
     const int64_t width = shape_.width, panel = shape_.panel, stack = shape_.stack;
     pack_keys(keys, values, length);
     for (int64_t i = 0; i < Shape::blocks(length); ++i) {
@@ -285,7 +290,7 @@ class Backward {
            2 * Scratch::padded<float>(s.stack);
   }
 
-  void pack_keys(Rows<T> keys, Rows<T> values, int64_t length) {
+  void pack_keys(Rows<Stored> keys, Rows<Stored> values, int64_t length) {
     for (int64_t j = 0; j < Shape::blocks(length); ++j) {
       const int64_t begin = j * BLOCK, count = std::min(BLOCK, length - begin), at = j * shape_.panel;
       copy_block(keys, begin, count, shape_.width, keys_ + at);
@@ -300,7 +305,8 @@ class Backward {
   // gradient, which the softmax's gradient needs. Queries beyond the end are zero and so are their gradients: any
   // finite log-sum will do for them.
   void take_queries(
-      Group<T> queries, Group<T> output, Group<T> grad, const float* log_sums, int64_t begin, int64_t count) {
+      Group<Stored> queries, Group<Stored> output, Group<Stored> grad, const float* log_sums, int64_t begin,
+      int64_t count) {
     const int64_t width = shape_.width, stack = shape_.stack;
     copy_stack(queries, begin, count, width, queries_);
     pack(queries_, stack, width, query_rows_);
@@ -366,13 +372,13 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   const int32_t* all_ends = data_of(ends, shape);
   auto dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options());
   auto dv = at::empty(v.sizes(), v.options());
-  for_dtype(q, [&](auto zero) {
-    using T = decltype(zero);
+  for_product_type(q, [&](auto stored, auto factor) {
+    using Stored = decltype(stored);
     for_documents(lengths, k.size(1), [&](int64_t start, int64_t length, int64_t kv_head) {
       Sight sight(shape, all_ends, start, length);
-      const auto group = [&](const at::Tensor& packed) { return group_of<T>(packed, start, kv_head, shape.group); };
-      const auto rows = [&](const at::Tensor& packed) { return rows_of<T>(packed, start, kv_head); };
-      Backward<T>(shape, float(scale)).run(
+      const auto group = [&](const at::Tensor& packed) { return group_of<Stored>(packed, start, kv_head, shape.group); };
+      const auto rows = [&](const at::Tensor& packed) { return rows_of<Stored>(packed, start, kv_head); };
+      Backward<Stored, decltype(factor)>(shape, float(scale)).run(
           group(q), rows(k), rows(v), group(output), group(grad),
           log_sums.const_data_ptr<float>() + kv_head * shape.group * shape.tokens + start, group(dq), rows(dk),
           rows(dv), sight, length);

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.runner.exact_ops.operators import operators as exact
 from rlrun.runner.trainer.cpu_ops.exact import computes_exactly
-from rlrun.runner.trainer.cpu_ops.library import operators, serves, serves_attention
+from rlrun.runner.trainer.cpu_ops.library import operators, serves
 from rlrun.runner.trainer.cpu_ops.sinks import sink_slopes, with_sinks
 
 
@@ -31,7 +31,7 @@ def packed_attention(  # noqa: PLR0917
     query sees, its own included; None: all. `sinks`: the logit `[N]` of each head's sink. `ends`: `[T]` int32
     `Forest.ends`, for documents that are trees, which have no window.
     """
-    if serves(query, key, value) and query.shape[-1] % 2 == 0 and serves_attention(query.dtype):
+    if serves(query, key, value) and query.shape[-1] % 2 == 0:
         output: torch.Tensor = _PackedAttention.apply(
             query, key, value, sinks, list(lengths), ends, scale, window or 0
         )

@@ -11,21 +11,21 @@ import torch
 
 from rlrun.runner.exact_ops.operators import load as load_exact
 from rlrun.runner.exact_ops.operators import operators as exact
-from rlrun.runner.trainer.cpu_ops.library import load, serves_attention
+from rlrun.runner.trainer.cpu_ops.library import load
 from rlrun.runner.trainer.cpu_ops.products import linear, weight_gradient
 
 _exactly = False
 
 
-def compute_exactly(dtype: torch.dtype, *, value: bool = True) -> None:
+def compute_exactly(*, value: bool = True) -> None:
     """Makes all models of this process compute as the engine does. Raises ValueError where they cannot."""
     global _exactly  # noqa: PLW0603 (as torch.use_deterministic_algorithms: a setting of the process)
     if value:
         load_exact()
-        if not load() or not serves_attention(dtype):
+        if not load():
             raise ValueError(
-                "true_on_policy: attention's backward pass cannot be compiled here, or this CPU has no "
-                f'products of {dtype}: set trainer.dtype and engine.dtype to "float32"'
+                "true_on_policy: the trainer's operators could not be compiled; its log says why: install "
+                "g++ or clang, or remove true_on_policy"
             )
     _exactly = value
 

@@ -55,12 +55,6 @@ def as_on_gpu() -> Iterator[None]:
 
 
 @cache
-def serves_attention(dtype: torch.dtype) -> bool:
-    """Returns whether this CPU has the matrix kernels that the attention operator needs for `dtype`."""
-    return dtype != torch.bfloat16 or operators.has_bfloat16_kernels()
-
-
-@cache
 def load() -> bool:
     """Loads the operators, compiled once for this machine; returns False if there is no compiler."""
     if loaded := load_operators(TRAINER_OPERATORS):

@@ -8,25 +8,7 @@
 
 namespace ops = rlrun_trainer;
 
-namespace {
-
-// Returns whether this CPU has the bfloat16 matrix kernels that attention needs, by trying one.
-bool has_bfloat16_kernels() {
-  const std::vector<at::BFloat16> a(4, at::BFloat16(1.f));
-  float c[4];
-  const ops::TileRegisters registers;
-  try {
-    ops::multiply(2, 2, 2, a.data(), a.data(), c, false);
-  } catch (const std::exception&) {  // torch and oneDNN throw different types
-    return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 TORCH_LIBRARY(rlrun_trainer, m) {
-  m.def("has_bfloat16_kernels() -> bool", &has_bfloat16_kernels);
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scales) -> (Tensor, Tensor)");
   m.def("rotate(Tensor x, Tensor table, bool back) -> Tensor");

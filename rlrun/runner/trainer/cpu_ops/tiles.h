@@ -34,6 +34,31 @@ void multiply(int64_t m, int64_t n, int64_t k, const T* a, const T* b, float* c,
   at::native::cpublas::brgemm(m, n, k, k, n, n, add, a, b, c, sizeof(T) == 2);
 }
 
+// Returns whether brgemm multiplies bfloat16 on this CPU, by trying it: without such instructions oneDNN has no kernel.
+inline bool has_bfloat16_kernels() {
+  static const bool has = [] {
+    const std::vector<at::BFloat16> a(4, at::BFloat16(1.f));
+    float c[4];
+    const TileRegisters registers;
+    try {
+      multiply(2, 2, 2, a.data(), a.data(), c, false);
+    } catch (const std::exception&) {  // torch and oneDNN throw different types
+      return false;
+    }
+    return true;
+  }();
+  return has;
+}
+
+// Calls f with a zero of the tensor's element type, and one of the type whose blocks brgemm is to multiply.
+template <typename F>
+void for_product_type(const at::Tensor& tensor, const F& f) {
+  for_dtype(tensor, [&](auto zero) {
+    if (has_bfloat16_kernels()) f(zero, zero);
+    else f(zero, 0.f);
+  });
+}
+
 // Rows `stride` elements apart: one head of one document within a packed tensor.
 template <typename T>
 struct Rows {
@@ -62,15 +87,15 @@ Group<T> group_of(const at::Tensor& packed, int64_t start, int64_t kv_head, int6
 }
 
 // Copies `count` rows from `begin` on into a block [BLOCK, width], and fills the rest with zeros.
-template <typename T>
-void copy_block(Rows<T> rows, int64_t begin, int64_t count, int64_t width, T* out) {
+template <typename Stored, typename T>
+void copy_block(Rows<Stored> rows, int64_t begin, int64_t count, int64_t width, T* out) {
   for (int64_t r = 0; r < count; ++r) std::copy_n(rows[begin + r], width, out + r * width);
   std::fill(out + count * width, out + BLOCK * width, T(0.f));
 }
 
 // Copies the same rows of all heads of a group into blocks, one below the other: [heads * BLOCK, width].
-template <typename T>
-void copy_stack(Group<T> group, int64_t begin, int64_t count, int64_t width, T* out) {
+template <typename Stored, typename T>
+void copy_stack(Group<Stored> group, int64_t begin, int64_t count, int64_t width, T* out) {
   for (int64_t head = 0; head < group.heads; ++head)
     copy_block(group[head], begin, count, width, out + head * BLOCK * width);
 }

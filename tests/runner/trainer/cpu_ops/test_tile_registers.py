@@ -12,18 +12,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlrun.runner.host.cpp_build import find_compiler
 from rlrun.runner.trainer.cpu_ops import library
+from tests.waiting import PATIENCE
 
 HERE = Path(__file__).parent
 
 
 def test_attention_after_other_onednn_work(tmp_path):
     compiler = find_compiler()
-    if compiler is None or not library.load() or not library.serves_attention(torch.bfloat16):
-        pytest.skip("no C++ compiler, or no bfloat16 kernels on this CPU")
+    if compiler is None or not library.load():
+        pytest.skip("no C++ compiler")
     counter = tmp_path / "counter.so"
     source = str(HERE / "tile_registers.cpp")
     subprocess.run([compiler, "-std=c++20", "-shared", "-fPIC", source, "-o", str(counter)], check=True)
@@ -32,10 +32,10 @@ def test_attention_after_other_onednn_work(tmp_path):
         env=os.environ | {"LD_PRELOAD": str(counter)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, (done.returncode, done.stderr)
     counted = json.loads(done.stdout)
-    assert counted["products"] > 0
+    assert counted["products"] > 100
     assert counted["unreleased"] == 0

@@ -16,17 +16,18 @@ F original(const char* name) {
   return reinterpret_cast<F>(dlsym(dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD), name));
 }
 
-template <typename... Arguments>
-void multiply(const char* name, Arguments... arguments) {
-  static const auto torch_multiply = original<void (*)(Arguments...)>(name);
+using Multiply = void (*)(
+    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, const void*, const void*, float*, bool);
+
+void count_product() {
   ++products;
   if (!in_use) ++unreleased;
   in_use = true;
-  torch_multiply(arguments...);
 }
 
 }  // namespace
 
+#define FLOAT32 _ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb
 #define BFLOAT16 _ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb
 #define RELEASE _ZN2at6native7cpublas14brgemm_releaseEb
 #define NAME(symbol) TEXT(symbol)
@@ -37,10 +38,20 @@ extern "C" {
 int num_products() { return products; }
 int num_unreleased() { return unreleased; }
 
+void FLOAT32(
+    int64_t m, int64_t n, int64_t k, int64_t a_stride, int64_t b_stride, int64_t c_stride, bool add, const void* a,
+    const void* b, float* c, bool interleaved) {
+  static const auto torch_multiply = original<Multiply>(NAME(FLOAT32));
+  count_product();
+  torch_multiply(m, n, k, a_stride, b_stride, c_stride, add, a, b, c, interleaved);
+}
+
 void BFLOAT16(
     int64_t m, int64_t n, int64_t k, int64_t a_stride, int64_t b_stride, int64_t c_stride, bool add, const void* a,
     const void* b, float* c, bool interleaved) {
-  multiply(NAME(BFLOAT16), m, n, k, a_stride, b_stride, c_stride, add, a, b, c, interleaved);
+  static const auto torch_multiply = original<Multiply>(NAME(BFLOAT16));
+  count_product();
+  torch_multiply(m, n, k, a_stride, b_stride, c_stride, add, a, b, c, interleaved);
 }
 
 void RELEASE(bool interleaved) {

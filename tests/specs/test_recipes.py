@@ -18,6 +18,7 @@ from rlrun.runner.planning.step_time import PlannedJob, default_workload
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.reading import engine_types
 from tests.models.test_vision import PUBLISHED
+from tests.resolved_specs import resolved
 
 HERE = Path(__file__).parent
 SHIPPED = sorted(RECIPES.glob("*.toml"))
@@ -49,8 +50,7 @@ MODELS = {
     "spec", [*SHIPPED, HERE / "base.toml", HERE / "full.toml"], ids=lambda path: path.stem
 )
 def test_validates_and_plans(spec: Path) -> None:
-    loaded = load_checked_spec([spec])
-    plan = make_plan(loaded.spec, rows=100_000, cores=2)
+    plan = make_plan(resolved(load_checked_spec([spec]).spec), rows=100_000, cores=2)
     assert plan.optimizer_steps
     assert plan.ranks
 
@@ -62,7 +62,7 @@ def profiles() -> list[tuple[Path, str]]:
 
 @pytest.mark.parametrize(("spec", "profile"), profiles(), ids=str)
 def test_profiles_validate_and_plan(spec: Path, profile: str) -> None:
-    assert make_plan(load_checked_spec([spec], (), [profile]).spec, rows=100_000, cores=2).ranks
+    assert make_plan(resolved(load_checked_spec([spec], (), [profile]).spec), rows=100_000, cores=2).ranks
 
 
 @pytest.mark.parametrize("sglang", [True, False], ids=["sglang", "no-sglang"])
@@ -72,8 +72,9 @@ def test_recipes_fit_the_gpus_they_name(path: Path, sglang: bool, monkeypatch: p
     spec = load_checked_spec([path]).spec
     if spec.model.path.startswith(str(RECIPES)):
         return  # the quickstart's, for a laptop
-    model = with_vision_tower(MODELS[spec.model.path], spec.trainer.vision_tower)
+    model = with_vision_tower(MODELS[spec.model.path], spec.trainer.given("vision_tower"))
     teacher = MODELS[spec.teacher.path] if spec.teacher else None
+    spec = resolved(spec, model, *filter(None, [teacher]))
     gpu = find_gpu("A100-40GB" if path.stem == "grpo-1gpu" else "A100-80GB")
     plan = make_plan(spec, rows=100_000, cores=8)
     job = PlannedJob(spec, plan, needs_of(spec), model, gpu, default_workload(spec), teacher)

@@ -4,8 +4,11 @@ policy, reference, teacher: log-probs ┐
 critic: values                        ┴─▶ samples ─▶ advantages, returns ─▶ sequences
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.model_handle import ModelHandle, PackedSteps
@@ -35,6 +38,9 @@ class Passes:
     recompute_old: bool
     """`old_log_probs = "trainer"`. It costs a pass only if a step takes several optimizer steps, or if
     advantages depend on these log-probs."""
+    compare: Callable[[Sequence[TrainSequence], Sequence[NDArray[np.float32]]], None] | None = None
+    """Compares the sequences with the policy's log-probs from before the first update, with `true_on_policy`.
+    With one optimizer step the loss compares them, without a pass."""
 
     async def run(
         self,
@@ -48,7 +54,7 @@ class Passes:
         Only what the algorithm's needs name is computed.
         """
         needs = self.algorithm.needs
-        if needs.old_log_probs:
+        if needs.old_log_probs or self.compare is not None:
             sequences = await self._old_log_probs(clock, groups, sequences, packed.policy)
         if needs.reference:
             assert self.reference is not None
@@ -78,13 +84,18 @@ class Passes:
         """Returns the sequences with old log-probs.
 
         With one optimizer step the policy's own log-probs are the old ones, so no pass is spent on them
-        unless advantages depend on them.
+        unless advantages depend on them, or a pass over several optimizer steps is compared with engines.
         """
-        for_advantages, several = self.algorithm.needs.policy_log_probs, len(steps) > 1
+        needs, several = self.algorithm.needs, len(steps) > 1
+        are_old = self.recompute_old and needs.old_log_probs
         log_probs = None
-        if self.recompute_old and (several or for_advantages):
+        if (are_old and (several or needs.policy_log_probs)) or (self.compare is not None and several):
             with clock.part("log_prob"):
                 log_probs = await self.policy.log_probs(sequences, steps)
-        if for_advantages or log_probs is not None:
+        if self.compare is not None and log_probs is not None:
+            self.compare(sequences, log_probs)
+        if not are_old:
+            log_probs = None  # those of the engines are the old ones
+        if needs.old_log_probs and (needs.policy_log_probs or log_probs is not None):
             note(groups, "policy_log_probs", log_probs)
         return with_old_log_probs(sequences, log_probs) if log_probs and several else sequences

@@ -9,13 +9,13 @@ import math
 import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.specs.safe_python import own_python
 
 DEADLINE_SECONDS = 1800.0
 """Deadline of a dry run; large models with many layers take minutes."""
@@ -59,7 +59,7 @@ def trace_rank(job: PlannedJob, rank: int = 0, seconds: float = DEADLINE_SECONDS
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rlrun.runner.trainer.dry_run.rank"]
+    command = own_python("-m", "rlrun.runner.trainer.dry_run.rank")
     try:
         process = subprocess.run(
             command,

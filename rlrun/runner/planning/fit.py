@@ -1,11 +1,14 @@
 """Finds what does not fit a job's devices, and says what to change."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import EngineMemory, Phase
-from rlrun.runner.planning.phases import JobMemory
+from rlrun.runner.planning.phases import JobMemory, job_memory
 from rlrun.runner.planning.step_time import PlannedJob
+
+_RESHARD = 'set trainer.parallel.reshard_after_forward = "always"'
 
 
 def fit_warnings(job: PlannedJob, memory: JobMemory) -> Iterator[str]:
@@ -28,11 +31,24 @@ def fit_warnings(job: PlannedJob, memory: JobMemory) -> Iterator[str]:
 
 def _exceeds_device(job: PlannedJob, phase: Phase) -> str:
     largest = max(phase.parts, key=lambda part: part.bytes)
+    cure = _RESHARD if phase.name == "training" and _resharding_suffices(job) else _cure(largest.name, job)
     return (
         f"{phase.name} needs {format_bytes(phase.bytes)} and {job.device.name} has "
         f"{format_bytes(job.device.memory)}; the largest part is {largest.name} "
-        f"({format_bytes(largest.bytes)}): {_cure(largest.name, job)}"
+        f"({format_bytes(largest.bytes)}): {cure}"
     )
+
+
+def _resharding_suffices(job: PlannedJob) -> bool:
+    """Returns whether training fits if FSDP frees layers that it now keeps gathered."""
+    trainer = job.spec.trainer
+    # FSDP shards parameters over context ranks too
+    if not trainer.parallel.keeps_gathered or trainer.parallel.fsdp * trainer.parallel.context == 1:
+        return False
+    parallel = trainer.parallel.model_copy(update={"reshard_after_forward": "always"})
+    spec = job.spec.model_copy(update={"trainer": trainer.model_copy(update={"parallel": parallel})})
+    phases = job_memory(replace(job, spec=spec)).phases
+    return all(phase.bytes <= job.device.memory for phase in phases if phase.name == "training")
 
 
 def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:

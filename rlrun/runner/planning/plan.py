@@ -6,7 +6,8 @@ The plan is pure data: `rlrun plan` shows it, and `runner/cluster` starts the pr
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.device_map import (
@@ -21,7 +22,7 @@ from rlrun.runner.planning.device_map import (
 from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_rank
 from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
 from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
-from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.engine import EngineSpec
@@ -131,7 +132,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     layout = layout_of(spec, rollout)
     locations = place_ranks(spec, layout), place_engines(spec, layout), place_named_engines(spec, layout)
     threads = share_threads(spec, layout, locations, cores or available_cores())
-    longest = longest_sample(spec)
+    longest = spec.rollout.max_prompt_tokens + longest_response(spec)
     engines = tuple(_engines("engine", spec.engine, locations[1], threads[1]))
     return Plan(
         batch=batch,
@@ -145,6 +146,13 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
         micro_batch_tokens=_micro_batch_tokens(spec, longest),
         cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
     )
+
+
+def plan_for_mode(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
+    """Returns the part of the plan that a debug mode starts, with the placement of the whole job."""
+    if mode is None:
+        return plan
+    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
 
 
 def _ranks(

@@ -1,8 +1,9 @@
-"""Reads the architectures of a plan's models from their config.json, without their weights, and resolves what
-a spec leaves to them: the longest prompt, and whether shared prefixes pay.
+"""Reads the architectures of a plan's models from their config.json, without their weights, and resolves the
+keys of a spec that follow from them.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rlrun.converters.families.stored_adapter import StoredAdapter, read_stored_adapter
@@ -15,9 +16,8 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.served_weights import DraftModel, draft_model
 from rlrun.runner.planning.step_time import POLICY_DRAFT
 from rlrun.specs.derived.engine_layout import starts_with_job
-from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.derived.policy_model import read_policy
-from rlrun.specs.derived.shared_prefixes import SharingChoice, choose_sharing, with_sharing
+from rlrun.specs.derived.resolution import Resolved, resolve
 from rlrun.specs.rules.engines.speculation import has_draft_weights
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.model import ModelSpec
@@ -96,38 +96,38 @@ def draft_models(
     return drafts
 
 
-def fit_spec(spec: Spec, model: ModelFiles) -> tuple[Spec, SharingChoice | None]:
-    """Returns the spec that a job runs with, and the choice of shared prefixes if the spec leaves it open.
+def resolve_for_job(spec: Spec, model: ModelFiles) -> Resolved:
+    """Returns the spec that a job runs with.
 
     Raises ValueError, with the reason, if the config.json of a model cannot be used.
     """
-    spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
-    policy = read_policy(model.folder, spec)
-    choice = sharing_choice(spec, policy)
-    return (spec if choice is None else with_sharing(spec, choice)), choice
+    return resolve(spec, needs_of(spec), [read_policy(model.folder, spec), *_teachers(spec)])
 
 
-def local_choice(spec: Spec) -> SharingChoice | None:
-    """Returns the choice as `sharing_choice` does; also None if a model is not in a folder on this host."""
-    policy, teacher = Path(spec.model.path), spec.teacher and spec.teacher.path
-    if not policy.is_dir() or (teacher and not Path(teacher).is_dir()):
-        return None
-    try:
-        model = read_policy(policy, spec)
-        return sharing_choice(fit_to_model(spec, model.max_positions), model)
-    except ValueError:
-        return None  # the checks of the files report a model that cannot be read
+def resolve_for_plan(spec: Spec, policy: Architecture | None) -> Resolved:
+    """Returns the spec that a job would run with, as far as its models are known.
 
-
-def sharing_choice(spec: Spec, policy: Architecture) -> SharingChoice | None:
-    """Returns the choice for a spec that fits its model's length; None if the spec sets the key.
-
-    Raises ValueError, with the reason, if the teacher's config.json cannot be used.
+    `policy`: with the parts that the trainer computes; None if its config.json is not known.
     """
-    if spec.trainer.share_prefixes is not None:
-        return None
-    models, teacher = [policy], spec.teacher
-    if teacher is not None and teacher.path is not None:
-        models.append(planned_architecture(ModelSpec(path=teacher.path, revision=teacher.revision)))
-    needs = needs_of(spec)
-    return choose_sharing(spec, models, rollout=needs.rollout, pairs=needs.pairs)
+    models = [] if policy is None else [policy]
+    with suppress(OSError, ValueError):  # the plan says why the teacher is not known
+        models += _teachers(spec) if models else []
+    return resolve(spec, needs_of(spec), models)
+
+
+def resolve_on_this_host(spec: Spec) -> Resolved:
+    """Returns the spec that a job would run with, as far as its models are in folders on this host."""
+    folder, teacher, models = Path(spec.model.path), spec.teacher and spec.teacher.path, []
+    with suppress(OSError, ValueError):  # the checks of the files report a model that cannot be read
+        if folder.is_dir():
+            models.append(read_policy(folder, spec))
+            models += _teachers(spec) if teacher and Path(teacher).is_dir() else []
+    return resolve(spec, needs_of(spec), models)
+
+
+def _teachers(spec: Spec) -> list[Architecture]:
+    """Returns the teacher if ranks compute one. Raises ValueError as `planned_architecture` does."""
+    teacher = spec.teacher
+    if teacher is None or teacher.path is None:
+        return []
+    return [planned_architecture(ModelSpec(path=teacher.path, revision=teacher.revision))]

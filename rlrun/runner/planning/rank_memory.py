@@ -51,7 +51,7 @@ def rank_memory(job: PlannedJob) -> RankMemory:
     A GPU has one rank. On CPU the device is a node's host memory: it has all ranks of the node, with the
     copies that ranks on GPUs keep in host memory.
     """
-    candidates = candidates_of(job.spec, job.needs)
+    candidates = candidates_of(job.spec)
     training = training_phase(
         job.model,
         job.spec.trainer,

@@ -47,7 +47,7 @@ class RankShare:
     trained: int
     """Number of parameters that have a gradient."""
     hidden: int
-    """Number of trained parameters in the layers' matrices, without experts: those that Muon updates."""
+    """Number of trained parameters in the layers' matrices, those of experts included: what Muon updates."""
     layers: int
     """Number of layers that the rank computes."""
     block: "Gathered"
@@ -258,9 +258,10 @@ def _is_first(factor: HfTensor) -> bool:
 
 
 def _is_hidden(tensor: HfTensor) -> bool:
-    return (
-        not tensor.is_routed_expert and len(tensor.shape) == 2 and _decoder_name(tensor).startswith("layers.")
-    )
+    """Returns whether a tensor is one of the layers' matrices, or a stack of experts' matrices."""
+    is_matrix = len(tensor.shape) == 2 or (tensor.is_routed_expert and len(tensor.shape) == 3)
+    is_bias = "bias" in tensor.parameter.rpartition(".")[2]
+    return is_matrix and not is_bias and _decoder_name(tensor).startswith("layers.")
 
 
 def _decoder_name(tensor: HfTensor) -> str:

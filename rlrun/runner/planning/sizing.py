@@ -5,6 +5,7 @@
 Nothing is started.
 """
 
+import math
 from dataclasses import dataclass
 
 from rlrun.runner.planning.engine_memory import host_copy_bytes
@@ -37,8 +38,11 @@ class Sizing:
     held: int
     """Bytes of host memory in which the first rank keeps the weights that engines have
     (`engine.weight_delta`)."""
+    checkpoints: int | None
+    """Number of checkpoints that are on disk at once. None: all are kept, and the number of steps is not
+    known."""
     disk: int
-    """Bytes of all checkpoints that are kept at once, and of the exported model."""
+    """Bytes of these checkpoints (of one, if their number is not known), and of the exported model."""
     sync_bytes: int
     """Bytes of a weight update."""
     estimate: Estimate
@@ -56,6 +60,7 @@ def size_job(job: PlannedJob) -> Sizing:
         staged=staged_bytes(job),
         host_copy=host_copy_bytes(job),
         held=held_bytes(job),
+        checkpoints=_checkpoints_on_disk(job),
         disk=_disk_bytes(job),
         sync_bytes=sync_bytes(job)[0],
         estimate=estimate(job, running_samples(job, memory.engine), sync_time(job).seconds),
@@ -71,10 +76,19 @@ def running_samples(job: PlannedJob, engine: EngineMemory | None) -> int:
     return max(1, min(job.spec.engine.max_running, int(engine.cache_tokens / mean)))
 
 
-def _disk_bytes(job: PlannedJob) -> int:
-    spec = job.spec
-    count = spec.checkpoint.keep if spec.checkpoint.interval else 1
+def _checkpoints_on_disk(job: PlannedJob) -> int | None:
+    interval, keep = job.spec.checkpoint.interval, job.spec.checkpoint.keep
+    if interval is None:
+        return 1
+    # the last step has a checkpoint too
+    written = None if job.plan.steps is None else math.ceil(job.plan.steps / interval)
+    if keep == "all":
+        return written
     # the oldest checkpoint is removed only when a newer one is complete
-    unfinished = 1 if spec.checkpoint.interval else 0
+    return keep + 1 if written is None else min(keep + 1, written)
+
+
+def _disk_bytes(job: PlannedJob) -> int:
+    spec, count = job.spec, _checkpoints_on_disk(job)
     exported = export_bytes(job.model) if spec.checkpoint.export_hf else 0
-    return (count + unfinished) * checkpoint_bytes(job.model, spec.trainer) + exported
+    return (1 if count is None else count) * checkpoint_bytes(job.model, spec.trainer) + exported

@@ -22,7 +22,6 @@ from rlrun.runner.planning.model_size import (
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
-from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.derived.shared_prefixes import LEAST_SHARE, SHORTEST
@@ -81,7 +80,7 @@ class Estimate:
 
 def default_workload(spec: Spec) -> Workload:
     """Returns the assumed mean lengths: half of the longest response and a quarter of the longest prompt."""
-    return Workload(spec.rollout.prompt_limit / 4, spec.rollout.max_response_tokens / 2)
+    return Workload(spec.rollout.max_prompt_tokens / 4, spec.rollout.max_response_tokens / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,7 @@ def _engine_devices(job: PlannedJob) -> int:
 
 def step_training_seconds(job: PlannedJob) -> float:
     """Returns the seconds of all passes of a step over its samples."""
-    tokens = training_tokens(job, share=bool(job.spec.trainer.share_prefixes))
+    tokens = training_tokens(job, share=job.spec.trainer.share_prefixes)
     whole = _training_seconds(job, tokens, 6 * active_parameters(job.model), reduced=1.0)
     share = policy_share(job.model, job.spec.trainer)
     update = _training_seconds(
@@ -242,7 +241,7 @@ def _other_passes(job: PlannedJob) -> float:
     pass counts as two.
     """
     several_steps = job.plan.batch.optimizer_steps > 1
-    source = old_log_probs_of(job.spec, corrected=job.needs.trainer_log_probs)
+    source = job.spec.trainer.old_log_probs
     old_policy = job.needs.old_log_probs and source == "trainer" and several_steps
     critic = 4.0 if job.needs.critic else 0.0  # one pass for values, three for its update
     teacher = active_parameters(job.teacher) / active_parameters(job.model) if job.teacher else 0.0

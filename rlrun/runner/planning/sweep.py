@@ -10,6 +10,7 @@ from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.rank_share import balanced_layers
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.specs.derived.resolution import resolve
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.rules.parallel_rules import DEGREE_OF
@@ -80,7 +81,7 @@ def _sort_key(candidate: Candidate) -> tuple[bool, int, int, float]:
 
 def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
     """Yields specs that differ from the job's only in layout, placement and size of an engine."""
-    spec = job.spec
+    spec, models = job.spec, [job.model, *([] if job.teacher is None else [job.teacher])]
     gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
     splits = [(gpus, "colocated")]
     if job.plan.engines:
@@ -93,7 +94,7 @@ def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
             trainer = spec.trainer.model_copy(update={"parallel": parallel})
             candidate = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
             if not _breaks_a_rule(candidate, job):
-                yield candidate
+                yield resolve(candidate, job.needs, models).spec
 
 
 def _server_sizes(gpus: int, job: PlannedJob) -> list[int]:

@@ -37,7 +37,8 @@ def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
 
     Raises ValueError with the numbers where the equation does not hold.
     """
-    given_size, given_steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
+    given_size: int | None = spec.trainer.given("global_batch_size")
+    given_steps: int | None = spec.trainer.given("optimizer_steps")
     if not rollout:
         if given_size is None:
             raise ValueError("required without rollouts: the number of rows per optimizer step")
@@ -54,7 +55,8 @@ def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
 def nearest_batches(spec: Spec, rollout: bool) -> str:
     """Returns settings near the given ones that make the equation hold on every data rank."""
     degree = spec.trainer.parallel.data_degree
-    size, steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
+    size: int | None = spec.trainer.given("global_batch_size")
+    steps: int | None = spec.trainer.given("optimizer_steps")
     if not rollout:
         return _choices("trainer.global_batch_size", _multiples_around(size or 32, degree))
     per_prompt = spec.rollout.samples_per_prompt

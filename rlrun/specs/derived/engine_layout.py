@@ -74,7 +74,8 @@ def sleeps(spec: Spec) -> bool:
     """Returns whether colocated engines and trainer free the devices' memory for each other."""
     can_sleep = spec.engine.type in ("native", "sglang", None)  # None: no engines, or not loaded from a file
     shared = can_sleep and spec.cluster.placement == "colocated" and spec.debug.mode is None
-    return shared and (bool(spec.cluster.gpus_per_node) if spec.engine.sleep is None else spec.engine.sleep)
+    given: bool | None = spec.engine.given("sleep")
+    return shared and (bool(spec.cluster.gpus_per_node) if given is None else given)
 
 
 def starts_with_job(section: EngineSpec) -> bool:

@@ -8,7 +8,8 @@ def kept_samples(spec: Spec, section: EngineSpec) -> int:
     """Returns the number for the engines of `[engine]`, or of one of `[[engines]]`."""
     if section.type != "native":
         return 0
-    if section.kept_samples is not None:
-        return section.kept_samples
+    given: int | None = section.given("kept_samples")
+    if given is not None:
+        return given
     has_one_turn = spec.rollout.function.type == "single_turn" or isinstance(section, NamedEngineSpec)
     return 0 if has_one_turn or spec.deterministic else section.max_running

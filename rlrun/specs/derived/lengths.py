@@ -6,29 +6,24 @@ from rlrun.specs.sections.rollout import USUAL_PROMPT_TOKENS
 
 def longest_response(spec: Spec) -> int:
     """Returns the maximum length of a response in tokens, in training and in all evaluations."""
-    fallback = spec.eval.max_response_tokens or spec.rollout.max_response_tokens
-    evaluated = [dataset.max_response_tokens or fallback for dataset in spec.eval.datasets]
+    fallback = spec.eval.given("max_response_tokens") or spec.rollout.max_response_tokens
+    evaluated = [dataset.given("max_response_tokens") or fallback for dataset in spec.eval.datasets]
     return max([spec.rollout.max_response_tokens, *evaluated])
 
 
-def longest_prompt(spec: Spec, positions: int | None = None) -> int:
-    """Returns the maximum length of a prompt in tokens.
+def longest_prompt(spec: Spec, positions: int | None) -> int:
+    """Returns the maximum length of a prompt in tokens, for a spec that may leave it open.
 
     That is the spec's own limit, or the space that the longest response leaves in the model and in the KV
     cache. `positions`: maximum length of the model in tokens; None where config.json has not been read.
     """
-    if spec.rollout.max_prompt_tokens is not None:
-        return spec.rollout.max_prompt_tokens
+    given: int | None = spec.rollout.given("max_prompt_tokens")
+    if given is not None:
+        return given
     limits = [limit for limit in (positions, spec.engine.max_cache_tokens) if limit is not None]
     return max(1, min([USUAL_PROMPT_TOKENS, *(limit - longest_response(spec) for limit in limits)]))
 
 
-def longest_sample(spec: Spec, positions: int | None = None) -> int:
+def longest_sample(spec: Spec, positions: int | None) -> int:
     """Returns the maximum length of a sample in tokens: the longest prompt with the longest response."""
     return longest_prompt(spec, positions) + longest_response(spec)
-
-
-def fit_to_model(spec: Spec, positions: int | None) -> Spec:
-    """Returns the spec with `rollout.max_prompt_tokens` set to the limit that fits the model."""
-    rollout = spec.rollout.model_copy(update={"max_prompt_tokens": longest_prompt(spec, positions)})
-    return spec.model_copy(update={"rollout": rollout})

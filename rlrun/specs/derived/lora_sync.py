@@ -18,9 +18,9 @@ _SERVED_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Families whose attention and feed-forward matrices SGLang gives adapters by their Hugging Face names."""
 
 
-def sends_adapters(spec: Spec, family: str) -> bool:
-    """Returns whether the policy's engines get adapters alone at an update."""
-    if spec.trainer.lora is None or spec.engine.lora_sync == "merged":
+def sends_adapters(spec: Spec, family: str | None) -> bool:
+    """Returns whether the policy's engines get adapters alone at an update. `family`: as for `why_merged`."""
+    if spec.trainer.lora is None or spec.engine.given("lora_sync") == "merged":
         return False
     return why_merged(spec, family) is None
 
@@ -97,7 +97,7 @@ def why_not_beside_policy(spec: Spec, family: str | None = None) -> str | None:
         return why_merged(spec, family) or "the job starts no SGLang servers for the policy"
     if sleeps(spec):
         return "engines that sleep while the trainer works do not answer then"
-    if spec.engine.lora_sync == "merged":
+    if spec.engine.given("lora_sync") == "merged":
         return 'engine.lora_sync = "merged" replaces the model that the adapter belongs to'
     return why_merged(spec, family)
 

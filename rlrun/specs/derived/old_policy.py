@@ -1,4 +1,4 @@
-"""Chooses the old log-probs, the denominator of a policy-gradient loss's ratio; for rules, plan and job.
+"""Chooses the old log-probs, the denominator of a policy-gradient loss's ratio.
 
 With one optimizer step per rollout step, the trainer's own log-probs are those of the policy being trained.
 The ratio to them is 1, even for samples that were generated with much older weights.
@@ -8,17 +8,27 @@ from typing import Literal
 
 from rlrun.specs.sections.job import Spec
 
+OldLogProbs = Literal["trainer", "rollout"]
+
 
 def may_be_stale(spec: Spec) -> bool:
     """Returns whether samples may have been generated with older weights than the trainer's."""
     return spec.rollout.mode == "async" or spec.rollout.partial
 
 
-def old_log_probs_of(spec: Spec, *, corrected: bool) -> Literal["trainer", "rollout"]:
-    """Returns which log-probs are the old ones, the trainer's or those of the rollout.
+def choose_old_log_probs(spec: Spec, *, corrected: bool) -> tuple[OldLogProbs, str]:
+    """Returns whose log-probs are the old ones where the spec does not say so, and why.
 
     `corrected`: whether the algorithm corrects for the difference between trainer and engine.
     """
-    if spec.trainer.old_log_probs is not None:
-        return spec.trainer.old_log_probs
-    return "rollout" if may_be_stale(spec) and not corrected else "trainer"
+    if not may_be_stale(spec):
+        return "trainer", "samples are generated with the weights that are trained on them"
+    if corrected:
+        return "trainer", "the algorithm compares them with the engine's, which corrects for stale samples"
+    return "rollout", "samples may come from older weights, which the ratio to the engine's log-probs weighs"
+
+
+def old_log_probs_of(spec: Spec, *, corrected: bool) -> OldLogProbs:
+    """Returns whose log-probs are the old ones, for a spec that may leave it open."""
+    given: OldLogProbs | None = spec.trainer.given("old_log_probs")
+    return given or choose_old_log_probs(spec, corrected=corrected)[0]

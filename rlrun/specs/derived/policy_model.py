@@ -20,7 +20,7 @@ def policy_model(model: Architecture, spec: Spec) -> Architecture:
     """
     if spec.model.implementation == "transformers":
         return model
-    model = with_vision_tower(model, spec.trainer.vision_tower)
+    model = with_vision_tower(model, spec.trainer.given("vision_tower"))
     return with_mtp_layer(model) if spec.trainer.mtp_loss else model
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlrun.models.attention_config import has_delta_net
 from rlrun.models.config_defaults import with_family_defaults
+from rlrun.models.json_files import read_json
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.sglang_config import missing_keys
 from rlrun.specs.sections.engine import EngineSpec
@@ -38,7 +39,7 @@ def recurrent_settings(section: EngineSpec, folder: Path, *, on_cpu: bool) -> li
     There are none, too, if the folder has no `config.json` that can be read.
     """
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_json(folder / "config.json")
         settings = list(_settings(section, config, on_cpu=on_cpu))
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return []  # other rules report a broken file

@@ -14,6 +14,6 @@ def answer_timeout(spec: Spec) -> float:
     """
     rollout = spec.rollout
     ahead = rollout.max_staleness if rollout.mode == "async" else 1
-    groups = (rollout.oversample or rollout.batch_size) + ahead * rollout.batch_size
+    groups = rollout.oversample + ahead * rollout.batch_size
     rounds = math.ceil(groups * rollout.samples_per_prompt / spec.engine.max_running)
     return (1 + rounds) * rollout.seconds_for(longest_response(spec))

@@ -7,12 +7,10 @@ from rlrun.specs.sections.job import Spec
 def sample_limits(spec: Spec, *, rollout: bool) -> str:
     """Returns a sentence with the limits of a sample, and with what happens to rows that exceed them.
 
-    `rollout`: whether the policy generates the responses; otherwise the rows contain them. The limit of the
-    prompt is only right for specs that have been fitted to their model
-    (rlrun.specs.derived.lengths.fit_to_model).
+    `rollout`: whether the policy generates the responses; otherwise the rows contain them.
     """
     settings = spec.rollout
-    prompt, response = settings.prompt_limit, settings.max_response_tokens
+    prompt, response = settings.max_prompt_tokens, settings.max_response_tokens
     length_limits = f"{prompt + response} tokens: a prompt of {prompt} (longer ones are dropped)"
     if not rollout:
         return (
@@ -23,7 +21,7 @@ def sample_limits(spec: Spec, *, rollout: bool) -> str:
 
 
 def _turns(spec: Spec) -> str:
-    if spec.rollout.function.type == "single_turn":
+    if spec.rollout.function.type == "single_turn" and spec.rollout.max_turn_tokens is None:
         return ""
     turn = min(
         spec.rollout.max_turn_tokens or spec.rollout.max_response_tokens, spec.rollout.max_response_tokens

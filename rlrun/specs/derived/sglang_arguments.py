@@ -1,7 +1,8 @@
 """Reads the names of the arguments that the installed SGLang server and router accept.
 
 Importing SGLang takes seconds, so the names are cached in `~/.cache/rlrun` (or `RLRUN_CACHE`), one file per
-interpreter and installed version.
+interpreter and installed version. The interpreter runs with this process's variables, in the root folder:
+nothing that the spec sets, and nothing beside the spec, decides what it imports.
 """
 
 import json
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from rlrun.specs.cache import cache_folder
+from rlrun.models.json_files import read_json
+from rlrun.specs.cache import private_folder
+from rlrun.specs.safe_python import SAFE_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,46 +103,50 @@ def flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-def installed_arguments(
-    python: str, environment: Mapping[str, str], program: Program = SERVER
-) -> list[str] | None:
+def installed_arguments(python: str, program: Program = SERVER) -> list[str] | None:
     """Returns the names of all arguments of the program that is installed for the interpreter `python`.
+
+    Runs the interpreter: call it only where the user has allowed that.
 
     None if the program is not installed or fails. This is not an error, because a spec may be checked on
     another host than the one that runs it.
     """
-    installation = _last_line(python, _WHERE.format(program.distribution), environment)
+    installation = _last_line(python, _WHERE.format(program.distribution))
     if installation is None:
         return None
     digest = sha256(f"{python} {installation}".encode()).hexdigest()[:16]
-    cache_file = cache_folder() / f"{program.distribution}-{digest}.json"
-    if (names := cached_names(cache_file)) is not None:
+    try:
+        cache_file = private_folder() / f"{program.distribution}-{digest}.json"
+    except OSError:  # no home, or others could write it: what uses the cache for code reports that
+        cache_file = None
+    if cache_file is not None and (names := cached_names(cache_file)) is not None:
         return names
-    answer = _last_line(python, _NAMES.format(program.module, program.arguments), environment)
+    answer = _last_line(python, _NAMES.format(program.module, program.arguments))
     if answer is None:
         return None
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = cache_file.with_suffix(f".{os.getpid()}")  # another process may write the cache as well
-    partial_file.write_text(answer)
-    partial_file.replace(cache_file)
+    if cache_file is not None:
+        partial_file = cache_file.with_suffix(f".{os.getpid()}")  # another process may write it as well
+        partial_file.write_text(answer)
+        partial_file.replace(cache_file)
     return list(json.loads(answer))
 
 
 def cached_names(cache_file: Path) -> list[str] | None:
     """Returns the names in a cache file; None if the file does not exist or is broken."""
     try:
-        names = json.loads(cache_file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        names = read_json(cache_file)
+    except (OSError, ValueError):
         return None
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-def _last_line(python: str, code: str, environment: Mapping[str, str]) -> str | None:
+def _last_line(python: str, code: str) -> str | None:
     """Runs `code` and returns the last line that it prints; None if it fails or prints nothing."""
     try:
         process = subprocess.run(
             [python, "-c", code],
-            env={**os.environ, **environment},
+            env=os.environ | SAFE_PATH,
+            cwd="/",  # before Python 3.11, `-c` begins the path with the current folder
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,

@@ -12,7 +12,7 @@ SHORTEST = 32
 saves."""
 LEAST_SHARE = 0.1
 """A prefix that is a smaller share of its sequence is not shared: steps with 3 to 7 % fewer tokens were
-measured to take between 3 % longer and 4 % shorter (docs/performance.md)."""
+measured to take between 3 % longer and 4 % shorter (benchmarks/NOTES.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def choose_sharing(
             return SharingChoice(False, f"{model.family}: {reason}")
     if not (rollout or pairs):
         return SharingChoice(False, "each demonstration has a prompt of its own")
-    prompt, response = spec.rollout.prompt_limit, spec.rollout.max_response_tokens
+    prompt, response = spec.rollout.max_prompt_tokens, spec.rollout.max_response_tokens
     if prompt < SHORTEST:
         return SharingChoice(False, f"prompts have fewer than {SHORTEST} tokens")
     samples = spec.rollout.samples_per_prompt if rollout else 2
@@ -121,9 +121,3 @@ def choose_sharing(
     if spec.rollout.function.type == "single_turn":
         return SharingChoice(False, "each prompt has one sample (rollout.samples_per_prompt)")
     return SharingChoice(True, "the conversations of an execution may have their beginnings in common")
-
-
-def with_sharing(spec: Spec, choice: SharingChoice) -> Spec:
-    """Returns the spec with the choice as `trainer.share_prefixes`."""
-    trainer = spec.trainer.model_copy(update={"share_prefixes": choice.on})
-    return spec.model_copy(update={"trainer": trainer})

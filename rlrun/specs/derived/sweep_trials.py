@@ -81,6 +81,17 @@ def as_range(table: Mapping[str, Any]) -> Range:
     return Range(table["min"], table["max"], table.get("count"), table.get("log", False))
 
 
+def allows(axes: Mapping[str, Axis], values: Mapping[str, Any]) -> bool:
+    """Returns whether a trial may have these values: one of each key's values, and no other keys."""
+    return values.keys() == axes.keys() and all(_has(axis, values[key]) for key, axis in axes.items())
+
+
+def _has(axis: Axis, value: Any) -> bool:
+    if isinstance(axis, Range):
+        return type(value) in (int, float) and axis.low <= value <= axis.high
+    return any(type(one) is type(value) and one == value for one in axis)
+
+
 def grid(axes: Mapping[str, Axis]) -> list[Values]:
     """Returns every combination of the values; the last key changes fastest."""
     columns = [axis.values() if isinstance(axis, Range) else axis for axis in axes.values()]

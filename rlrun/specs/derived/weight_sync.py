@@ -34,10 +34,9 @@ def carrier_of(spec: Spec) -> Carrier:
     """
     if spec.engine.type in ("native", "sleeping", None):  # None: no engines, or not loaded from a file
         return "disk" if spec.engine.type == "native" and spec.cluster.nodes > 1 else "native"
-    if spec.engine.type == "external":
-        return spec.engine.weight_sync or "disk"
-    if spec.engine.weight_sync is not None:
-        return spec.engine.weight_sync
+    given: Literal["tensor", "broadcast", "disk"] | None = spec.engine.given("weight_sync")
+    if given is not None or spec.engine.type == "external":
+        return given or "disk"
     if spec.cluster.nodes == 1 or has_rank_on_each_gpu(spec):
         return "tensor"
     return "disk" if shares_gpus(spec) or sleeps(spec) else "broadcast"
@@ -85,20 +84,25 @@ def why_no_elements(spec: Spec) -> str | None:
         )
     if engine.model is not None or any("quantization" in name for name in engine.sglang):
         return "servers with quantised weights hold them in another form than they are sent"
-    if engine.dtype == "float32":
+    if engine.given("dtype") == "float32":
         return "in float32 an optimizer step changes nearly every weight; bfloat16 changes few"
-    if engine.type == "native" and spec.trainer.vision_tower == "trained":
+    if engine.type == "native" and spec.trainer.given("vision_tower") == "trained":
         return "native engines read the vision tower's weights whole"
     return None
 
 
+def bucket_mib(spec: Spec) -> int | None:
+    """Returns the MiB of weights that are sent together; None for the whole model."""
+    in_files = spec.engine.weight_delta == "elements"
+    is_whole = carrier_of(spec) == "tensor" and not buckets_on_gpus(spec) and not in_files
+    given: int | None = spec.engine.given("weight_bucket")
+    return given or (None if is_whole else _BUCKET_MIB)
+
+
 def bucket_bytes(spec: Spec) -> int | None:
     """Returns the maximum number of bytes that are sent together; None for the whole model."""
-    in_files = spec.engine.weight_delta == "elements"
-    is_tensor = carrier_of(spec) == "tensor" and not buckets_on_gpus(spec) and not in_files
-    if spec.engine.weight_bucket is None and is_tensor:
-        return None
-    return (spec.engine.weight_bucket or _BUCKET_MIB) * _MIB
+    size = bucket_mib(spec)
+    return None if size is None else size * _MIB
 
 
 def relay_slices(spec: Spec) -> int:

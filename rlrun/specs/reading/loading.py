@@ -1,7 +1,7 @@
 """Loads TOML files into a `Spec`, and reports every mistake in one pass.
 
     files, profiles, --set, variables -> compose -> sections (pydantic) -> plugins, references, paths -> rules
-    across sections -> Spec
+    across sections -> dtype of this host -> Spec
 
 Checks report findings by key path, and the composition knows where each key was written. A check is skipped
 if one of its keys is already known to be wrong, so that one mistake is reported once.
@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlrun.specs.derived.default_dtype import DtypeChoices, choose_dtypes, dtype_lines, with_dtypes
 from rlrun.specs.derived.engine_sections import POLICY
 from rlrun.specs.derived.recurrent_servers import recurrent_lines
 from rlrun.specs.paths import PathMarker
@@ -23,6 +24,7 @@ from rlrun.specs.problems.findings import Finding, Problem, Source, SpecError, c
 from rlrun.specs.problems.messages import Explainer
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.suggestions import KeyIndex
+from rlrun.specs.processor import multiplies_bfloat16
 from rlrun.specs.reading.compose import compose
 from rlrun.specs.reading.composition import Composition, origin_location
 from rlrun.specs.reading.document_paths import find_local_plugins, own_paths, resolve_paths
@@ -39,6 +41,7 @@ from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.reading.unusual_values import dates, large_integers
 from rlrun.specs.rules.algorithm_rules import Demands
 from rlrun.specs.rules.engines.on_policy_target import untried_on_gpus
+from rlrun.specs.rules.engines.router_rules import unasked_interpreters
 from rlrun.specs.rules.term_rules import stale_ratio
 from rlrun.specs.rules.trainer_rules import external_heads
 from rlrun.specs.sections.job import Spec
@@ -67,9 +70,13 @@ class LoadedSpec:
     """A valid spec, and the position of each of its keys."""
 
     spec: Spec
+    """The spec as it is written, with the engines and the precision of this host. Its other derived keys are
+    resolved once the model is known (rlrun.specs.derived.resolution)."""
     composition: Composition
     engine_choices: EngineChoices = field(default_factory=dict)
     """The engines that the spec does not name, and why each was chosen."""
+    dtype_choices: DtypeChoices = field(default_factory=dict)
+    """The precisions that the spec does not name, and why each was chosen."""
 
     def problem(self, key: str, message: str, cure: str | None = None) -> Problem:
         """Returns a problem that was found after loading, at the position of its key.
@@ -88,6 +95,10 @@ class LoadedSpec:
             for path, choice in self.engine_choices.items()
         ]
         return [*choices, *recurrent_lines(self.spec)]
+
+    def dtype_reasons(self) -> list[str]:
+        """Returns lines such as `trainer.dtype is float32: this processor has no instructions for …`."""
+        return list(dtype_lines(self.spec, self.dtype_choices))
 
     def origin(self, key: str) -> str:
         """Returns which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.
@@ -113,7 +124,7 @@ class LoadedSpec:
 
         They concern text that looks like a secret in the files and in `--set`, a ratio that ignores stale
         samples, external engines that may compute logits in another precision, `true_on_policy` and native
-        engines on GPUs.
+        engines on GPUs, and arguments of servers whose interpreter was not asked.
         """
         secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
         findings = [
@@ -121,6 +132,7 @@ class LoadedSpec:
             *coded(external_heads(self.spec), Code.TRAINER),
             *coded(untried_on_gpus(self.spec), Code.TRAINER),
             *coded(warnings_about_engines(self.engine_choices), Code.ENGINE),
+            *coded(unasked_interpreters(self.spec), Code.ENGINE),
         ]
         return [*secrets, *(self.composition.locate(finding) for finding in findings)]
 
@@ -160,7 +172,9 @@ def load_spec(
     problems = [*composition.problems, *(composition.locate(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))
-    return LoadedSpec(validate_spec(data), composition, choices)
+    spec = validate_spec(data)
+    dtypes = choose_dtypes(spec, native_bfloat16=multiplies_bfloat16())
+    return LoadedSpec(with_dtypes(spec, dtypes), composition, choices, dtypes)
 
 
 def _document_findings(

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from rlrun.specs.problems.docstrings import field_docstrings
 from rlrun.specs.problems.suggestions import section_models
+from rlrun.specs.sections.section import is_derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Setting:
     type: str
     """Type in words: `whole number ≥ 1`, `"sync" or "async"`, `array of strings`."""
     default: str
-    """Default in TOML; `required` for a key without one, and `unset` for None."""
+    """Default in TOML; `required` for a key without one, `unset` for None, and `derived` for a default that
+    follows from other keys, the model or the host."""
     about: str
     """The field's docstring on one line."""
 
@@ -70,7 +72,9 @@ def as_toml(value: Any) -> str:
 
 
 def _default_of(field: FieldInfo) -> str:
-    return "required" if field.is_required() else as_toml(field.get_default(call_default_factory=True))
+    if field.is_required():
+        return "required"
+    return "derived" if is_derived(field) else as_toml(field.get_default(call_default_factory=True))
 
 
 def _type_of(field: FieldInfo) -> str:

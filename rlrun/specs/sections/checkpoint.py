@@ -1,8 +1,20 @@
 """`[checkpoint]`: what is saved, when, and how many checkpoints are kept."""
 
-from pydantic import Field
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
 
 from rlrun.specs.sections.section import Section
+
+
+def _kind(value: Any) -> str:
+    return "word" if isinstance(value, str) else "number"
+
+
+Kept = Annotated[
+    Annotated[int, Field(ge=1), Tag("number")] | Annotated[Literal["all"], Tag("word")], Discriminator(_kind)
+]
+"""A wrong value is one error, of the kind that was written."""
 
 
 class CheckpointSpec(Section):
@@ -10,8 +22,8 @@ class CheckpointSpec(Section):
 
     interval: int | None = Field(default=None, ge=1)
     """Steps between checkpoints. None: a single checkpoint at the end of the run."""
-    keep: int = Field(default=2, ge=1)
-    """Number of complete checkpoints to keep; older ones are deleted."""
+    keep: Kept = 2
+    """Number of complete checkpoints to keep; older ones are deleted. `all`: none is deleted."""
     asynchronous: bool = False
     """Continue training while a checkpoint is written, from a copy in host memory. This needs host memory for
     that copy."""

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlrun.specs.paths import PathMarker
-from rlrun.specs.sections.section import Section
+from rlrun.specs.sections.section import Section, derived
 
 EngineType = Literal["native", "sglang", "external", "sleeping"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 class SleepingSpec(Section):
@@ -57,17 +58,19 @@ class EngineSpec(Section):
     """SGLang: number of ranks in one server that split each layer's matrices, on GPUs one rank per GPU.
     `tensor` times `pp_size` of `[engine.sglang]` is the number of GPUs of one server: either within one node,
     or all GPUs of several nodes."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of weights and KV cache. Log-probs are always float32."""
+    dtype: Dtype = derived()
+    """Precision of weights and KV cache. Log-probs are always float32. Unset: `bfloat16` on GPUs, on
+    processors with instructions for it (as for `trainer.dtype`), for external engines, and with
+    `weight_delta = "elements"`; else `float32`. With `true_on_policy`: `trainer.dtype`."""
     max_running: int = Field(default=256, ge=1)
     """Maximum number of samples that one engine decodes at the same time; further requests wait in its
     queue."""
     max_cache_tokens: int | None = Field(default=None, ge=1)
     """Size of the KV cache in tokens. None: enough for `max_running` samples of full length."""
-    kept_samples: int | None = Field(default=None, ge=0)
+    kept_samples: int = derived(ge=0)
     """Native: how many samples that have ended keep their place in the engine's KV cache until new weights
     arrive, so that the next turn of a conversation computes only its new tokens. Running samples come first.
-    Models with Gated DeltaNet also keep a recurrent state of each. None: `max_running`; 0 with the rollout
+    Models with Gated DeltaNet also keep a recurrent state of each. Unset: `max_running`; 0 with the rollout
     `single_turn`, which has no later turns, with `deterministic`, because log-probs then depend on rounding
     on what the cache holds, and for other models than the policy."""
     speculative: SpeculativeSpec = SpeculativeSpec()
@@ -81,20 +84,20 @@ class EngineSpec(Section):
     """SGLang: folder of the model that servers load at the start, for instance the policy in FP8 (`rlrun
     convert hf-to-hf SRC DST --quantize fp8-block`). Weight updates then arrive in FP8 too. None: the policy's
     folder."""
-    sleep: bool | None = None
+    sleep: bool = derived()
     """Colocated engines: weights and KV cache leave the devices while the trainer computes, and the trainer's
-    state leaves them while engines generate. None: true on GPUs, where memory is scarce, and false on
+    state leaves them while engines generate. Unset: true on GPUs, where memory is scarce, and false on
     CPUs."""
-    weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
+    weight_sync: Literal["tensor", "broadcast", "disk"] | None = derived()
     """SGLang: how new weights reach the servers. `tensor`: through shared memory of the trainer's host, or of
     GPUs that both use. `broadcast`: through a process group of a trainer rank, one for each pipeline stage,
     and all servers (NCCL on GPUs, else gloo). `disk`: through safetensors in a folder that all hosts can
-    read. None: `tensor` on one node and on shared GPUs; on several nodes otherwise `broadcast`, or `disk`
+    read. Unset: `tensor` on one node and on shared GPUs; on several nodes otherwise `broadcast`, or `disk`
     where servers use GPUs that no trainer rank uses too; `disk` for external engines."""
-    weight_bucket: int | None = Field(default=None, ge=1)
+    weight_bucket: Annotated[int, Field(ge=1)] | None = derived()
     """SGLang: MiB of weights that are gathered and sent together. Two buckets exist at a time, because one is
     filled while the other is sent. With `tensor` on GPUs that trainer and servers share, a bucket is in GPU
-    memory. None: 512, or with `tensor` in host memory the whole model, which then stays there."""
+    memory. Unset: 512, or with `tensor` in host memory the whole model, which then stays there."""
     weight_delta: Literal["off", "files", "elements"] = "off"
     """What engines get of new weights. `off`: everything. `files`: the files that changed since the last
     version, for SGLang with `weight_sync = "disk"`. `elements`: the elements that changed, which in bfloat16
@@ -105,10 +108,10 @@ class EngineSpec(Section):
     """SGLang: which tensors of every server are compared with the sent ones after each update, by checksums
     that are computed where the buckets are. `sample`: all vectors, and the matrices of one layer, a different
     one each time."""
-    lora_sync: Literal["adapters", "merged"] | None = None
+    lora_sync: Literal["adapters", "merged"] = derived()
     """With `[trainer.lora]`: what engines get at an update. `adapters`: only the adapters, for the frozen
     model that they have. SGLang servers have the adapters of several versions at once, and a running request
-    keeps those that it began with. `merged`: the whole model with the adapters merged into it. None:
+    keeps those that it began with. `merged`: the whole model with the adapters merged into it. Unset:
     `adapters` where the engines can take them, else `merged`; `rlrun plan` shows which, and why."""
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s]+$")], ...] = ()
     """External engines: the URL of each engine. All of them must already serve the model, and speak SGLang's
@@ -116,7 +119,8 @@ class EngineSpec(Section):
     api_key: str | None = None
     """External engines: the API key of the servers, as `${env:NAME}`. None: the servers need no key."""
     python: Annotated[str | None, PathMarker()] = None
-    """SGLang: path of the Python interpreter whose environment has SGLang installed. None: the interpreter
+    """SGLang: path of the Python interpreter whose environment has SGLang installed. `rlrun validate` and
+    `plan` run it, to check the server's arguments, only with `--allow-local-plugins`. None: the interpreter
     that runs rlrun."""
     environment: dict[str, str] = Field(default_factory=dict)
     """SGLang: environment variables of the server; write secrets as `${env:NAME}`."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlrun.specs.sections.section import PluginSection, Section
+from rlrun.specs.sections.section import PluginSection, Section, derived
 
 USUAL_PROMPT_TOKENS = 4096
 """Default limit of a prompt in tokens, for models with enough positions."""
@@ -45,16 +45,16 @@ class RolloutSpec(Section):
     """P: number of prompts per step whose groups are trained on."""
     samples_per_prompt: int = Field(default=8, ge=1)
     """n: number of samples per prompt, which form a group."""
-    oversample: int | None = Field(default=None, ge=1)
+    oversample: int = derived(ge=1)
     """Number of groups that are started together whenever fewer than `batch_size` groups are in flight or
-    kept. A value above `batch_size` makes up for groups that filters drop, and for slow groups. None:
+    kept. A value above `batch_size` makes up for groups that filters drop, and for slow groups. Unset:
     `batch_size`."""
     max_attempts: int = Field(default=8, ge=1)
     """The job ends when a step has started this many times `batch_size` groups, and filters have still kept
     too few."""
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_prompt_tokens: int = derived(ge=1)
     """Maximum length of a prompt in tokens. Longer prompts are dropped when the data is loaded, and the
-    console shows their number. None: the model's positions (and `engine.max_cache_tokens`) minus the longest
+    console shows their number. Unset: the model's positions (and `engine.max_cache_tokens`) minus the longest
     response, at most 4096."""
     max_response_tokens: int = Field(default=1024, ge=1)
     """Maximum length of a response in tokens, including all turns and the tool results between them. A
@@ -64,8 +64,8 @@ class RolloutSpec(Section):
     sample whose turn reaches it is truncated there. None: the rest of `max_response_tokens` after the earlier
     turns."""
     min_response_tokens: int = Field(default=0, ge=0)
-    """Minimum length of a response: end-of-sequence tokens are suppressed before it. Where a turn or an
-    evaluation has a smaller maximum, that maximum is used."""
+    """Minimum length of a response: end-of-sequence tokens are suppressed before it. A stop string ends a
+    response of any length. Where a turn or an evaluation has a smaller maximum, that maximum is used."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Sampling temperature, by which logits are divided. The trainer computes log-probs at the same
     temperature."""
@@ -73,9 +73,9 @@ class RolloutSpec(Section):
     """Probability mass of nucleus sampling; 1 turns it off."""
     top_k: int = Field(default=-1, ge=-1)
     """Number of likeliest tokens to sample from; -1 turns it off."""
-    sampling_mask: bool | None = None
+    sampling_mask: bool = derived()
     """With `top_p` or `top_k`, engines record which tokens each token was drawn from, and the trainer
-    normalises all log-probs over the same tokens, so that the ratio is exact. None: on, unless
+    normalises all log-probs over the same tokens, so that the ratio is exact. Unset: on, unless
     `algorithm.correction` is set or the algorithm has no ratio. SGLang needs `top_k` for it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a response."""
@@ -111,11 +111,6 @@ class RolloutSpec(Section):
     max_concurrency: int | None = Field(default=None, ge=1)
     """Maximum number of samples that are requested from all engines together at the same time; whole groups
     wait. None: no limit."""
-
-    @property
-    def prompt_limit(self) -> int:
-        """The limit of a prompt in tokens (rlrun.specs.derived.lengths.fit_to_model fits it to the model)."""
-        return self.max_prompt_tokens or USUAL_PROMPT_TOKENS
 
     def seconds_for(self, response_tokens: int) -> float:
         """Returns the seconds that a sample may take whose response has at most `response_tokens` tokens."""

@@ -12,8 +12,9 @@ from rlrun.models.low_precision import (
     LowPrecision,
     PrecisionName,
 )
+from rlrun.specs.sections.engine import Dtype
 from rlrun.specs.sections.optimizer import OptimizerSpec
-from rlrun.specs.sections.section import Section
+from rlrun.specs.sections.section import Section, derived
 
 PipelineSchedule = Literal[
     "1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
@@ -148,27 +149,29 @@ class TrainerSpec(OptimizerSpec):
     """Number of rollout steps (SFT: optimizer steps) to run. Set exactly one of `steps` and `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
     """Number of passes over the dataset, each ⌊rows / batch⌋ steps."""
-    global_batch_size: int | None = Field(default=None, ge=1)
-    """G: number of samples per optimizer step. None: all samples of a rollout step, or P·n /
+    global_batch_size: int = derived(ge=1)
+    """G: number of samples per optimizer step. Unset: all samples of a rollout step, or P·n /
     `optimizer_steps`."""
-    optimizer_steps: int | None = Field(default=None, ge=1)
-    """S: number of optimizer steps per rollout step. None: P·n / G."""
+    optimizer_steps: int = derived(ge=1)
+    """S: number of optimizer steps per rollout step. Unset: P·n / G."""
     max_tokens_per_rank: int = Field(default=8192, ge=1)
     """Token budget of a packed micro-batch; `parallel.context` multiplies it. A longer sample gets a
     micro-batch to itself. Lower it where the GPU runs out of memory."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Number of samples per micro-batch, whatever their length. None: as many as fit into the token
     budget."""
-    share_prefixes: bool | None = None
+    share_prefixes: bool = derived()
     """Compute a prefix that sequences of a micro-batch share once: the prompt of a group's samples, and what
     the conversations of an agent have in common. It has to be 32 tokens long, and a tenth of its sequence.
     Losses and gradients stay the same up to rounding. `max_tokens_per_rank` then counts its tokens once, and
     groups stay in one micro-batch where ranks stay equally busy. It holds for policy, reference, teacher and
-    critic. None: where several samples share a prompt of that length, and the model and the other settings
+    critic. Unset: where several samples share a prompt of that length, and the model and the other settings
     allow it; not on GPUs (docs/shared-prefixes.md)."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = derived()
     """Precision of matrix products and activations. Parameters, gradients and optimizer state are always
-    float32."""
+    float32. Unset: `bfloat16` on GPUs and on processors with instructions for it (`avx512_bf16` or `amx_bf16`
+    in `lscpu`), else `float32`, because such a processor computes a training step in bfloat16 about six times
+    slower. `precision` needs `bfloat16` anywhere. A resumed run keeps the precision that it began with."""
     precision: PrecisionName | None = None
     """Multiply the matrices of the layers in a lower precision than `dtype`, which has to be `bfloat16`, for
     policy, reference and critic. Embeddings, head, norms, routers and attention keep `dtype`, and parameters
@@ -189,15 +192,16 @@ class TrainerSpec(OptimizerSpec):
     head_dtype: Literal["model", "float32"] = "model"
     """Precision of logits, in the trainer and in the job's engines. `model`: the precision of `trainer.dtype`
     and `engine.dtype`. `float32`: the head multiplies in float32, with weights whose precision stays the
-    same, so that the log-probs of trainer and engines agree better (MiniMax-M1, arXiv:2506.13585)."""
+    same, so that the log-probs of trainer and engines agree better (MiniMax-M1, arXiv:2506.13585). It helps
+    models with large logits, and its products are slower (docs/engines.md has both sides' figures)."""
     freeze: tuple[str, ...] = ()
     """Patterns of Hugging Face names of the parameters that are not trained, for instance
     `model.embed_tokens.*`."""
-    vision_tower: Literal["none", "frozen", "trained"] | None = None
+    vision_tower: Literal["none", "frozen", "trained"] = derived()
     """What is done with the vision tower of a multimodal checkpoint (docs/vision.md). `frozen`: it computes
     the images of the samples and stays as it is. `trained`: it is trained with the text model, and engines
-    get its weights too. `none`: no sample has images, and the tower is only copied to exports. None: `frozen`
-    for Qwen2.5-VL and Qwen3-VL, `none` for Qwen3.5."""
+    get its weights too. `none`: no sample has images, and the tower is only copied to exports. Unset:
+    `frozen` for Qwen2.5-VL and Qwen3-VL, else `none`."""
     mtp_loss: float = Field(default=0.0, ge=0)
     """Weight of the loss of the MTP layer, which predicts the token after the next one and with which SGLang
     servers speculate (`engine.speculative.algorithm = "mtp"`): the layer is trained beside the policy, on the
@@ -205,9 +209,9 @@ class TrainerSpec(OptimizerSpec):
     as constants, and its gradients are clipped by themselves. 0: the layer is exported as it was."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
     """How the losses of tokens are reduced to one number (docs/algorithms.md)."""
-    old_log_probs: Literal["trainer", "rollout"] | None = None
+    old_log_probs: Literal["trainer", "rollout"] = derived()
     """The log-probs in the denominator of the ratio. `trainer`: the trainer computes them (it skips the pass
-    where a step has one optimizer step, because the ratio is 1). `rollout`: the engine's. None: the engine's
+    where a step has one optimizer step, because the ratio is 1). `rollout`: the engine's. Unset: the engine's
     where samples may come from older weights (`rollout.mode = "async"`, `rollout.partial`) and the algorithm
     has no correction, else the trainer's."""
     non_finite: Literal["stop", "skip"] = "stop"

@@ -12,8 +12,8 @@ from rlrun.runner.planning.deep_plan import make_dry_run, trace_rank
 from rlrun.runner.planning.hardware import local_cpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.step_time import PlannedJob, Workload
-from rlrun.specs.sections.job import Spec
 from tests.data.published_models import QWEN3_VL_8B
+from tests.resolved_specs import resolved
 from tests.runner.planning.test_sizing import planned_job
 from tests.tiny_models import make_tiny_model
 
@@ -64,7 +64,7 @@ def test_a_vision_tower_is_refused() -> None:
 def undividable(tmp_path: Path) -> PlannedJob:
     """Four heads for three tensor-parallel ranks."""
     folder = make_tiny_model(tmp_path / "model")
-    spec = Spec.model_validate(
+    spec = resolved(
         {
             "model": {"path": str(folder)},
             "data": {"path": "rows.jsonl"},

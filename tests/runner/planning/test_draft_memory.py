@@ -21,8 +21,8 @@ from rlrun.runner.planning.planned_model import draft_models
 from rlrun.runner.planning.served_weights import DraftModel, draft_model
 from rlrun.runner.planning.step_time import POLICY_DRAFT, PlannedJob, default_workload
 from rlrun.specs.sections.engine import SpeculativeSpec
-from rlrun.specs.sections.job import Spec
 from tests.data.published_models import PUBLISHED
+from tests.resolved_specs import resolved
 from tests.runner.planning.test_memory import DEEPSEEK_V3, QWEN3_8B, QWEN35_35B_A3B
 
 LLAMA = {
@@ -118,7 +118,7 @@ def engine_memory(model: Architecture, drafts: dict[str, DraftModel], **engine: 
         "cluster": {"gpus_per_node": 1 + engine.get("tensor", 1), "placement": "disaggregated"},
         "engine": {"type": "sglang", "max_running": 64} | engine,
     }
-    spec = Spec.model_validate(document)
+    spec = resolved(document)
     gpu, load = find_gpu("H100-80GB"), default_workload(spec)
     job = PlannedJob(spec, make_plan(spec, cores=8), needs_of(spec), model, gpu, load, drafts=drafts)
     memory, _ = policy_engine_memory(job, 40 * GIB)
@@ -189,6 +189,6 @@ def test_the_plan_reads_the_drafts_of_all_servers(tmp_path: Path) -> None:
             {"name": "other", "type": "sglang", "path": str(policy)},
         ],
     }
-    spec = Spec.model_validate(document)
+    spec = resolved(document)
     found = draft_models(spec, model, {"judge": model, "other": model})
     assert {name: each.parameters // 10**6 for name, each in found.items()} == {"engine": 210, "judge": 251}

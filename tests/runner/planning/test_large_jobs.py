@@ -10,9 +10,9 @@ from rlrun.runner.planning.hardware import GIB, find_gpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import PlannedJob, default_workload
-from rlrun.specs.sections.job import Spec
 from tests.data.published_models import PUBLISHED
 from tests.docs.pages import ROOT
+from tests.resolved_specs import resolved
 
 DIVIDED = {"enable_dp_attention": True, "dp_size": 8}
 JOBS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,8 @@ def plan(name: str, offload: str) -> Sizing:
         "engine": engine,
         "cluster": {"nodes": job.get("nodes", 1), "gpus_per_node": 8},
     }
-    spec, model = Spec.model_validate(document), architecture(PUBLISHED[name][0])
+    model = architecture(PUBLISHED[name][0])
+    spec = resolved(document, model)
     made = make_plan(spec, cores=64)
     return size_job(
         PlannedJob(spec, made, needs_of(spec), model, find_gpu("H100-80GB"), default_workload(spec))

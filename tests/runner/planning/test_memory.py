@@ -25,8 +25,8 @@ from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.parameters.parameters import Parameters
-from rlrun.specs.sections.engine import EngineSpec
-from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
+from rlrun.specs.sections.trainer import ParallelSpec
+from tests.resolved_specs import resolved_engine, resolved_trainer
 from tests.tiny_models import make_tiny_model
 
 QWEN = {"vocab_size": 151936, "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "head_dim": 128}
@@ -103,7 +103,7 @@ def test_a_ranks_parameters_are_those_of_a_traced_run(
     model: Architecture, layout: dict[str, int], traced: float
 ) -> None:
     """GiB that torchtitan's fake backend allocates on each of 64 ranks."""
-    spec = TrainerSpec(steps=1, parallel=ParallelSpec(**layout))
+    spec = resolved_trainer(steps=1, parallel=ParallelSpec(**layout))
     phase = training_phase(model, spec, gpu=True)
     assert phase.part_bytes("parameters") / GIB == pytest.approx(traced, rel=0.05)
     assert phase.part_bytes("gradients") == phase.part_bytes("parameters")
@@ -135,7 +135,7 @@ def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtyp
     optimizer.step()
     held = {tensor for holder in parameters.holders for tensor in holder.values()}
     moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    phase = training_phase(model, TrainerSpec(steps=1, dtype=dtype), gpu=False)
+    phase = training_phase(model, resolved_trainer(steps=1, dtype=dtype), gpu=False)
     assert phase.part_bytes("parameters") == pytest.approx(sum(each.nbytes for each in held), rel=0.1)
     assert phase.part_bytes("gradients") == pytest.approx(sum(each.grad.nbytes for each in masters), rel=0.1)
     assert phase.part_bytes("optimizer") == pytest.approx(sum(each.nbytes for each in moments), rel=0.1)
@@ -152,7 +152,9 @@ def test_an_engine_is_as_large_as_planned(
     setup = EngineSetup(model_folder=str(folder), dtype=dtype, max_length=100, **settings)
     loaded = load(setup)
     cache, states = loaded.scheduler.model.cache, loaded.scheduler.model.recurrent
-    planned = size_engine(read_architecture(folder), EngineSpec(dtype=dtype, **limits), 100, None, kept=3)
+    planned = size_engine(
+        read_architecture(folder), resolved_engine(dtype=dtype, **limits), 100, None, kept=3
+    )
     assert planned.cache_tokens == loaded.cache_tokens
     assert planned.phase.part_bytes("KV cache") == pytest.approx(
         cache.keys.nbytes + cache.values.nbytes, rel=0.1
@@ -168,7 +170,7 @@ def test_an_engine_is_as_large_as_planned(
 
 def test_a_float32_head_takes_copies_and_wider_logits() -> None:
     def logits(**settings: Any) -> int:
-        return training_phase(QWEN3_8B, TrainerSpec(steps=1, **settings), gpu=True).part_bytes("logits")
+        return training_phase(QWEN3_8B, resolved_trainer(steps=1, **settings), gpu=True).part_bytes("logits")
 
     vocabulary, head = QWEN3_8B.vocab, QWEN3_8B.vocab * QWEN3_8B.hidden
     wide = logits(head_dtype="float32", logits_chunk=512)
@@ -177,13 +179,13 @@ def test_a_float32_head_takes_copies_and_wider_logits() -> None:
     everything = 8192 * vocabulary * 2
     assert logits(kept_logits=100_000) - logits(kept_logits=0) == everything
     assert logits(head_dtype="float32", dtype="float32") == logits(dtype="float32")
-    engines = [size_engine(QWEN3_8B, EngineSpec(), 100, None, head_copy=copy) for copy in (False, True)]
+    engines = [size_engine(QWEN3_8B, resolved_engine(), 100, None, head_copy=copy) for copy in (False, True)]
     assert engines[1].phase.bytes - engines[0].phase.bytes == head * 4
 
 
 def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> None:
     def masks(candidates: int, chunk: int) -> int:
-        spec = TrainerSpec(steps=1, max_tokens_per_rank=1000, logits_chunk=chunk)
+        spec = resolved_trainer(steps=1, max_tokens_per_rank=1000, logits_chunk=chunk)
         return training_phase(QWEN3_8B, spec, gpu=True, candidates=candidates).part_bytes("sampling masks")
 
     lengths = np.full(1000, 50, np.int32)
@@ -197,7 +199,7 @@ def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> Non
 
 def test_what_is_offloaded_lies_on_the_host() -> None:
     def state(offload: Any, *, gpu: bool = True, **layout: int) -> list[int]:
-        spec = TrainerSpec(steps=1, offload=offload, parallel=ParallelSpec(**layout))
+        spec = resolved_trainer(steps=1, offload=offload, parallel=ParallelSpec(**layout))
         phase = training_phase(QWEN3_8B, spec, gpu=gpu)
         parts = [phase.part_bytes(name) for name in ("parameters", "gradients", "optimizer")]
         return [*parts, offloaded_bytes(QWEN3_8B, spec)]
@@ -232,7 +234,7 @@ def test_what_is_frozen_has_no_gradient() -> None:
 def test_a_quantised_base_takes_less(base: Any, per_value: float) -> None:
     matrices = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
     frozen = parameter_count(QWEN3_8B)
-    trainer = TrainerSpec(steps=1, lora={"rank": 16, "base": base})
+    trainer = resolved_trainer(steps=1, lora={"rank": 16, "base": base})
     phase = training_phase(QWEN3_8B, trainer, gpu=True)
     assert phase.part_bytes("frozen parameters") == matrices * per_value + (frozen - matrices) * 2
     assert phase.part_bytes("decoded matrix") == 4096 * 12288 * 6
@@ -255,28 +257,29 @@ _ATTENTION = 36 * 2 * (4096 * 4096 + 4096 * 1024)
     ids=["whole", "frozen attention", "frozen embedding", "adapters"],
 )
 def test_frozen_matrices_need_no_weight_gradients(trainer: Any, saved: int, added: int) -> None:
-    operations = token_operations(QWEN3_8B, TrainerSpec(steps=1, **trainer))
+    operations = token_operations(QWEN3_8B, resolved_trainer(steps=1, **trainer))
     assert operations == 6 * (active_parameters(QWEN3_8B) + added) - 2 * saved
 
 
 @pytest.mark.parametrize(("optimizer", "each"), [("adamw", 8), ("adamw_8bit", 2 + 8 / 256), ("sgd", 4)])
 def test_optimizers_differ_in_state(optimizer: Any, each: int) -> None:
     share = largest_share(QWEN3_8B, ParallelSpec())
-    assert optimizer_bytes(share, TrainerSpec(steps=1, optimizer=optimizer)) == each * share.trained
+    assert optimizer_bytes(share, resolved_trainer(steps=1, optimizer=optimizer)) == each * share.trained
 
 
-def test_muon_keeps_one_moment_of_hidden_matrices() -> None:
-    share = largest_share(QWEN3_8B, ParallelSpec())
-    bytes_each = optimizer_bytes(share, TrainerSpec(steps=1, optimizer="muon")) / share.trained
+@pytest.mark.parametrize("model", [QWEN3_8B, QWEN3_30B_A3B], ids=["dense", "experts"])
+def test_muon_keeps_one_moment_of_hidden_matrices(model: Architecture) -> None:
+    share = largest_share(model, ParallelSpec())
+    bytes_each = optimizer_bytes(share, resolved_trainer(steps=1, optimizer="muon")) / share.trained
     assert 4 < bytes_each < 5
 
 
 def test_a_cache_takes_half_of_what_is_free_at_most() -> None:
     weights = parameter_count(QWEN3_8B) * 2
-    small = size_engine(QWEN3_8B, EngineSpec(), 2048, weights + 8 * GIB)
+    small = size_engine(QWEN3_8B, resolved_engine(), 2048, weights + 8 * GIB)
     assert small.phase.part_bytes("KV cache") == pytest.approx(4 * GIB, rel=0.01)
     assert small.concurrent == small.cache_tokens // 2048 == 14
-    assert size_engine(QWEN3_8B, EngineSpec(), 2048, weights).concurrent == 0
+    assert size_engine(QWEN3_8B, resolved_engine(), 2048, weights).concurrent == 0
 
 
 DIVIDED_ATTENTION = {"enable_dp_attention": True, "dp_size": 4}
@@ -307,7 +310,7 @@ def test_ranks_that_share_a_head_hold_copies_of_its_cache(
     model: Architecture, tensor: int, sglang: dict[str, Any], copies: int
 ) -> None:
     """As SGLang's ModelConfig.get_num_kv_heads(tensor // attention parts) says."""
-    engine = EngineSpec(type="sglang", tensor=tensor, sglang=sglang)
+    engine = resolved_engine(type="sglang", tensor=tensor, sglang=sglang)
     assert cache_copies(model, engine) == copies
     free = parameter_count(model) * 2 + 4 * GIB
     sizes = [size_engine(model, engine, 2048, free, 1.0, copies=count) for count in (1, copies)]
@@ -316,7 +319,7 @@ def test_ranks_that_share_a_head_hold_copies_of_its_cache(
 
 def test_activations_shrink_with_the_layout() -> None:
     def activations(**layout: int) -> int:
-        spec = TrainerSpec(steps=1, parallel=ParallelSpec(**layout))
+        spec = resolved_trainer(steps=1, parallel=ParallelSpec(**layout))
         return training_phase(QWEN3_8B, spec, gpu=True).part_bytes("activations")
 
     assert activations() == activations(fsdp=8) == 4 * activations(tensor=4)
@@ -347,7 +350,7 @@ def test_activations_are_near_what_a_dry_run_says(
     model: Architecture, settings: dict[str, Any], traced: float
 ) -> None:
     """GiB by `rlrun plan --deep`: of docs/parallelism.md, and of a DeepSeek-V3 with full recomputation."""
-    spec = TrainerSpec.model_validate({"steps": 1, "max_tokens_per_rank": 16384} | settings)
+    spec = resolved_trainer(**({"steps": 1, "max_tokens_per_rank": 16384} | settings))
     assert training_phase(model, spec, gpu=True).part_bytes("activations") == pytest.approx(
         traced * GIB, rel=0.15
     )
@@ -360,19 +363,19 @@ def test_experts_keep_what_a_dry_run_says_where_nothing_is_computed_again(
     config: dict[str, Any], traced: int
 ) -> None:
     """Bytes by `rlrun plan --deep`, for 3413 tokens."""
-    spec = TrainerSpec(steps=1, max_tokens_per_rank=3413, activation_checkpointing="none")
+    spec = resolved_trainer(steps=1, max_tokens_per_rank=3413, activation_checkpointing="none")
     planned = training_phase(architecture(config), spec, gpu=True).part_bytes("activations")
     assert planned == pytest.approx(traced, rel=0.1)
 
 
 def test_activations_shrink_with_what_is_computed_again() -> None:
     def activations(kind: str, layers: int) -> int:
-        spec = TrainerSpec.model_validate({"steps": 1, "activation_checkpointing": kind})
+        spec = resolved_trainer(**({"steps": 1, "activation_checkpointing": kind}))
         model = replace(QWEN3_8B, layers=layers)
         return training_phase(model, spec, gpu=True).part_bytes("activations")
 
     assert activations("full", 36) < activations("selective", 36) < activations("none", 36)
-    hidden = QWEN3_8B.hidden * TrainerSpec(steps=1).max_tokens_per_rank * 2
+    hidden = QWEN3_8B.hidden * resolved_trainer(steps=1).max_tokens_per_rank * 2
     assert activations("full", 36) - activations("full", 35) == hidden
 
 
@@ -380,7 +383,7 @@ def test_activations_shrink_with_what_is_computed_again() -> None:
 def test_a_float32_residual_stream_is_near_what_a_dry_run_says(kind: str, traced: float) -> None:
     """GiB by `dry_run` of a job with `true_on_policy` on GPUs: eight sequences of 2,048 tokens."""
     settings = {"steps": 1, "max_tokens_per_rank": 16384, "parallel": {"fsdp": 8}}
-    spec = TrainerSpec.model_validate(settings | {"activation_checkpointing": kind})
+    spec = resolved_trainer(**(settings | {"activation_checkpointing": kind}))
     model = replace(QWEN3_8B, layers=8)
     narrow, wide = (training_phase(model, spec, gpu=True, wide_stream=wide) for wide in (False, True))
     assert wide.part_bytes("activations") == pytest.approx(traced * GIB, rel=0.1)
@@ -388,12 +391,12 @@ def test_a_float32_residual_stream_is_near_what_a_dry_run_says(kind: str, traced
 
 
 def test_a_checkpoint_has_parameters_and_moments() -> None:
-    assert checkpoint_bytes(QWEN3_8B, TrainerSpec(steps=1)) == 12 * parameter_count(QWEN3_8B)
+    assert checkpoint_bytes(QWEN3_8B, resolved_trainer(steps=1)) == 12 * parameter_count(QWEN3_8B)
 
 
 def test_micro_batches_of_a_number_of_samples_are_as_long_as_samples_may_be() -> None:
     def activations(**settings: Any) -> int:
-        return training_phase(QWEN3_8B, TrainerSpec(steps=1, **settings), 1000, gpu=True).part_bytes(
+        return training_phase(QWEN3_8B, resolved_trainer(steps=1, **settings), 1000, gpu=True).part_bytes(
             "activations"
         )
 

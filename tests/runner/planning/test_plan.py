@@ -8,12 +8,13 @@ from rlrun.runner.planning.device_map import DeviceLocation
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.rank_layout import Coordinates
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 
 def spec_of(**sections: Any) -> Spec:
     trainer = {"steps": 10, **sections.pop("trainer", {})}
     base = {"model": {"path": "a/b"}, "data": {"type": "jsonl"}, "trainer": trainer}
-    return Spec.model_validate({**base, **sections})
+    return resolved({**base, **sections})
 
 
 def test_batch_numbers_and_steps() -> None:
@@ -249,7 +250,7 @@ def test_servers_must_fit_gpus_and_nodes(cluster: Any, ranks: int, engine: Any, 
 def test_other_models_may_take_several_gpus_too() -> None:
     judge = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2}
     document = spec_of(cluster={"gpus_per_node": 3}).model_dump() | {"engines": [judge]}
-    plan = make_plan(Spec.model_validate(document))
+    plan = make_plan(resolved(document))
     assert plan.named_engines[0].locations == (DeviceLocation(0, 1), DeviceLocation(0, 2))
 
 

@@ -8,9 +8,9 @@ from rlrun.models.config_json import architecture, read_architecture, with_visio
 from rlrun.runner.planning.memory import size_engine
 from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.served_weights import adapter_room_bytes, served_weight_bytes
-from rlrun.specs.sections.engine import EngineSpec
 from tests.converters.conversions import convert, read_hf
 from tests.data.published_models import PUBLISHED
+from tests.resolved_specs import resolved_engine
 from tests.runner.planning.test_memory import QWEN3_8B
 from tests.tiny_models import make_tiny_model
 
@@ -28,14 +28,14 @@ def test_bytes_are_those_of_a_converted_folder(kind, family, tmp_path):
         served = convert(folder, "hf", tmp_path / "served", quantise=kind)
     tensors = {name: tensor for name, tensor in read_hf(served).items() if not name.endswith("_shape")}
     stored = sum(tensor.nbytes for tensor in tensors.values())
-    planned, how = served_weight_bytes(model, EngineSpec(model=str(served)))
+    planned, how = served_weight_bytes(model, resolved_engine(model=str(served)))
     assert abs(planned - stored) <= 0.001 * stored  # blocks at the edges of small matrices
     assert {None: "× 2 bytes", "fp8-block": "FP8", "int4-group": "0.5625 bytes (INT4)"}[kind] in how
 
 
 @pytest.mark.parametrize(("kind", "setting"), [("sglang", "none"), ("native", "none"), ("native", "frozen")])
 def test_servers_hold_the_vision_tower_that_the_trainer_leaves_out(kind: str, setting: str) -> None:
-    engine, tower = EngineSpec(type=kind), "none" if (kind, setting) == ("native", "none") else "frozen"
+    engine, tower = resolved_engine(type=kind), "none" if (kind, setting) == ("native", "none") else "frozen"
     model = architecture(PUBLISHED["Qwen3-VL-8B"][0])
     weights = [
         size_engine(with_vision_tower(model, each), engine, 1024, 2**40).phase.part_bytes("weights")

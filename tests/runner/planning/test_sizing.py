@@ -18,7 +18,7 @@ from rlrun.runner.planning.step_time import (
     Workload,
     step_training_seconds,
 )
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 from tests.runner.planning.test_memory import QWEN3_8B, QWEN3_30B_A3B
 
 
@@ -34,7 +34,7 @@ def planned_job(device: str = "H100-80GB", **changes: Any) -> PlannedJob:
     }
     for key, value in changes.items():
         document[key] = document.get(key, {}) | value if isinstance(value, dict) else value
-    spec = Spec.model_validate(document)
+    spec = resolved(document, QWEN3_8B)
     gpu = local_cpu(2) if not spec.cluster.gpus_per_node else find_gpu(device)
     return PlannedJob(spec, make_plan(spec, cores=2), needs_of(spec), QWEN3_8B, gpu, Workload(256, 2048))
 
@@ -105,6 +105,26 @@ def test_disk_counts_the_checkpoint_in_the_making() -> None:
     final = size_job(planned_job()).disk
     assert size_job(planned_job(checkpoint={"interval": 5, "keep": 3})).disk - final == 3 * model
     assert final - size_job(planned_job(checkpoint={"export_hf": False})).disk == 4 * 8_190_735_360
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "length", "checkpoints"),
+    [
+        ({}, {"steps": 100}, 1),
+        ({"interval": 5}, {"steps": 100}, 3),
+        ({"interval": 30, "keep": 100}, {"steps": 100}, 4),  # a job never writes more than these
+        ({"interval": 30, "keep": "all"}, {"steps": 100}, 4),
+        ({"interval": 1000, "keep": "all"}, {"steps": 100}, 1),
+        ({"interval": 30, "keep": 2}, {"steps": None, "epochs": 3}, 3),
+        ({"interval": 30, "keep": "all"}, {"steps": None, "epochs": 3}, None),
+    ],
+)
+def test_a_plan_counts_the_checkpoints_that_are_on_disk_at_once(
+    checkpoint: dict[str, Any], length: dict[str, Any], checkpoints: int | None
+) -> None:
+    sizing = size_job(planned_job(checkpoint=checkpoint | {"export_hf": False}, trainer=length))
+    assert sizing.checkpoints == checkpoints
+    assert sizing.disk == 12 * 8_190_735_360 * (checkpoints or 1)
 
 
 def test_a_reference_waits_in_host_memory() -> None:

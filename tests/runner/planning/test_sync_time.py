@@ -12,6 +12,7 @@ import torch
 from rlrun.models.config_json import architecture, with_vision_tower
 from rlrun.runner.planning.sync_time import COMPARISON, changed_share, held_bytes, sync_bytes, sync_time
 from tests.models.test_vision import PUBLISHED
+from tests.resolved_specs import resolved
 from tests.runner.planning.test_sizing import planned_job
 
 SIZE = 2 * 8_190_735_360
@@ -139,5 +140,7 @@ TEXT, TOWER = 2 * 3_085_938_688, 2 * 668_684_288
 )
 def test_engines_keep_a_frozen_vision_tower(setting: str | None, size: int, what: str) -> None:
     model = with_vision_tower(architecture(PUBLISHED), setting)
-    job = replace(planned_job(trainer={"vision_tower": setting}, engine={"type": "sglang"}), model=model)
+    trainer = {} if setting is None else {"vision_tower": setting}
+    written = planned_job(trainer=trainer, engine={"type": "sglang"})
+    job = replace(written, spec=resolved(written.spec, model), model=model)
     assert sync_bytes(job) == (size, what)

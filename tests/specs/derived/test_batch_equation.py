@@ -9,7 +9,8 @@ from rlrun.specs.sections.job import Spec
 def spec(
     prompts: int, samples: int, size: int | None = None, steps: int | None = None, fsdp: int = 1
 ) -> Spec:
-    trainer = {"steps": 1, "global_batch_size": size, "optimizer_steps": steps, "parallel": {"fsdp": fsdp}}
+    sizes = {"global_batch_size": size, "optimizer_steps": steps}
+    trainer = {"steps": 1, "parallel": {"fsdp": fsdp}} | {k: v for k, v in sizes.items() if v is not None}
     rollout = {"batch_size": prompts, "samples_per_prompt": samples}
     return Spec.model_validate({"model": {"path": "a"}, "data": {}, "rollout": rollout, "trainer": trainer})
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlrun.specs.derived.request_deadlines import answer_timeout
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from rlrun.specs.sections.job import Spec
 def test_a_connection_waits_for_the_requests_that_queue_before(
     rollout: dict[str, Any], seconds: float
 ) -> None:
-    spec = Spec.model_validate(
+    spec = resolved(
         {
             "name": "job",
             "model": {"path": "some/model"},

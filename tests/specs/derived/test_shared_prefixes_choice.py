@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rlrun.models.config_json import architecture
-from rlrun.specs.derived.shared_prefixes import choose_sharing, why_not_shared, with_sharing
+from rlrun.specs.derived.shared_prefixes import choose_sharing, why_not_shared
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 MODEL = architecture(
     {
@@ -88,6 +89,6 @@ def test_prefixes_are_not_shared(case):
 
 
 def test_the_choice_becomes_the_setting():
-    for needs, on in (({}, True), ({"models": [WINDOWS]}, False)):
-        assert with_sharing(spec(), choose({}, needs)).trainer.share_prefixes is on
+    for model, on in ((MODEL, True), (WINDOWS, False)):
+        assert resolved(spec(), model).trainer.share_prefixes is on
     assert why_not_shared(MODEL) is None

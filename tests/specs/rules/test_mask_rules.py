@@ -7,6 +7,7 @@ import pytest
 from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.specs.derived.sampling_mask import USUAL_CANDIDATES, candidates_of, records_mask
 from rlrun.specs.problems.findings import SpecError
+from tests.resolved_specs import resolved
 
 BASE = Path(__file__).parents[1] / "base.toml"
 CUT = ("rollout.top_p=0.9", "rollout.top_k=50")
@@ -85,5 +86,4 @@ def test_what_masks_cannot_go_with(overrides: tuple[str, ...], key: str, message
 def test_memory_is_counted_for_as_many_candidates_as_top_k_leaves(
     overrides: tuple[str, ...], count: int
 ) -> None:
-    spec = load_checked_spec([BASE], overrides).spec
-    assert candidates_of(spec, needs_of(spec)) == count
+    assert candidates_of(resolved(load_checked_spec([BASE], overrides).spec)) == count

@@ -49,7 +49,7 @@ def simulation_settings(
         prompt_seconds=prompt_seconds(job),
         prompts=batch.prompts,
         samples_per_prompt=batch.samples_per_prompt,
-        oversample=rollout.oversample or batch.prompts,
+        oversample=rollout.oversample,
         train_seconds=step_training_seconds(job),
         sync_seconds=sync_time(job).seconds,
         lengths=spread_lengths(job.load.response, spread, rollout.max_response_tokens, job.spec.seed),

@@ -69,7 +69,7 @@ class LossPass:
         old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         token_losses, values = self._evaluate(log_probs, entropy, old, batch)
         loss = (token_losses * batch.weights).sum()
-        meter.add({f"train/{name}": (value * batch.weights).sum() for name, value in values.items()})
+        meter.add_token_means(values, batch.weights)
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.mask.sum()})
         if self._algorithm.needs.rollout:
             _compare_with_rollout(log_probs.detach() if self._old_is_rollout else old, batch, meter)

@@ -1,10 +1,14 @@
-"""Metrics of an optimizer step, reduced over micro-batches and ranks."""
+"""Metrics of an optimizer step, reduced over micro-batches and ranks.
+
+Every name is either declared in `rlrun.runner.contracts.update_metrics` or an algorithm's.
+"""
 
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
+from rlrun.runner.contracts.update_metrics import COMBINATIONS
 from rlrun.runner.trainer.transfers import stack_scalars
 
 Values = Mapping[str, torch.Tensor | float]
@@ -19,16 +23,36 @@ class Meter:
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}
         self._maxima: dict[str, list[torch.Tensor | float]] = {}
+        self._of_algorithm: set[str] = set()
 
     def add(self, values: Values) -> None:
         """Adds to sums over micro-batches and ranks."""
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
+    def add_token_means(self, metrics: Mapping[str, torch.Tensor], weights: torch.Tensor) -> None:
+        """Adds an algorithm's token values, times the weights of the tokens, as `train/<name>`.
+
+        Raises ValueError if a name is one of rlrun's own metrics.
+        """
+        named = {f"train/{name}": (value * weights).sum() for name, value in metrics.items()}
+        if taken := sorted(named.keys() & COMBINATIONS.keys()):
+            raise ValueError(
+                f"the algorithm's loss returns the metric {taken[0].removeprefix('train/')!r}, which is "
+                "measured by rlrun: give it another name"
+            )
+        self._of_algorithm |= named.keys()
+        self.add(named)
+
     def raise_to(self, values: Values) -> None:
         """Keeps the maxima over micro-batches and ranks."""
         for name, value in values.items():
             self._maxima.setdefault(name, [0.0]).append(value)
+
+    def check_declared(self, metrics: Values) -> None:
+        """Fails if rlrun measured something of which it is not declared how steps combine it."""
+        undeclared = metrics.keys() - COMBINATIONS.keys() - self._of_algorithm
+        assert not undeclared, f"declare in update_metrics how to combine {sorted(undeclared)}"
 
     def reduced(self, counts: bool, device: torch.device) -> dict[str, torch.Tensor]:
         """Returns the values over all ranks, the same on each, as float64 scalars on the device.

@@ -7,7 +7,7 @@ from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.passes.loss_pass import LossPass
 from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
-from rlrun.specs.sections.trainer import TrainerSpec
+from tests.resolved_specs import resolved_trainer
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ class Stage:
 
 
 def metrics(last, batches, algorithm):
-    loss = LossPass(Stage(last), algorithm, TrainerSpec(steps=1), CPU)
+    loss = LossPass(Stage(last), algorithm, resolved_trainer(steps=1), CPU)
     meter = Meter()
     loss.accumulate(batches, [[1.0] * len(batch) for batch in batches], meter, Stopwatch(CPU))
     return read(meter.reduced(True, CPU), CPU)

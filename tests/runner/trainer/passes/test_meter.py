@@ -55,3 +55,19 @@ def test_ranks_reduce_in_the_same_order_whatever_they_saw_first(reductions):
     meter.raise_to({"c": 3.0})
     assert read(meter.reduced(True, CPU), CPU) == {"a": 5.0, "b": 6.0, "c": 9.0, "d": 4.0}
     assert reductions == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_an_undeclared_metric_is_a_mistake_of_rlrun():
+    meter = Meter()
+    meter.add_token_means({"ratio": torch.tensor([1.0, 3.0])}, torch.tensor([0.5, 0.5]))
+    metrics = read(meter.reduced(True, CPU), CPU)
+    assert metrics == {"train/ratio": 2.0}
+    meter.check_declared(metrics | {"train/expert_load_min": 1.0})
+    with pytest.raises(AssertionError, match="train/other"):
+        meter.check_declared(metrics | {"train/other": 1.0})
+
+
+@pytest.mark.parametrize("name", ["tokens", "lr", "expert_load_min"])
+def test_an_algorithm_cannot_report_a_metric_of_rlrun(name):
+    with pytest.raises(ValueError, match=f"returns the metric '{name}'"):
+        Meter().add_token_means({name: torch.ones(2)}, torch.ones(2))

@@ -1,7 +1,6 @@
 """Starts a command of rlrun in a process of its own, which continues when its starter ends."""
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import TypeVar
 from rlrun.runner.contracts.errors import JobError, RunFolderError
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.state import is_alive
+from rlrun.specs.safe_python import own_python
 
 Begun = TypeVar("Begun")
 _POLL_S = 0.05
@@ -49,7 +49,7 @@ def start_command(
     """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlrun", *arguments],
+            own_python("-m", "rlrun", *arguments),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

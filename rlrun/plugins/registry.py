@@ -7,7 +7,6 @@ name it.
 """
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,14 +21,13 @@ from pydantic import ValidationError
 from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.kinds import METHODS, fault_of
 from rlrun.plugins.known_packages import how_to_install, names_in_packages
+from rlrun.specs.local_code import is_local_code_allowed
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.messages import describe_errors
 from rlrun.specs.reading.secret_references import reveal
 
 _OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+)""")
 """Matches a requirement of an extra in a distribution's metadata."""
-ALLOW_LOCAL = "RLRUN_ALLOW_LOCAL_PLUGINS"
-"""The environment variable that `--allow-local-plugins` sets to 1, also for the processes of the job."""
 
 
 class PluginError(ValueError):
@@ -148,7 +146,7 @@ def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
 def _local(kind: str, name: str) -> PluginEntry:
     """Returns the entry of a class in a file, as if a distribution with the file's name announced it."""
     path = Path(name.rpartition(":")[0])
-    if os.environ.get(ALLOW_LOCAL) != "1":
+    if not is_local_code_allowed():
         raise PluginError(
             f"{kind} plugin {name!r} is code outside any installed package; if you trust it, say "
             "--allow-local-plugins, or install it as a package (rlrun plugins new)"

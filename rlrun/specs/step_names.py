@@ -10,7 +10,9 @@ ROLLOUTS = ".jsonl.zst"
 Kind = Literal["step", "dropped", "eval"]
 """What a file of samples holds: samples that a step trained on, samples that filters dropped, or samples of
 the evaluation after a step."""
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
+STEP_LIMIT = 10**15
+"""Every step is below this, so that databases and browsers can hold it."""
 
 
 def step_name(step: int, suffix: str = "", kind: Kind = "step") -> str:
@@ -21,8 +23,8 @@ def step_name(step: int, suffix: str = "", kind: Kind = "step") -> str:
 def step_of(name: str, suffix: str = "", kind: Kind = "step") -> int | None:
     """Returns the step that a name made by `step_name` belongs to; None for every other name.
 
-    Only the exact spelling counts: a user made `step-2.bak`, `step-02` and digits of other scripts, and rlrun
-    must neither read nor delete them.
+    Only the exact spelling counts: a user made `step-2.bak`, `step-02`, digits of other scripts and steps
+    from STEP_LIMIT on, and rlrun must neither read nor delete them.
     """
     if not (name.startswith(f"{kind}-") and name.endswith(suffix)):
         return None

@@ -12,6 +12,7 @@ from tests.cli.cli_outcome import Command, Outcome
 def rlrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """`rlrun("validate", "job.toml")`"""
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("rlrun.cli.launch.end_process", sys.exit)  # a launch would end the tests' process
 
     def command(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rlrun", *map(str, arguments)])

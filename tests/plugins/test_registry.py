@@ -9,6 +9,7 @@ import pytest
 from rlrun.plugins import registry
 from rlrun.plugins.registry import PluginError, build, entries, find, load, names
 from tests.conftest import InstallPlugin
+from tests.waiting import PATIENCE
 
 GOOD = """
     from pydantic import BaseModel, ConfigDict, Field
@@ -56,7 +57,9 @@ def test_listing_imports_no_plugin() -> None:
         "import sys, json; from rlrun.plugins.kinds import METHODS; from rlrun.plugins.registry import names;"
         "found = [names(kind) for kind in METHODS]; print(json.dumps(list(sys.modules)))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     modules = json.loads(out.stdout)
     assert not {"torch", "ray", "transformers", "reasoning_gym"} & set(modules)
     assert not [name for name in modules if name.startswith("rlrun.plugins.rewards.")]

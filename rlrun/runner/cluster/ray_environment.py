@@ -2,6 +2,8 @@
 
 import os
 
+from rlrun.specs.safe_python import SAFE_PATH, protect_processes
+
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -23,16 +25,19 @@ _ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
 }
-OWN_GPUS_ONLY = {
+PROCESS_VARIABLES = {
     # Ray sets CUDA_VISIBLE_DEVICES, also in a cluster that was started with 1 here. Otherwise every rank
     # would compute on the first GPU of its node.
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
     # It is set to an empty string where no GPU is reserved. Otherwise a job on CPUs would find the GPUs of
     # its host.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-}
-"""Variables of each process of a job: it sees the GPUs that are reserved for it, and no others."""
+} | SAFE_PATH
+"""Variables of each process of a job: it sees only the GPUs that are reserved for it, and neither it nor the
+processes that it starts import modules of the current folder."""
 
 os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+
+protect_processes()
 
 import ray as ray  # noqa: E402, PLC0414

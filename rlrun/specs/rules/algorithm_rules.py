@@ -33,6 +33,7 @@ from rlrun.specs.rules.term_rules import (
     bootstrapping,
     old_log_probs,
     pairs,
+    replayed_routing,
 )
 from rlrun.specs.sections.job import Spec
 
@@ -64,7 +65,9 @@ def batch_equation(spec: Spec, demands: Demands) -> Iterator[Finding]:
     try:
         numbers = batch_numbers(spec, demands.rollout)
     except ValueError as error:
-        only_steps = spec.trainer.optimizer_steps and not spec.trainer.global_batch_size
+        only_steps = is_given(spec.trainer, "optimizer_steps") and not is_given(
+            spec.trainer, "global_batch_size"
+        )
         path = BATCH_KEYS[1] if only_steps else BATCH_KEYS[0]
         cure = f"set {nearest_batches(spec, demands.rollout)}"
         yield Finding(path, str(error), cure, related=BATCH_KEYS, code=Code.BATCH)
@@ -125,7 +128,7 @@ def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
 
 def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """The KV cache of an engine holds at least one sample."""
-    cache, sample = spec.engine.max_cache_tokens, longest_sample(spec)
+    cache, sample = spec.engine.max_cache_tokens, longest_sample(spec, None)
     if demands.rollout and cache is not None and cache < sample:
         message = f"must hold a prompt with its response, {sample} tokens, found {cache}"
         cure = f"set at least {sample}, or lower rollout.max_prompt_tokens or max_response_tokens"
@@ -136,7 +139,7 @@ def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
 def head_precision(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """A float32 head changes something: trainer or engines compute the other layers in bfloat16."""
     sections = (spec.engine, *spec.engines) if demands.rollout else ()
-    computed = {spec.trainer.dtype, *(section.dtype for section in sections)}
+    computed = {spec.trainer.given("dtype"), *(section.given("dtype") for section in sections)}
     if spec.trainer.head_dtype == "float32" and computed == {"float32"}:
         why = "logits are float32 without it, as trainer and engines compute in float32"
         related_keys: tuple[KeyPath, ...] = (("trainer", "dtype"), ("engine", "dtype"))
@@ -153,19 +156,18 @@ def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
     for name, section in optimizer_sections(spec):
         critic_only_steps = spec.critic.only_steps if name == "trainer" else 0
         steps = ((spec.trainer.steps or 0) - critic_only_steps) * optimizer_steps
-        warmup, decay = section.warmup_steps, section.decay_steps or 0
-        if steps > 0 and warmup >= steps:
+        warmup, decay = section.warmup_of(steps), section.decay_steps or 0
+        if steps > 0 and section.warmup_ratio is None and warmup >= steps:
             message = f"must be less than the {steps} optimizer steps of the job, found {warmup}"
             path: KeyPath = (name, "warmup_steps")
             cure = f"set at most {steps - 1}, or raise trainer.steps"
             yield Finding(path, message, cure, None, warmup, related=related)
         elif steps > 0 and section.schedule == "wsd" and warmup + decay > steps:
-            message = (
-                f"warmup_steps {warmup} + decay_steps {decay} is more than the job's {steps} optimizer steps"
-            )
+            message = f"warm-up {warmup} + decay_steps {decay} is more than the job's {steps} optimizer steps"
             path = (name, "decay_steps")
             cure = f"set at most {steps - warmup}, or raise trainer.steps"
-            yield Finding(path, message, cure, None, decay, related=(*related, (name, "warmup_steps")))
+            warmup_key = "warmup_steps" if section.warmup_ratio is None else "warmup_ratio"
+            yield Finding(path, message, cure, None, decay, related=(*related, (name, warmup_key)))
 
 
 def responses(spec: Spec, demands: Demands) -> Iterator[Finding]:
@@ -185,6 +187,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     rewards,
     without_rollouts,
     old_log_probs,
+    replayed_routing,
     *MASK_RULES,
     bootstrapping,
     pairs,

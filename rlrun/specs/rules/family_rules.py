@@ -41,7 +41,7 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     for path, value, is_offered in (
         (("trainer", "lora"), spec.trainer.lora, family.adapters),
         (("trainer", "precision"), spec.trainer.precision, family.precision),
-        (("trainer", "share_prefixes"), spec.trainer.share_prefixes or None, family.prefixes),
+        (("trainer", "share_prefixes"), spec.trainer.given("share_prefixes") or None, family.prefixes),
     ):
         if value is not None and not is_offered:
             yield Finding(path, f"is not supported for {model_type}", "remove it", related=(MODEL,))
@@ -52,7 +52,7 @@ def _exactness(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     if not spec.true_on_policy:
         return
     try:
-        model = with_vision_tower(architecture(config), spec.trainer.vision_tower)
+        model = with_vision_tower(architecture(config), spec.trainer.given("vision_tower"))
     except ValueError:
         return  # reported when the architecture is read
     reason = untargeted_part(model) if rounds_as_target(spec) else inexact_part(model)

@@ -50,7 +50,7 @@ def _unread(spec: Spec, config: Mapping[str, Any]) -> tuple[str, str] | None:
         return message, f"remove it, or choose a model of {families}"
     if spec.model.implementation == "transformers":
         return "the layers of transformers compute text only", 'set model.implementation = "torchtitan"'
-    setting = spec.trainer.vision_tower
+    setting = spec.trainer.given("vision_tower")
     if setting == "none" or (setting is None and not tower.loaded):
         message = "the vision tower is not loaded"
         return message, 'set trainer.vision_tower = "frozen" or "trained"'

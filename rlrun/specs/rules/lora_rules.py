@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlrun.models.adapters import EXPERT_TARGETS, TARGETS
+from rlrun.models.json_files import read_json
 from rlrun.specs.derived.lora_sync import server_room, small_rooms, why_merged
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
@@ -116,7 +117,7 @@ def starting_adapter(spec: Spec) -> Iterator[Finding]:
         return
     file = Path(spec.model.adapter) / "adapter_config.json"
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = read_json(file)
         stored = {
             "rank": config["r"],
             "alpha": config["lora_alpha"],
@@ -143,15 +144,19 @@ def starting_adapter(spec: Spec) -> Iterator[Finding]:
 def lora_sync(spec: Spec) -> Iterator[Finding]:
     """What engines get at an update is something that they can take."""
     key: KeyPath = ("engine", "lora_sync")
-    if spec.engine.lora_sync is not None and spec.trainer.lora is None:
+    if is_given(spec.engine, "lora_sync") and spec.trainer.lora is None:
         yield no_effect(key, "no adapters are trained", "remove it, or add [trainer.lora]", (LORA,))
-    elif spec.engine.lora_sync == "adapters" and (reason := why_merged(spec)) is not None:
+    elif spec.engine.given("lora_sync") == "adapters" and (reason := why_merged(spec)) is not None:
         yield Finding(key, reason, 'use "merged", or remove it', found="adapters", related=(LORA, *_SYNC))
 
 
 def changed_adapters(spec: Spec) -> Iterator[Finding]:
     """Adapters alone are sent whole."""
-    alone = spec.trainer.lora is not None and spec.engine.lora_sync != "merged" and why_merged(spec) is None
+    alone = (
+        spec.trainer.lora is not None
+        and spec.engine.given("lora_sync") != "merged"
+        and why_merged(spec) is None
+    )
     if alone and spec.engine.weight_delta != "off":
         cure = 'remove it, or set engine.lora_sync = "merged"'
         yield no_effect(
@@ -161,7 +166,11 @@ def changed_adapters(spec: Spec) -> Iterator[Finding]:
 
 def adapter_arguments(spec: Spec) -> Iterator[Finding]:
     """Servers have room for the adapters of all versions that are used at a time."""
-    if spec.engine.type != "sglang" or spec.trainer.lora is None or spec.engine.lora_sync == "merged":
+    if (
+        spec.engine.type != "sglang"
+        or spec.trainer.lora is None
+        or spec.engine.given("lora_sync") == "merged"
+    ):
         return
     if why_merged(spec) is not None:
         return

@@ -1,6 +1,5 @@
 """What a local model's config.json says about a spec, before anything heavy is loaded."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from rlrun.models.attention_config import DELTA_FAMILIES, attention_interval
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 from rlrun.models.experts_config import BIASED_FAMILIES
 from rlrun.models.families import NATIVE
+from rlrun.models.json_files import read_json
 from rlrun.specs.derived.lengths import longest_response, longest_sample
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -33,9 +33,9 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     if not file.is_absolute() or not file.is_file():
         return
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = read_json(file)
     except (OSError, ValueError) as error:
-        yield Finding(("model", "path"), f"{file} cannot be read: {error}", "copy the model's files again")
+        yield Finding(("model", "path"), str(error), "copy the model's files again")
         return
     if not isinstance(config, dict):
         yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
@@ -53,8 +53,8 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
 
 def _quantised(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     settings = config.get("quantization_config")
-    if isinstance(settings, dict) and not spec.model.random_init:
-        method = settings.get("quant_method")
+    if settings and not spec.model.random_init:
+        method = settings.get("quant_method") if isinstance(settings, dict) else settings
         cure = "convert it to bfloat16 first: rlrun convert hf-to-hf SRC DST --quantize none"
         yield Finding(("model", "path"), f"the model is quantised ({method}) and cannot be trained", cure)
 
@@ -64,7 +64,7 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     if not isinstance(holds, int) or (sample := longest_sample(spec, holds)) <= holds:
         return
     related = (*LENGTH_KEYS, ("model", "path"))
-    prompt, response = spec.rollout.max_prompt_tokens, longest_response(spec)
+    prompt, response = spec.rollout.given("max_prompt_tokens"), longest_response(spec)
     if prompt is None:
         message = (
             f"max_response_tokens {response} leaves no room for a prompt: the model's limit is {holds} tokens"
@@ -84,7 +84,7 @@ def _teacher(spec: Spec) -> Iterator[Finding]:
     if spec.teacher is None or not path.is_absolute():
         return
     try:
-        config = json.loads((path / "config.json").read_text("utf-8"))
+        config = read_json(path / "config.json")
     except (OSError, ValueError):
         return
     if not isinstance(config, dict):
@@ -93,7 +93,7 @@ def _teacher(spec: Spec) -> Iterator[Finding]:
     if spec.teacher.parallel is not None:
         yield from _split(with_family_defaults(config), spec.teacher.parallel.tensor, "teacher", source)
     family = NATIVE.get(str(config.get("model_type")))
-    if spec.trainer.share_prefixes and family is not None and not family.prefixes:
+    if spec.trainer.given("share_prefixes") and family is not None and not family.prefixes:
         message = f"is not supported for the teacher's family, {config['model_type']}"
         yield Finding(("trainer", "share_prefixes"), message, "remove it", found=True, related=(source,))
 

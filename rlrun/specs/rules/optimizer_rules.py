@@ -39,4 +39,18 @@ def settings_of_other_schedules(spec: Spec) -> Iterator[Finding]:
             yield no_effect((name, "decay_steps"), why, 'remove it, or set schedule = "wsd"', related)
 
 
-OPTIMIZER_RULES: tuple[Rule, ...] = (settings_of_other_optimizers, settings_of_other_schedules)
+def two_warm_ups(spec: Spec) -> Iterator[Finding]:
+    """Reports a warm-up that is given both as a number of steps and as a share."""
+    for name, section in optimizer_sections(spec):
+        if section.warmup_ratio is not None and is_given(section, "warmup_steps"):
+            message = f"and {name}.warmup_steps both give the length of the warm-up"
+            related: tuple[KeyPath, ...] = ((name, "warmup_steps"),)
+            path: KeyPath = (name, "warmup_ratio")
+            yield Finding(path, message, "remove one of them", found=section.warmup_ratio, related=related)
+
+
+OPTIMIZER_RULES: tuple[Rule, ...] = (
+    settings_of_other_optimizers,
+    settings_of_other_schedules,
+    two_warm_ups,
+)

@@ -64,7 +64,7 @@ def gpu_exchanges(spec: Spec) -> Iterator[Finding]:
             message = "needs GPUs, and the job has none (cluster.gpus_per_node = 0)"
             found = getattr(parallel, setting)
             yield Finding((*PARALLEL, setting), message, "remove it", found=found, related=gpus)
-    if dispatcher == "deepep" and spec.trainer.dtype == "float32":
+    if dispatcher == "deepep" and spec.trainer.given("dtype") == "float32":
         message, dtype = "DeepEP only exchanges bfloat16", (("trainer", "dtype"),)
         cure = 'set trainer.dtype = "bfloat16", or token_dispatcher = "standard"'
         yield Finding((*PARALLEL, "token_dispatcher"), message, cure, found=dispatcher, related=dtype)

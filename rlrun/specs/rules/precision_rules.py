@@ -21,7 +21,7 @@ def unsupported_with_precision(spec: Spec) -> Iterator[Finding]:
         return
     on_cpu = not spec.cluster.gpus_per_node
     for path, value, supported in (
-        (("trainer", "dtype"), spec.trainer.dtype, "bfloat16"),
+        (("trainer", "dtype"), spec.trainer.given("dtype") or "bfloat16", "bfloat16"),
         (("model", "implementation"), spec.model.implementation, "torchtitan"),
         (("trainer", "parallel", "async_tensor"), spec.trainer.parallel.async_tensor, False),
         (("trainer", "parallel", "token_dispatcher"), spec.trainer.parallel.token_dispatcher, "standard"),
@@ -100,7 +100,7 @@ def unsupported_when_exact(spec: Spec) -> Iterator[Finding]:
             yield Finding(
                 path, f"is not supported with true_on_policy: {why}", cure, found=shown, related=(EXACT,)
             )
-    if cuts_vocabulary(spec) and spec.rollout.sampling_mask is not False:
+    if cuts_vocabulary(spec) and spec.rollout.given("sampling_mask") is not False:
         path = ("rollout", "top_p" if spec.rollout.top_p < 1 else "top_k")
         message = "with true_on_policy log-probs are those of the whole vocabulary, without a sampling mask"
         cure = "add `sampling_mask = false` under [rollout], or remove top_p and top_k"
@@ -117,11 +117,12 @@ def exact_engines(spec: Spec) -> Iterator[Finding]:
         message = f"with true_on_policy engines have to be native on CPUs, found {spec.engine.type}"
         cure = 'set engine.type = "native", or remove true_on_policy'
         yield Finding(("engine", "type"), message, cure, found=spec.engine.type, related=(EXACT,))
-    if spec.engine.dtype != spec.trainer.dtype:
-        message = f"must be trainer.dtype with true_on_policy, found {json.dumps(spec.engine.dtype)}"
+    engine, trainer = spec.engine.given("dtype"), spec.trainer.given("dtype")
+    if engine is not None and trainer is not None and engine != trainer:
+        message = f"must be trainer.dtype with true_on_policy, found {json.dumps(engine)}"
         related: tuple[KeyPath, ...] = (("trainer", "dtype"), EXACT)
-        cure = f'set engine.dtype = "{spec.trainer.dtype}"'
-        yield Finding(("engine", "dtype"), message, cure, found=spec.engine.dtype, related=related)
+        cure = f'set engine.dtype = "{trainer}", or remove it'
+        yield Finding(("engine", "dtype"), message, cure, found=engine, related=related)
     if spec.engine.model is not None:
         cure = "remove it, or remove true_on_policy"
         message = "is not supported with true_on_policy: engines have to serve the trainer's own weights"

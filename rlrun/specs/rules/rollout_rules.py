@@ -11,7 +11,7 @@ from rlrun.specs.sections.job import Spec
 
 def oversampling(spec: Spec) -> Iterator[Finding]:
     """At least as many groups must be submitted as a batch needs."""
-    oversample, batch = spec.rollout.oversample, spec.rollout.batch_size
+    oversample, batch = spec.rollout.given("oversample"), spec.rollout.batch_size
     if oversample is not None and oversample < batch:
         message = f"must be at least rollout.batch_size = {batch}, found {oversample}"
         related = (("rollout", "batch_size"),)
@@ -30,7 +30,8 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
         related = (("rollout", "max_response_tokens"),)
         yield Finding(("rollout", "min_response_tokens"), message, cure, found=minimum, related=related)
     turn = rollout.max_turn_tokens
-    if turn is not None and rollout.function.type == "single_turn":
+    single = rollout.function.type == "single_turn"
+    if turn is not None and single and turn >= longest_response(spec):
         why = "a single_turn response has one turn, which max_response_tokens limits"
         yield no_effect(("rollout", "max_turn_tokens"), why, "remove it", (("rollout", "function", "type"),))
     elif turn is not None and turn > longest_response(spec):

@@ -1,11 +1,11 @@
 """Checks that the model folder which servers load (`engine.model`) fits the policy."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlrun.models.config_defaults import EXPERT_COUNTS
+from rlrun.models.json_files import read_json
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.sections.job import Spec
@@ -70,7 +70,7 @@ def _int4(spec: Spec, settings: dict[str, Any], served: dict[str, Any]) -> Itera
 def _config(folder: Path) -> dict[str, Any] | None:
     """A folder's config.json; None if there is none that can be read."""
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return None
     return config if isinstance(config, dict) else None

@@ -56,12 +56,16 @@ def evaluation(spec: Spec) -> Iterator[Finding]:
         if dataset.name in names[:number]:
             message = f'the name "{dataset.name}" is used by two datasets, whose metrics would mix'
             yield Finding((*path, "name"), message, "choose another name", found=dataset.name)
-        temperature = _first(dataset.temperature, spec.eval.temperature, spec.rollout.temperature)
+        temperature = _first(
+            dataset.given("temperature"), spec.eval.given("temperature"), spec.rollout.temperature
+        )
         samples = _first(
-            dataset.samples_per_prompt, spec.eval.samples_per_prompt, spec.rollout.samples_per_prompt
+            dataset.given("samples_per_prompt"),
+            spec.eval.given("samples_per_prompt"),
+            spec.rollout.samples_per_prompt,
         )
         if temperature == 0 and samples > 1:
-            table = path if dataset.temperature is not None else ("eval",)
+            table = path if is_given(dataset, "temperature") else ("eval",)
             message = f"0 is greedy sampling: all {samples:g} samples of a prompt would be the same"
             related = (("rollout", "samples_per_prompt"), ("eval", "samples_per_prompt"))
             yield Finding((*table, "temperature"), message, "add `samples_per_prompt = 1`", related=related)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from rlrun.specs.derived.old_policy import may_be_stale
+from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers
+from rlrun.specs.derived.old_policy import may_be_stale, old_log_probs_of
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import is_given, no_effect
@@ -40,7 +41,7 @@ def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
     """The source of old log-probs applies to a loss with a ratio, and provides what the loss reads."""
     if is_given(spec.trainer, "old_log_probs") and not demands.old_log_probs:
         yield no_effect(OLD, f"the loss of {spec.algorithm.type} reads no old log-probs", "remove it")
-    elif spec.trainer.old_log_probs == "rollout" and demands.trainer_log_probs:
+    elif spec.trainer.given("old_log_probs") == "rollout" and demands.trainer_log_probs:
         message = (
             'must be "trainer" with algorithm.correction, which compares log-probs of the trainer with those '
             "of the engine"
@@ -48,10 +49,29 @@ def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
         yield Finding(OLD, message, 'set "trainer", or remove algorithm.correction', "trainer", "rollout")
 
 
+def replayed_routing(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """An earlier pass of the trainer has to report the routed experts that are replayed."""
+    if spec.trainer.moe.routing_replay != "trainer":
+        return
+    path: KeyPath = ("trainer", "moe", "routing_replay")
+    if old_log_probs_of(spec, corrected=demands.trainer_log_probs) == "rollout":
+        why = "the trainer runs no pass for old log-probs whose routing could be replayed"
+        related = (OLD, ("rollout", "mode"), ("rollout", "partial"))
+        yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', related)
+    try:
+        optimizer_steps = batch_numbers(spec, demands.rollout).optimizer_steps
+    except ValueError:
+        return  # another rule reports the batch equation
+    if optimizer_steps == 1:
+        why = "with one optimizer step per rollout step the policy that is trained routes the same way"
+        yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", BATCH_KEYS)
+
+
 def stale_ratio(spec: Spec) -> Iterator[Finding]:
     """Warns where stale samples are trained with a ratio of 1, so that nothing corrects for their age."""
     corrected = spec.algorithm.params.get("correction") is not None
-    if may_be_stale(spec) and spec.trainer.old_log_probs == "trainer" and not corrected:
+    old = old_log_probs_of(spec, corrected=corrected)
+    if may_be_stale(spec) and old == "trainer" and not corrected:
         message = (
             "with one optimizer step the ratio to the trainer's log-probs is always 1: stale samples are not "
             "corrected"

@@ -42,7 +42,7 @@ def flash_attention(spec: Spec) -> Iterator[Finding]:
         return
     if not spec.cluster.gpus_per_node:
         yield no_effect(path, "the job has no GPUs", "remove it", (("cluster", "gpus_per_node"),))
-    elif spec.trainer.dtype == "float32":
+    elif spec.trainer.given("dtype") == "float32":
         why = "attention in float32 does not use it"
         yield no_effect(path, why, 'remove it, or set trainer.dtype = "bfloat16"', (("trainer", "dtype"),))
 
@@ -50,7 +50,7 @@ def flash_attention(spec: Spec) -> Iterator[Finding]:
 def kept_logits(spec: Spec) -> Iterator[Finding]:
     """Logits in float32 are never kept."""
     path: KeyPath = ("trainer", "kept_logits")
-    for key, value in (("dtype", spec.trainer.dtype), ("head_dtype", spec.trainer.head_dtype)):
+    for key, value in (("dtype", spec.trainer.given("dtype")), ("head_dtype", spec.trainer.head_dtype)):
         if is_given(spec.trainer, "kept_logits") and value == "float32":
             related: tuple[KeyPath, ...] = (("trainer", key),)
             yield no_effect(
@@ -60,21 +60,13 @@ def kept_logits(spec: Spec) -> Iterator[Finding]:
 
 
 def routing_replay(spec: Spec) -> Iterator[Finding]:
-    """The engine or an earlier pass of the trainer has to report the routed experts that are replayed."""
+    """The engine has to report the routed experts that are replayed."""
     path: KeyPath = ("trainer", "moe", "routing_replay")
-    kind, related = spec.trainer.moe.routing_replay, (("engine", "type"), ("trainer", "old_log_probs"))
+    kind = spec.trainer.moe.routing_replay
     if kind == "engine" and spec.engine.type not in ("sglang", "native"):
         message = f"{spec.engine.type} engines do not report routed experts"
         cure = 'set engine.type = "sglang" or "native"'
-        yield Finding(path, message, cure, found=kind, related=related)
-    if kind == "trainer" and spec.trainer.old_log_probs == "rollout":
-        why = "the trainer runs no pass for old log-probs whose routing could be replayed"
-        yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', related)
-    steps, size = spec.trainer.optimizer_steps, spec.trainer.global_batch_size
-    samples = spec.rollout.batch_size * spec.rollout.samples_per_prompt
-    if kind == "trainer" and (steps == 1 or (steps is None and size in (None, samples))):
-        why = "with one optimizer step per rollout step the policy that is trained routes the same way"
-        yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", related)
+        yield Finding(path, message, cure, found=kind, related=(("engine", "type"),))
 
 
 def balancing(spec: Spec) -> Iterator[Finding]:
@@ -149,7 +141,7 @@ def micro_batches(spec: Spec) -> Iterator[Finding]:
 
 def unsupported_with_shared_prefixes(spec: Spec) -> Iterator[Finding]:
     """Reports settings under which a prefix is not computed once."""
-    if not spec.trainer.share_prefixes:
+    if not spec.trainer.given("share_prefixes"):
         return
     for obstacle in obstacles(spec):
         path = obstacle.path

@@ -26,7 +26,7 @@ _UNTRIED: Mapping[str, str] = {
 
 def vision_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     """Checks `trainer.vision_tower`, and what is not supported together with a tower."""
-    setting, family = spec.trainer.vision_tower, config.get("model_type")
+    setting, family = spec.trainer.given("vision_tower"), config.get("model_type")
     try:
         tower = read_vision_tower(config)
     except (KeyError, TypeError):
@@ -46,6 +46,6 @@ def vision_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
             path: KeyPath = ("trainer", "parallel", name)
             yield Finding(path, f"{reason} (vision tower)", cure, found=degree, related=(TOWER, MODEL))
     for name, reason in _UNTRIED.items():
-        if getattr(spec.trainer, name):
+        if spec.trainer.given(name):
             cure = 'remove it, or set trainer.vision_tower = "none" if no sample has images'
             yield Finding(("trainer", name), reason, cure, related=(TOWER, MODEL))

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlrun.specs.safe_python import SAFE_PATH
+
 # Asks the kernel to kill this process when the thread that started it ends (prctl PR_SET_PDEATHSIG), then
 # replaces itself with the server. Processes that the server starts do not inherit this, so a forked guard
 # waits for the server's end and kills the rest of its session.
@@ -31,12 +33,16 @@ def die_with_parent(words: Sequence[str]) -> list[str]:
     `words`: an interpreter and its arguments. Started in a session of its own, the server takes everything
     else in that session with it.
     """
-    return [words[0], "-c", _DIE_WITH_PARENT, *words]
+    return [words[0], "-I", "-c", _DIE_WITH_PARENT, *words]
 
 
 def inherited_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Returns this process's variables without Ray's token and those that select its Python packages."""
-    return {name: value for name, value in own.items() if name not in _PYTHON_VARIABLES | _RAY_SECRETS}
+    """Returns this process's variables without Ray's token and those that select its Python packages.
+
+    The server, which is a `python -m`, does not import modules of the current folder.
+    """
+    kept = {name: value for name, value in own.items() if name not in _PYTHON_VARIABLES | _RAY_SECRETS}
+    return kept | SAFE_PATH
 
 
 def options(arguments: Mapping[str, Any]) -> list[str]:

@@ -72,15 +72,15 @@ def external_urls(spec: Spec) -> Iterator[Finding]:
 def kept_samples_differ(spec: Spec) -> Iterator[Finding]:
     """A deterministic job does not depend on what an engine still has in its cache."""
     key = ("engine", "kept_samples")
-    if spec.deterministic and spec.engine.type == "native" and spec.engine.kept_samples:
+    if spec.deterministic and spec.engine.type == "native" and spec.engine.given("kept_samples"):
         message = "the rounding of a later turn depends on what is cached, so deterministic jobs keep nothing"
         related = (("deterministic",),)
-        yield Finding(key, message, "remove it", found=spec.engine.kept_samples, related=related)
+        yield Finding(key, message, "remove it", found=spec.engine.given("kept_samples"), related=related)
 
 
 def engine_sleep(spec: Spec) -> Iterator[Finding]:
     """Only engines that rlrun starts on the trainer's devices can sleep while the trainer works."""
-    if not spec.engine.sleep:
+    if not spec.engine.given("sleep"):
         return
     path: KeyPath = ("engine", "sleep")
     if spec.cluster.placement != "colocated":
@@ -113,16 +113,16 @@ def weight_carrier(spec: Spec) -> Iterator[Finding]:
     """The chosen way to send weights reaches every server, and its settings have an effect."""
     if spec.engine.type not in ("sglang", "external"):
         return
-    key = ("engine", "weight_sync")
-    if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1 and shares_memory(spec):
+    key, given = ("engine", "weight_sync"), spec.engine.given("weight_sync")
+    if given == "tensor" and spec.cluster.nodes > 1 and shares_memory(spec):
         message = "weights in shared memory only reach servers on the trainer's host"
         related = (("cluster", "nodes"),)
         yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", related=related)
-    if spec.engine.type == "sglang" and spec.engine.weight_sync == "broadcast" and shares_gpus(spec):
+    if spec.engine.type == "sglang" and given == "broadcast" and shares_gpus(spec):
         message = "NCCL cannot connect two processes on one GPU, and the trainer and the servers share GPUs"
         related = (("cluster", "placement"),)
         yield Finding(key, message, 'use "tensor" or "disk"', found="broadcast", related=related)
-    if spec.engine.weight_sync == "tensor" and spec.engine.type == "external":
+    if given == "tensor" and spec.engine.type == "external":
         message, related = "external engines may not share memory with the trainer", _TYPE
         yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", related=related)
 

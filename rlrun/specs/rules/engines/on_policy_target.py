@@ -91,7 +91,8 @@ def _settings(spec: Spec) -> Iterator[tuple[KeyPath, Any, Any, str]]:
     if engine.weight_delta == "elements":
         why = "servers hold embeddings and norms in float32, and deltas are of bfloat16"
         yield ("engine", "weight_delta"), "elements", "off", why
-    yield ("trainer", "dtype"), trainer.dtype, "bfloat16", "servers multiply in bfloat16"
+    dtype = trainer.given("dtype") or "bfloat16"
+    yield ("trainer", "dtype"), dtype, "bfloat16", "servers multiply in bfloat16"
     yield ("trainer", "head_dtype"), trainer.head_dtype, "model", "servers compute bfloat16 logits"
     why = "servers compute attention with FlashAttention 3"
     yield ("trainer", "flash_attention"), trainer.flash_attention, "FA3", why

@@ -43,12 +43,13 @@ def draft_folder_updates(spec: Spec) -> Iterator[Finding]:
     engine, path = spec.engine, ("engine", "speculative", "algorithm")
     if engine.type != "sglang" or engine.speculative.algorithm not in DRAFT_FOLDER:
         return
-    if spec.trainer.lora is not None and engine.lora_sync != "merged" and why_merged(spec) is None:
+    if spec.trainer.lora is not None and engine.given("lora_sync") != "merged" and why_merged(spec) is None:
         return  # the model in the server stays as it is
     message = "SGLang would load the policy's files into the draft model, too, whose tensors have such names"
     if carrier_of(spec) == "disk":
-        cure = 'use "tensor" or "broadcast"' if engine.weight_sync else 'set `weight_sync = "broadcast"`'
-        yield Finding(("engine", "weight_sync"), message, cure, found=engine.weight_sync, related=(path,))
+        given = engine.given("weight_sync")
+        cure = 'use "tensor" or "broadcast"' if given else 'set `weight_sync = "broadcast"`'
+        yield Finding(("engine", "weight_sync"), message, cure, found=given, related=(path,))
     elif engine.weight_delta != "off":
         found = engine.weight_delta
         yield Finding(("engine", "weight_delta"), message, "remove it", found=found, related=(path,))

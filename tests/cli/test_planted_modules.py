@@ -1,0 +1,243 @@
+"""Modules that lie beside a spec run in no process of any command.
+
+    folder of the spec ── planted: json.py, torch.py, triton.py … ── write a mark when they are imported
+    PYTHONPATH         ── sitecustomize.py ── writes down every Python process that starts
+
+The second list shows that the processes which could have imported a planted module were there at all.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.jobs import Jobs
+from tests.runner.records.states import write_state
+
+SPECS = Path(__file__).parents[1] / "specs"
+MAIN = "from rlrun.cli.main import run; run()"
+PLANTED = (
+    # of the standard library: whatever starts with the folder on its path imports these
+    *(
+        "ctypes",
+        "json",
+        "logging",
+        "pickle",
+        "random",
+        "select",
+        "signal",
+        "socket",
+        "subprocess",
+        "tempfile",
+    ),
+    # of the packages that jobs import
+    *("numpy", "psutil", "ray", "rich", "rlrun", "torch", "transformers", "yaml"),
+    # optional modules, which packages look for and usually do not find
+    *("cupy", "numba", "opt_einsum", "pynvml", "setproctitle", "sglang", "triton", "wandb"),
+    # of the interpreter itself
+    *("sitecustomize", "usercustomize"),
+)
+PLANT = """
+import os, sys
+with open({mark!r} + str(os.getpid()), "w") as mark:
+    mark.write(repr(sys.orig_argv))
+"""
+WATCH = """
+import os, sys
+with open({processes!r} + str(os.getpid()), "a") as process:
+    process.write(repr(sys.orig_argv))
+"""
+API = """
+import rlrun
+from rlrun.runner.contracts.errors import JobError
+job = rlrun.load("job.toml")
+job.validate()
+try:
+    run = job.launch(name="{name}")
+except JobError as error:
+    assert "has no model.safetensors" in str(error), error
+else:
+    run.wait()
+"""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder with a spec and planted modules."""
+
+    path: Path
+    marks: Path
+    processes: Path
+    site: Path
+
+    def python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Runs Python here."""
+        environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+        path = filter(None, [str(self.site), environment.get("PYTHONPATH")])
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+
+    def rlrun(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Runs a command as its console script does, whose path does not begin with the current folder."""
+        return self.python("-P", "-c", MAIN, *arguments)
+
+    def planted_that_ran(self) -> list[str]:
+        """Returns the name of each planted module that ran, with the command line of its process."""
+        return sorted(f"{mark.name.partition('.')[0]} in {mark.read_text()}" for mark in self.marks.iterdir())
+
+    def commands(self) -> str:
+        """Returns the command lines of all Python processes that read their environment."""
+        return "\n".join(path.read_text() for path in self.processes.iterdir())
+
+
+def plant(path: Path, outside: Path) -> Folder:
+    """Plants the modules in a folder; what they write goes to `outside`."""
+    folder = Folder(path, outside / "marks", outside / "processes", outside / "watch")
+    for inner in (folder.marks, folder.processes, folder.site):
+        inner.mkdir(parents=True)
+    for name in PLANTED:
+        (path / f"{name}.py").write_text(PLANT.format(mark=f"{folder.marks / name}."))
+    (folder.site / "sitecustomize.py").write_text(WATCH.format(processes=f"{folder.processes}/"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def beside_a_spec(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A folder with a valid spec, which cannot be launched: the model has no weights, the name is in use."""
+    path = tmp_path_factory.mktemp("planted")
+    shutil.copytree(SPECS / "tiny", path / "tiny")
+    shutil.copy(SPECS / "rows.jsonl", path)
+    shutil.copy(SPECS / "base.toml", path / "job.toml")
+    write_state(path / "runs" / "run", status="done", step=1, steps=1)
+    (path / "runs" / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    (path / "runs" / "run" / "logs").mkdir()
+    (path / "answers.jsonl").write_text('{"response": "Answer: 1", "label": "1"}\n')
+    return plant(path, tmp_path_factory.mktemp("outside"))
+
+
+ON_CPU = ("--set", "cluster.gpus_per_node=0")
+FAST = {
+    "validate": (("validate", "job.toml"), 0),
+    "plan": (("plan", "job.toml"), 0),
+    "plan for GPUs": (("plan", "gspo-30b-a3b", "--gpu", "H100"), 0),
+    "sweep plan": (("sweep", "plan", "job.toml", "--sweep", "seed=1,2"), 0),
+    "diff": (("diff", "job.toml", "ppo"), 0),
+    "runs": (("runs",), 0),
+    "status": (("status", "run"), 0),
+    "logs": (("logs", "run"), 0),
+    "stop": (("stop", "run"), 2),
+    "view": (("view", "run", "--html", "page.html"), 0),
+    "explain": (("explain", "E0201"), 0),
+    "recipes": (("recipes",), 0),
+    "schema": (("schema",), 0),
+    "plugins": (("plugins", "list"), 0),
+    "init": (("init", "started"), 0),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code"), FAST.values(), ids=FAST.keys())
+def test_a_command_that_reads_imports_nothing_planted(
+    beside_a_spec: Folder, arguments: Sequence[str], code: int
+) -> None:
+    ended = beside_a_spec.rlrun(*arguments)
+    assert beside_a_spec.planted_that_ran() == []
+    assert ended.returncode == code, ended.stderr
+    assert repr(MAIN) in beside_a_spec.commands()
+
+
+STARTING = {
+    "score": (("score", "answers.jsonl", "--reward", "exact_match"), "rlrun.runner.scoring.worker"),
+    "plan --deep": (("plan", "job.toml", "--deep", *ON_CPU), "rlrun.runner.trainer.dry_run.rank"),
+    "launch --detach": (("launch", "job.toml", "--name", "run", "--detach"), "'-m', 'rlrun', 'launch'"),
+    "sweep launch": (
+        ("sweep", "launch", "job.toml", "--sweep", "seed=1", "--set", "debug.mode='rollout'"),
+        "'-m', 'rlrun', 'launch'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "process"), STARTING.values(), ids=STARTING.keys())
+def test_no_process_of_a_command_imports_anything_planted(
+    beside_a_spec: Folder, arguments: Sequence[str], process: str
+) -> None:
+    before = beside_a_spec.commands()
+    ended = beside_a_spec.rlrun(*arguments)
+    assert beside_a_spec.planted_that_ran() == []
+    new = beside_a_spec.commands().count(process) - before.count(process)
+    assert new >= 1, ended.stdout + ended.stderr
+
+
+def test_a_launch_from_python_imports_nothing_planted(beside_a_spec: Folder) -> None:
+    before = beside_a_spec.commands().count("'-m', 'rlrun', 'launch'")
+    ended = beside_a_spec.python("-P", "-c", API.format(name="run"))
+    assert beside_a_spec.planted_that_ran() == []
+    assert ended.returncode == 0, ended.stderr
+    assert beside_a_spec.commands().count("'-m', 'rlrun', 'launch'") == before + 1
+
+
+def test_the_planted_modules_run_where_the_folder_is_on_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "spec"
+    path.mkdir()
+    folder = plant(path, tmp_path / "outside")
+    folder.python("-c", f"import {', '.join(name for name in PLANTED if 'custom' not in name)}")
+    ran = {line.partition(" ")[0] for line in folder.planted_that_ran()}
+    assert ran == {name for name in PLANTED if "custom" not in name}
+
+
+@pytest.fixture(scope="module")
+def beside_a_job(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A folder with a spec that can be launched, and its plugins installed."""
+    jobs = Jobs(tmp_path_factory.mktemp("jobs"), tiny_model)
+    planted = plant(jobs.folder, tmp_path_factory.mktemp("outside-jobs"))
+    shutil.copytree(jobs.folder / "site", planted.site, dirs_exist_ok=True)
+    return planted
+
+
+SHORT = ("--set", "trainer.steps=1", "--set", "checkpoint.interval=1", "--set", "checkpoint.export_hf=true")
+JOBS = {
+    "launch": ("launch", "job.toml", "--name", "a", *SHORT),
+    "resume": ("launch", "job.toml", "--name", "a", *SHORT, "--set", "trainer.steps=2", "--resume"),
+    "debug": ("debug", "job.toml"),
+    "sweep launch": ("sweep", "launch", "job.toml", "--sweep", "seed=3", *SHORT),
+    "doctor": ("doctor",),
+}
+
+
+def _check_a_job(folder: Folder, ended: "subprocess.CompletedProcess[str]", workers: int) -> None:
+    assert folder.planted_that_ran() == []
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert folder.commands().count("default_worker.py") >= workers
+
+
+def test_no_process_of_a_launch_imports_anything_planted(beside_a_job: Folder) -> None:
+    _check_a_job(beside_a_job, beside_a_job.rlrun(*JOBS["launch"]), workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resume", "debug", "sweep launch", "doctor"])
+def test_no_process_of_a_job_imports_anything_planted(beside_a_job: Folder, name: str) -> None:
+    if name == "resume":
+        beside_a_job.rlrun(*JOBS["launch"])
+    _check_a_job(beside_a_job, beside_a_job.rlrun(*JOBS[name]), workers=0 if name == "doctor" else 2)
+
+
+@pytest.mark.slow
+def test_no_process_of_a_detached_launch_imports_anything_planted(beside_a_job: Folder) -> None:
+    ended = beside_a_job.python("-P", "-c", API.format(name="from-python"))
+    _check_a_job(beside_a_job, ended, workers=2)
+    state = json.loads((beside_a_job.path / "runs" / "from-python" / "state.json").read_text())
+    assert state["status"] == "done"

@@ -185,7 +185,22 @@ def _dense_width(config: Mapping[str, Any], experts: Experts | None) -> int:
 def weight_dtype(config: Mapping[str, Any]) -> str:
     """Returns the precision of the weights; for quantised weights, the one that they are computed in."""
     declared = config.get("dtype") or config.get("torch_dtype")
-    return declared or ("bfloat16" if config.get("quantization_config") else "float32")
+    return declared or ("bfloat16" if quantisation(config) else "float32")
+
+
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns how a config.json describes quantised weights, as a whole or for its text model; empty if it
+    does not. Raises ValueError if the description is not a table.
+    """
+    inner = config.get("text_config")
+    settings = config.get("quantization_config") or (
+        inner.get("quantization_config") if isinstance(inner, Mapping) else None
+    )
+    if settings and not isinstance(settings, Mapping):
+        raise ValueError(
+            f"quantization_config in config.json is {settings!r}, which is not a table of settings"
+        )
+    return settings or {}
 
 
 def _refuse_variants(config: Mapping[str, Any], *, with_biases: bool) -> None:

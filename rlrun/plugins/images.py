@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 64 * 2**20
 """Largest encoded image that is read."""
-MAX_PIXELS = 89_478_485
-"""Largest number of pixels that is decoded; of more, Pillow warns as of a decompression bomb. A file of a few
-kilobytes can have billions."""
+MAX_PIXELS = 2**25
+"""Largest number of pixels that is decoded, 5792 × 5792. No processor of a supported model keeps more than
+2**24, and 20 bytes per pixel are needed for a moment."""
+_ALWAYS_DECODED = 2**24
+_MOST_PIXELS_PER_BYTE = 64
+"""Of images with more than `_ALWAYS_DECODED` pixels. Photographs have 10: a small file with so many pixels is
+one colour, and was made to fill the memory."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that are decoded. Pillow knows many more, some of which run other programs (EPS)."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
@@ -85,6 +89,10 @@ class PixelLimits:
     """Smaller images are scaled up to this many pixels; None: none are."""
 
 
+class UnusableImage(ValueError):
+    """Raised for an image that is not damaged, and that rlrun does not read; the message says why."""
+
+
 def checked_image(data: bytes, limits: PixelLimits = PixelLimits()) -> Image:
     """Returns the image of an encoded file, scaled to `limits`.
 
@@ -99,7 +107,7 @@ def checked_image(data: bytes, limits: PixelLimits = PixelLimits()) -> Image:
         raise ValueError(f"the image has {len(data)} bytes; at most {MAX_BYTES} are read: make it smaller")
     try:
         with pillow.open(io.BytesIO(data), formats=_FORMATS) as picture:
-            _check_size(picture)
+            _check_size(picture, len(data))
             picture.load()
             if _is_canonical(picture, limits):
                 return _image(data, picture)
@@ -108,8 +116,10 @@ def checked_image(data: bytes, limits: PixelLimits = PixelLimits()) -> Image:
         raise ValueError(f"these {len(data)} bytes are not an image in {', '.join(_FORMATS)}") from None
     except pillow.DecompressionBombError as error:
         raise ValueError(f"the image is too large: {error}") from None
-    except (OSError, SyntaxError, EOFError, IndexError, TypeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"the image cannot be decoded: {error}") from error  # Pillow raises all of these
+    except UnusableImage:
+        raise
+    except Exception as error:  # a boundary: for a damaged file Pillow's decoders may raise anything
+        raise ValueError(f"the image cannot be decoded: {error}") from error
 
 
 def image_of_url(url: str, limits: PixelLimits = PixelLimits()) -> Image:
@@ -128,24 +138,25 @@ def image_of_url(url: str, limits: PixelLimits = PixelLimits()) -> Image:
         raise ValueError(f"the image's data URL is not base64: {error}") from None
 
 
-def _check_size(picture: Picture) -> None:
+def _check_size(picture: Picture, size: int) -> None:
     """Raises ValueError, before any pixel is decoded, for an image with too many of them or without any."""
     pixels = picture.width * picture.height
     if not pixels:
-        raise ValueError(f"the image has {picture.width} × {picture.height} pixels")
-    if pixels > MAX_PIXELS:
-        raise ValueError(
-            f"the image has {picture.width} × {picture.height} pixels; at most {MAX_PIXELS} are decoded: "
-            "scale it down"
+        raise UnusableImage(f"the image has {picture.width} × {picture.height} pixels")
+    most = min(MAX_PIXELS, max(_ALWAYS_DECODED, _MOST_PIXELS_PER_BYTE * size))
+    if pixels > most:
+        raise UnusableImage(
+            f"the image has {picture.width} × {picture.height} pixels; at most {most} are decoded of a file "
+            f"of {size} bytes: scale it down"
         )
 
 
 def _is_canonical(picture: Picture, limits: PixelLimits) -> bool:
     """Returns whether a file can stay as it is: every library decodes it to the same pixels."""
-    fits = _scale(picture, limits) is None
-    plain = picture.format == "PNG" and picture.mode == "RGB" and "transparency" not in picture.info
-    single = getattr(picture, "n_frames", 1) == 1
-    return fits and plain and single and picture.getexif().get(_ORIENTATION, 1) == 1
+    if picture.format != "PNG" or picture.mode != "RGB" or "transparency" in picture.info:
+        return False  # n_frames reads all frames of files in some other formats
+    is_single = getattr(picture, "n_frames", 1) == 1
+    return is_single and _scale(picture, limits) is None and picture.getexif().get(_ORIENTATION, 1) == 1
 
 
 def _as_rgb(picture: Picture) -> Picture:
@@ -159,7 +170,7 @@ def _as_rgb(picture: Picture) -> Picture:
         if not (
             isinstance(low, (int, float)) and isinstance(high, (int, float)) and 0 <= low <= high <= 65535
         ):
-            raise ValueError(f"the image's values are from {low} to {high}; at most 16 bits are supported")
+            raise UnusableImage(f"the image's values are from {low} to {high}; at most 16 bits are supported")
         return picture.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
         upper = picture.convert("RGBA")

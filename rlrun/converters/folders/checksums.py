@@ -19,6 +19,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
+from rlrun.models.foreign_files import open_regular
+
 CHECKSUMS = "checksums.txt"
 DIFFERS = "its checksum is not the one that was recorded when it was written"
 MISSING = "it is missing"
@@ -46,7 +48,8 @@ def read_checksums(folder: Path) -> Digests | None:
     Raises ValueError if the file is not what `checksums_text` wrote, and OSError if it cannot be read.
     """
     try:
-        text = (folder / CHECKSUMS).read_bytes().decode("ascii", errors="replace")
+        with open_regular(folder / CHECKSUMS) as file:
+            text = file.read().decode("ascii", errors="replace")
     except FileNotFoundError:
         return None
     matches = [_LINE.fullmatch(line) for line in text.split("\n")]
@@ -64,7 +67,7 @@ def find_problems(folder: Path, digests: Mapping[str, str]) -> dict[str, str]:
 
 def _problem(path: Path, digest: str) -> str | None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return None if hashlib.file_digest(file, xxh3_128).hexdigest() == digest else DIFFERS
     except FileNotFoundError:
         return MISSING

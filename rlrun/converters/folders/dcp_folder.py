@@ -17,6 +17,7 @@ from rlrun.converters.folders.dcp_metadata import METADATA, first_line, read_met
 from rlrun.converters.tensors.safetensors_format import CODES, TensorInfo
 from rlrun.converters.tensors.stored import Chunk, StoredTensor
 from rlrun.models.checked_names import check_tensor_name, file_inside
+from rlrun.models.foreign_files import open_regular
 
 
 class DcpFolder:
@@ -60,7 +61,7 @@ class DcpFolder:
         if name not in self.tensors or self.tensors[name].shape:
             return None
         stored = self.read(name)
-        with stored.chunks[0].path.open("rb") as file:
+        with open_regular(stored.chunks[0].path) as file:
             file.seek(stored.chunks[0].position)
             data = bytearray(file.read(stored.nbytes))
         return int(torch.frombuffer(data, dtype=stored.dtype))

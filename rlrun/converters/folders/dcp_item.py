@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from rlrun.models.foreign_files import open_regular
+
 _RECORD_HEADER = 30
 """Bytes of a zip record's own header, before its name and padding."""
 
@@ -32,7 +34,7 @@ class Item:
 
 def data_position(path: Path, dtype: torch.dtype, item: Item) -> int:
     """Returns the position of the tensor's bytes in the item. A damaged item may raise any exception."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(item.position)
         archive = io.BytesIO(file.read(item.length)) if item.length < 1 << 16 else _Window(file, item)
         with zipfile.ZipFile(archive) as records:

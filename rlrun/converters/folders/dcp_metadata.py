@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
+from rlrun.models.foreign_files import open_regular
+
 METADATA = ".metadata"
 _CLASSES = {
     "Metadata",
@@ -31,7 +33,8 @@ def read_metadata(path: Path) -> metadata.Metadata:
     Raises ValueError if the file has another format, is damaged, refers to files of other folders, or
     would run code. Raises OSError if it cannot be read.
     """
-    data = path.read_bytes()
+    with open_regular(path) as file:
+        data = file.read()
     try:
         table = _Unpickler(io.BytesIO(data)).load()
         if not isinstance(table, metadata.Metadata):

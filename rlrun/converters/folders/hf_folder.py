@@ -1,12 +1,12 @@
 """Reads a model folder in Hugging Face format: its tensors, and the small files beside them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.checked_names import abbreviated, file_inside
+from rlrun.models.json_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -55,8 +55,8 @@ def _read_index(folder: Path) -> dict[str, str] | None:
             "model.random_init"
         )
     try:
-        index: Any = json.loads(file_inside(folder, INDEX).read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        index: Any = read_json(file_inside(folder, INDEX))["weight_map"]
+    except (ValueError, KeyError, TypeError):
         raise ValueError(
             f"{folder / INDEX} is not an index of a model: its weight_map cannot be read"
         ) from None

@@ -1,13 +1,13 @@
 """Finds the checkpoint at a path: a folder of either format, a run, its `checkpoints/`, or one of its
 steps."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rlrun.converters.folders.dcp_folder import is_dcp_folder
 from rlrun.converters.folders.hf_folder import is_hf_folder
+from rlrun.models.json_files import read_json
 from rlrun.specs.step_names import step_of
 
 Format = Literal["hf", "dcp"]
@@ -74,7 +74,7 @@ def _model_of_run(trainer: Path) -> Path | None:
     """Returns the folder of the model that a run started with, from the run's spec.lock.json."""
     lock = trainer.absolute().parents[2] / "spec.lock.json"
     try:
-        folder = Path(json.loads(lock.read_text())["model"]["folder"])
+        folder = Path(read_json(lock)["model"]["folder"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return folder if (folder / "config.json").is_file() else None

@@ -19,3 +19,8 @@ def keeps_precision(name: str) -> bool:
 def torch_threads(count: int) -> None:
     """Sets the number of threads per torch operation; use 1 if the caller runs several threads."""
     torch.set_num_threads(count)
+
+
+def is_code(dtype: torch.dtype) -> bool:
+    """Returns whether numbers of this type are codes of quantised weights, or their exponents."""
+    return dtype.itemsize == 1 or dtype == torch.int32

@@ -6,6 +6,7 @@ the bytes of the tensors.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from rlrun.converters.tensors.stored import Chunk, StoredTensor
 from rlrun.models.checked_names import check_tensor_name
+from rlrun.models.foreign_files import open_regular
 
 DTYPES = {
     "F64": torch.float64,
@@ -54,8 +56,8 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a file, by name. Raises ValueError if the file is damaged."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
             raise _broken(path, "it does not begin with the length of a header")
@@ -122,7 +124,7 @@ def _fill(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> Iterator[list[
 
 
 def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[StoredTensor, int]:
-    if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str) or entry["dtype"] not in DTYPES:
         raise _broken(path, f"{name} has an unknown type")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")

@@ -1,8 +1,9 @@
 """Checks the chat messages of a row. A chat template would render malformed messages without an error."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from rlrun.models.json_files import parse_json
 
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
 """Role names of other formats, which chat templates do not know, and the names to use instead."""
@@ -23,8 +24,8 @@ def refuse_encoded(text: str, key: str) -> None:
     if not text.lstrip().startswith("[") or '"role"' not in text:
         return
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return
     if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
         raise ValueError(f"{key!r} is the text of a list of messages: store the list itself (json.loads)")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlrun.models.json_files import parse_json
 from rlrun.plugins.data.line_files import check_line_file
 from rlrun.plugins.data.rows import RowKeys, SlicedPath, first_of_each_prompt, row_of, split_slice
 from rlrun.plugins.types import Row
@@ -93,8 +93,8 @@ class Jsonl:
         check_line_file(path)
         columns: dict[str, None] = {}
         for _, line in _some_lines(path, _NAMING_ROWS):
-            with suppress(ValueError, RecursionError):
-                values = json.loads(line)
+            with suppress(ValueError):
+                values = parse_json(line)
                 columns |= dict.fromkeys(values) if isinstance(values, dict) else {}
         return list(columns)
 
@@ -102,11 +102,13 @@ class Jsonl:
 def _row(line: bytes, params: RowKeys, row_id: str, path: Path) -> Row:
     where = f"{path.name}:{row_id}"
     try:
-        return row_of(json.loads(line), params, row_id, path.parent)
+        values = parse_json(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 ({error})") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error})") from error
+    try:
+        return row_of(values, params, row_id, path.parent)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

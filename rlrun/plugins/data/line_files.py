@@ -1,7 +1,8 @@
 """Checks from the beginning of a file that it can hold JSON lines, before any row is read."""
 
-import json
 from pathlib import Path
+
+from rlrun.models.json_files import parse_json
 
 _KINDS = (
     (b"\x1f\x8b", "is compressed by gzip", "gunzip it first"),
@@ -45,8 +46,8 @@ def check_line_file(path: Path) -> None:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
+        parse_json(line)
+    except ValueError:
         return False
     return True
 

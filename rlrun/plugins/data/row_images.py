@@ -4,7 +4,9 @@
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +14,7 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 from pydantic import Field
 
+from rlrun.models.foreign_files import read_bytes
 from rlrun.plugins.images import MAX_BYTES, Image, PixelLimits, checked_image, image_of_url
 from rlrun.specs.paths import SpecPath
 from rlrun.specs.sections.section import Section
@@ -19,6 +22,9 @@ from rlrun.specs.sections.section import Section
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECONDS = 30.0
 """The longest that one download may wait for the server."""
+_MOST_SECONDS = 120.0
+"""The longest that one download may take."""
+_PART_BYTES = 1 << 20
 
 
 class ImageKeys(Section):
@@ -95,7 +101,7 @@ def _file(path: str, root: Path | None) -> bytes:
         raise ValueError(f"there is no file {file}")
     if (size := file.stat().st_size) > MAX_BYTES:
         raise ValueError(f"{path!r} has {size} bytes; at most {MAX_BYTES} are read: make it smaller")
-    return file.read_bytes()
+    return read_bytes(file, MAX_BYTES)
 
 
 class _SameHosts(HTTPRedirectHandler):
@@ -112,9 +118,17 @@ class _SameHosts(HTTPRedirectHandler):
 
 def _download(url: str, hosts: Sequence[str]) -> bytes:
     _check_host(url, hosts)
-    with build_opener(_SameHosts(hosts)).open(url, timeout=_SECONDS) as answer:
-        data: bytes = answer.read(MAX_BYTES + 1)
-    return data
+    deadline = time.monotonic() + _MOST_SECONDS
+    data = bytearray()
+    try:
+        with build_opener(_SameHosts(hosts)).open(url, timeout=_SECONDS) as answer:
+            while len(data) <= MAX_BYTES and (part := answer.read1(_PART_BYTES)):
+                data += part
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{url} did not send the image within {_MOST_SECONDS:g} s")
+    except HTTPException as error:
+        raise ValueError(f"{url[:80]!r} cannot be downloaded: {error!r}") from None
+    return bytes(data)
 
 
 def _check_host(url: str, hosts: Sequence[str]) -> None:

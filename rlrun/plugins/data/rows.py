@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol, Self
 
 from pydantic import AfterValidator, model_validator
 
+from rlrun.models.json_files import check_depth, parse_json
 from rlrun.plugins.data.chat_messages import read_messages, refuse_encoded
 from rlrun.plugins.data.columns import PROMPT_NAMES, likely
 from rlrun.plugins.data.image_markers import with_images
@@ -100,6 +101,7 @@ def row_of(values: Any, keys: RowKeys, row_id: str, folder: Path | None = None) 
     """
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
+    check_depth(values)
     prompt, images = with_images(_prompt(values, keys), values, keys, folder)
     return Row(
         id=row_id,
@@ -162,8 +164,15 @@ def _metadata(values: Mapping[str, Any], keys: RowKeys) -> dict[str, Any]:
         raise ValueError(f"{keys.metadata_key!r} is not a table but {type(metadata).__name__}")
     carried = {column: required(values, column) for column in keys.metadata_columns}
     if keys.tools_key is not None and (tools := values.get(keys.tools_key)) is not None:
-        carried["tools"] = json.loads(tools) if isinstance(tools, str) else tools
+        carried["tools"] = _tools(tools, keys.tools_key)
     return {**metadata, **carried}
+
+
+def _tools(tools: Any, key: str) -> Any:
+    try:
+        return parse_json(tools) if isinstance(tools, str) else tools
+    except ValueError as error:
+        raise ValueError(f"{key!r} is not the JSON text of a list of tools: {error}") from None
 
 
 def _with_system(prompt: str | list[dict[str, Any]], system: str | None) -> str | list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlrun.models.json_files import check_depth, parse_json
+
 Syntax = Literal["auto", "hermes", "llama3"]
 
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
@@ -49,7 +51,7 @@ def _hermes(body: str, end: str) -> ToolCall | Malformed:
     if not end:
         return Malformed("the tool call has no closing </tool_call>")
     try:
-        value = json.loads(body)
+        value = parse_json(body)
     except ValueError as error:
         return Malformed(f"the tool call is not JSON: {error}")
     return _call(value, "arguments")
@@ -65,7 +67,8 @@ def _llama3(answer: str, *, tagged: bool) -> list[ToolCall | Malformed]:
     while body:
         try:
             value, end = decoder.raw_decode(body)
-        except ValueError as error:
+            check_depth(value)
+        except (ValueError, RecursionError) as error:
             return [*calls, Malformed(f"the tool call is not JSON: {error}")]
         calls.append(_call(value, "parameters"))
         body = body[end:].lstrip(" ;\n")
@@ -86,6 +89,6 @@ def _call(value: Any, key: str) -> ToolCall | Malformed:
 
 def _read(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text

@@ -7,7 +7,6 @@ rlrun never skips a damaged checkpoint silently, because the steps since the one
 error names the damaged file, and the command after which `--resume` uses the checkpoint before.
 """
 
-import json
 import logging
 from asyncio import to_thread
 from pathlib import Path
@@ -15,6 +14,8 @@ from shlex import quote
 from typing import Any
 
 from rlrun.converters.folders.checksums import CHECKSUMS, MISSING, Digests, find_problems, read_checksums
+from rlrun.models.foreign_files import open_regular
+from rlrun.models.json_files import parse_json
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoints_in
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import Trainer
@@ -44,7 +45,7 @@ async def open_checkpoint(checkpoint: Path, trainer: Trainer | None) -> dict[str
     """Returns the driver's state of a checkpoint, after comparing all files that will be read with their
     checksums. DamagedCheckpoint if a file differs.
     """
-    digests = await to_thread(_recorded_checksums, checkpoint)
+    digests = await to_thread(recorded_checksums, checkpoint)
     if digests is not None:
         of_driver = {name: digest for name, digest in digests.items() if "/" not in name}
         damage = await to_thread(find_problems, checkpoint, of_driver)
@@ -63,10 +64,11 @@ def read_driver(checkpoint: Path) -> dict[str, Any]:
 
 def _driver_json(checkpoint: Path) -> dict[str, Any]:
     try:
-        state = json.loads((checkpoint / DRIVER).read_bytes())
+        with open_regular(checkpoint / DRIVER) as file:
+            state = parse_json(file.read())
     except FileNotFoundError:
         raise DamagedCheckpoint(checkpoint, {DRIVER: MISSING}) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedCheckpoint(checkpoint, {DRIVER: f"it is not JSON ({error})"}) from None
     except OSError as error:
         raise DamagedCheckpoint(checkpoint, {DRIVER: f"it cannot be read ({error.strerror})"}) from None
@@ -75,8 +77,8 @@ def _driver_json(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def _recorded_checksums(checkpoint: Path) -> Digests | None:
-    """Returns the checksums; None for a checkpoint of an rlrun version that did not write any."""
+def recorded_checksums(checkpoint: Path) -> Digests | None:
+    """Returns the checksums of a checkpoint; None if the version of rlrun that wrote it recorded none."""
     try:
         digests = read_checksums(checkpoint)
     except OSError as error:

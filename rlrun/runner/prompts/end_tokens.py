@@ -13,9 +13,17 @@ from rlrun.models.json_files import read_json_object
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Returns all end tokens, the tokenizer's first, without loading the tokenizer."""
-    own = _own_end_token(folder)
-    return tuple(dict.fromkeys([*([] if own is None else [own]), *declared_end_tokens(folder)]))
+    """Returns all end tokens, the tokenizer's first, without loading the tokenizer.
+
+    Raises ValueError if a file has something else in their place.
+    """
+    try:
+        own = _own_end_token(folder)
+        return tuple(dict.fromkeys([*([] if own is None else [own]), *declared_end_tokens(folder)]))
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"the end tokens of {folder} cannot be read ({error!r}): copy its files again"
+        ) from None
 
 
 def declared_end_tokens(folder: Path) -> list[int]:

@@ -13,22 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.models.json_files import read_json_object
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import LaunchRefused
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.specs.problems.codes import Code
 
 
 def check_same_tokens(policy: ModelFiles, role: str, other: ModelFiles) -> None:
-    """Raises JobError if a token of the policy has another number, or none, in a teacher or reference.
+    """Raises LaunchRefused if a token of the policy has another number, or none, in a teacher or reference.
 
     Without a tokenizer.json in both folders, only vocabularies of the same size are accepted.
     """
     difference = _difference(policy, other)
     if difference:
-        raise JobError(
+        raise LaunchRefused(
             f"the {role} {other.folder} {difference}; it scores the policy's tokens by their numbers, so "
             "both need the same tokenizer: choose a model of the policy's family",
-            code=Code.MODEL,
+            Code.MODEL,
         )
 
 

@@ -1,7 +1,8 @@
 """Checks that a model folder has a tokenizer and a chat template, without loading either."""
 
-import json
 from pathlib import Path
+
+from rlrun.models.json_files import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 """A folder with a tokenizer has at least one of these files."""
@@ -17,9 +18,9 @@ def template_problem(folder: Path, *, template: bool) -> str | None:
         return f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}; copy it there too"
     config = folder / "tokenizer_config.json"
     try:
-        settings = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-    except (OSError, ValueError) as error:
-        return f"{config} is not JSON ({error}); copy the model's files again"
+        settings = read_json(config) if config.is_file() else {}
+    except ValueError as error:
+        return str(error)
     if not template or _has_template(folder, settings):
         return None
     return (

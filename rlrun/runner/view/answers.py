@@ -1,10 +1,10 @@
 """The questions that the page asks, and their answers as JSON values. Every question only reads."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rlrun.models.json_files import parse_json
 from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.search import search
 from rlrun.runner.view.viewed_run import ViewedRun, checked_kind
@@ -58,7 +58,7 @@ class Answers:
     def _curves(self, query: Query) -> Any:
         run = self._run(query)
         first, last = float(query.get("from") or "-inf"), float(query.get("to") or "inf")
-        names = [str(name) for name in json.loads(query["names"])]
+        names = [str(name) for name in parse_json(query["names"])]
         return {name: reduce(run.curves.curve(name, first, last)) for name in names}
 
     def _specs(self, query: Query) -> Any:

@@ -7,10 +7,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rlrun.runner.records.growing_lines import GrowingLines
 from rlrun.runner.records.metrics_file import parse_metrics
+from rlrun.specs.step_names import STEP_LIMIT
 
 MOST_POINTS = 2000
 """Points of a curve that are sent to the page; longer curves are reduced."""
+MOST_NAMES = 2000
+"""Metrics of a run that are shown. A job with evaluations on 20 datasets has 700."""
+_MOST_VALUES = 1 << 27
+"""Values that are kept in memory, of 8 bytes each."""
+_MOST_PROBLEMS = 20
+"""Broken lines that are named."""
 Curve = tuple[list[int], list[float]]
 """The steps and the values of one metric, without values that are not finite."""
 
@@ -19,37 +27,46 @@ class Curves:
     """The metrics of one run. A line of a step replaces an earlier one of the same step."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._start_again(None)
+        self._lines = GrowingLines(path)
+        self._start_again()
 
-    def _start_again(self, identity: tuple[int, int] | None) -> None:
-        self.problems: list[str] = []
-        """Lines that do not hold the metrics of a step."""
+    def _start_again(self) -> None:
         self.latest: dict[str, float] = {}
         """The newest value of each metric."""
-        self._identity = identity
-        self._offset = 0
-        self.num_lines = 0
+        self._broken: list[str] = []
+        self._hidden_names: set[str] = set()
+        self._num_hidden_lines = 0
         self._row_of_step: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
 
     def refresh(self) -> None:
         """Reads the lines that are new; reads the file again from its start if it was replaced."""
-        try:
-            with self._path.open("rb") as file:
-                status = self._path.stat()
-                identity = (status.st_dev, status.st_ino)
-                if identity != self._identity or status.st_size < self._offset:
-                    self._start_again(identity)
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break  # it is being written
-                    self._offset += len(line)
-                    self.num_lines += 1
-                    self._add(line)
-        except FileNotFoundError:
-            return
+        if self._lines.was_replaced():
+            self._start_again()
+        for _, line in self._lines.read_new():
+            self._add(line)
+
+    @property
+    def num_lines(self) -> int:
+        """The number of lines that were read."""
+        return self._lines.num_lines
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the file is not shown: broken lines, and metrics or steps beyond the limits."""
+        name = self._lines.path.name
+        problems = [self._lines.error] if self._lines.error else []
+        if self._hidden_names:
+            more = "at least " if len(self._hidden_names) == MOST_NAMES else ""
+            problems.append(
+                f"{name} has {more}{len(self._hidden_names)} metrics besides the {MOST_NAMES} that are shown"
+            )
+        if self._num_hidden_lines:
+            problems.append(
+                f"{name} has more than the {_MOST_VALUES} values that are shown: its last "
+                f"{self._num_hidden_lines} lines are left out"
+            )
+        return problems + self._broken
 
     @property
     def names(self) -> list[str]:
@@ -89,12 +106,22 @@ class Curves:
 
     def _add(self, line: bytes) -> None:
         metrics = parse_metrics(line)
-        if metrics is None or not 0 <= metrics["step"] < 1 << 53:
-            self.problems.append(f"{self._path.name}:{self.num_lines} does not hold the metrics of a step")
+        if metrics is None or not 0 <= metrics["step"] < STEP_LIMIT:
+            if len(self._broken) < _MOST_PROBLEMS:
+                self._broken.append(
+                    f"{self._lines.path.name}:{self.num_lines} does not hold the metrics of a step"
+                )
+            return
+        if (len(self._row_of_step) + 1) * len(self._columns) > _MOST_VALUES:
+            self._num_hidden_lines += 1
             return
         step = metrics.pop("step")
         row = self._row_of_step.setdefault(step, len(self._row_of_step))
         for name, value in metrics.items():
+            if name not in self._columns and len(self._columns) >= MOST_NAMES:
+                if len(self._hidden_names) < MOST_NAMES:
+                    self._hidden_names.add(name)
+                continue
             column = self._columns.setdefault(name, array("d"))
             column.extend([math.nan] * (row + 1 - len(column)))
             column[row] = number = _as_float(value)

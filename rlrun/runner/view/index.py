@@ -7,15 +7,17 @@
 The index can be deleted at any time; it is built again from the run's folder.
 """
 
+import errno
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from rlrun.runner.view.summary import Summary, spread
+from rlrun.runner.view.summary import Summary, mean_and_spread
+from rlrun.specs.cache import private_folder
 from rlrun.specs.step_names import Kind
 
 _SCHEMA_VERSION = 5
@@ -53,25 +55,48 @@ class FileKey(NamedTuple):
 
 def index_path(run: Path) -> Path:
     """Returns the path of a run's index in the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:24]
-    return cache / "rlrun" / "view" / f"{name}.sqlite"
+    return private_folder("view") / f"{name}.sqlite"
 
 
-def open_index(path: Path) -> sqlite3.Connection:
-    """Opens an index for writing; creates it where there is none that this version can read."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+class UnwritableIndex(OSError):
+    """Raised if an index cannot be written, for example because the disk is full."""
+
+    def __init__(self, path: Path, reason: Exception) -> None:
+        text = f"the index of samples cannot be written ({reason}): free space there, or set RLRUN_CACHE"
+        super().__init__(errno.EIO, text, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yields an index for writing, which is created where there is none that this version can read.
+
+    Raises UnwritableIndex; the files that were committed before remain.
+    """
     try:
-        return _open(path)
-    except sqlite3.DatabaseError:  # damaged, or not an index at all
-        for suffix in ("", "-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return _open(path)
+        index = _open_or_replace(path)
+    except (OSError, sqlite3.Error) as error:
+        raise UnwritableIndex(path, error) from error
+    with closing(index):
+        try:
+            yield index
+            index.commit()
+        except sqlite3.Error as error:
+            raise UnwritableIndex(path, error) from error
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Opens an index for reading, on the thread that calls."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+    """Opens an index for reading, on the thread that calls; an empty one if it is not written yet."""
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        if _version(connection) != _SCHEMA_VERSION:
+            raise sqlite3.DatabaseError("not written yet")
+    except sqlite3.DatabaseError:
+        connection = sqlite3.connect(":memory:")
+        connection.executescript(_SCHEMA)
     connection.row_factory = sqlite3.Row
     return connection
 
@@ -117,20 +142,46 @@ def _groups(key: FileKey, lines: Iterable[tuple[int, Summary]]) -> list[tuple[ob
         members.setdefault((item.row, item.dataset), []).append((line, item.reward))
     rows: list[tuple[object, ...]] = []
     for prompt, group in members.items():
-        rewards = [reward for _, reward in group if reward is not None]
-        mean = sum(rewards) / len(rewards) if rewards else None
-        differ = spread(rewards)
-        rows.append((key.kind, key.step, group[0][0], *prompt, len(group), mean, differ))
+        mean, spread = mean_and_spread(reward for _, reward in group)
+        rows.append((key.kind, key.step, group[0][0], *prompt, len(group), mean, spread))
     return rows
+
+
+def _make_private(path: Path) -> None:
+    """Creates the file, or closes it to other users; a link or anything else but a file is replaced."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_symlink() or not path.is_file():
+        path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+def _open_or_replace(path: Path) -> sqlite3.Connection:
+    _make_private(path)
+    try:
+        return _open(path)
+    except sqlite3.OperationalError:  # a full disk, or a lock
+        raise
+    except sqlite3.DatabaseError:  # damaged, or not an index at all
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        _make_private(path)
+        return _open(path)
+
+
+def _version(index: sqlite3.Connection) -> int:
+    [(version,)] = index.execute("PRAGMA user_version")
+    return int(version)
 
 
 def _open(path: Path) -> sqlite3.Connection:
     index = sqlite3.connect(path, timeout=10, check_same_thread=False)
-    path.chmod(0o600)
     index.execute("PRAGMA journal_mode = WAL")
     index.execute("PRAGMA synchronous = OFF")  # a damaged index is built again
-    [(version,)] = index.execute("PRAGMA user_version")
-    if version != _SCHEMA_VERSION:
+    if _version(index) != _SCHEMA_VERSION:
         with closing(index.cursor()) as cursor:
             for (table,) in cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 cursor.execute(f'DROP TABLE "{table}"')

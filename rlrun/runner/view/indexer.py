@@ -16,7 +16,7 @@ from typing import get_args
 
 from rlrun.runner.records.packed_lines import UnreadableFile, parse_record, read_lines
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.view.index import FileKey, index_path, open_index, read_files, remove_file, replace_file
+from rlrun.runner.view.index import FileKey, index_path, read_files, remove_file, replace_file, writing
 from rlrun.runner.view.summary import Summary, summarise
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths, step_name
 
@@ -28,6 +28,8 @@ _SETTLED_SECONDS = 30.0
 _FILES_PER_COMMIT = 50
 _MOST_PROBLEMS = 20
 """Broken lines that are named per file."""
+_SQLITE_INTEGERS = 1 << 63
+"""A file's time may be beyond the year 2262, whose nanoseconds SQLite cannot store."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,6 @@ class Indexer:
         self._folder = folder
         self._closed = threading.Event()
         self._folder_time: float | None = None
-        open_index(self.path).close()
         self._thread = threading.Thread(target=self._run, name=f"index {folder.name}", daemon=True)
 
     def start(self) -> None:
@@ -76,13 +77,12 @@ class Indexer:
             self._thread.join()
 
     def update(self) -> None:
-        """Indexes every file that is new or changed, newest first, and forgets those that are gone."""
-        index = open_index(self.path)
-        try:
+        """Indexes every file that is new or changed, newest first, and forgets those that are gone.
+
+        Raises UnwritableIndex.
+        """
+        with writing(self.path) as index:
             self._update(index)
-        finally:
-            index.commit()
-            index.close()
 
     def _update(self, index: sqlite3.Connection) -> None:
         known = read_files(index)
@@ -108,9 +108,10 @@ class Indexer:
                 if self._may_have_changed():
                     self.update()
                 self.progress.error = ""
-            except (OSError, sqlite3.Error) as error:  # shown on the page; the metrics need no index
-                self.progress.error = f"{self.path}: {error}"
-                logger.info("the index cannot be written", exc_info=error)
+            except Exception as error:  # the boundary to files that may hold anything: the page shows it
+                self.progress.error = str(error) if isinstance(error, OSError) else repr(error)
+                self._folder_time = None
+                logger.info("the samples cannot be indexed", exc_info=error)
             self.ready.set()
             self._closed.wait(_POLL_SECONDS)
 
@@ -133,7 +134,7 @@ def list_files(rollouts: Path) -> Iterator[FileKey]:
                 status = path.stat()
             except OSError:
                 continue  # a resume has moved it
-            yield FileKey(kind, step, status.st_size, status.st_mtime_ns)
+            yield FileKey(kind, step, status.st_size, status.st_mtime_ns % _SQLITE_INTEGERS)
 
 
 def _read_file(path: Path) -> _File:

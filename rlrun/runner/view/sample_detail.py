@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.json_files import parse_json
 from rlrun.runner.records.encoded_arrays import FLOAT_DTYPE, INT_DTYPE, decode_array
+from rlrun.runner.records.growing_lines import GrowingLines
 from rlrun.runner.records.packed_lines import UnreadableFile, parse_record, read_lines
 from rlrun.specs.paths import display_path
 
@@ -106,26 +108,20 @@ class VocabularyReader:
     """The texts of tokens that a run has saved, read as its file grows."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._lines = GrowingLines(path)
         self._pieces: dict[int, Any] = {}
 
     def read(self) -> Mapping[int, Any]:
         """Returns the text, or the bytes, of each token. Broken lines are left out."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                for line in file:
-                    if line.endswith(b"\n"):
-                        self._offset += len(line)
-                        self._add(line)
-        except FileNotFoundError:
-            pass
+        if self._lines.was_replaced():
+            self._pieces.clear()
+        for _, line in self._lines.read_new():
+            self._add(line)
         return self._pieces
 
     def _add(self, line: bytes) -> None:
         try:
-            token, piece = json.loads(line)
+            token, piece = parse_json(line)
             self._pieces[int(token)] = piece if isinstance(piece, str) else bytes.fromhex(piece["hex"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             return

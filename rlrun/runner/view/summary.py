@@ -35,7 +35,7 @@ class Summary:
 
 def summarise(record: Mapping[str, Any]) -> Summary:
     """Returns the summary of a record."""
-    versions = [span[0] for span in _list(record.get("versions")) if _list(span) and _is_int(span[0])]
+    versions = [span[0] for span in as_list(record.get("versions")) if as_list(span) and _is_int(span[0])]
     tokens = number(record.get("tokens"))
     return Summary(
         id=_name(record.get("id")),
@@ -45,7 +45,7 @@ def summarise(record: Mapping[str, Any]) -> Summary:
         tokens=int(tokens) if tokens is not None and 0 <= tokens < 1 << 53 else 0,
         status=_name(record.get("status")),
         failed=bool(record.get("failure")) or record.get("status") == "failed",
-        verdicts=" ".join(_name(verdict) for verdict in _list(record.get("verdicts"))),
+        verdicts=" ".join(_name(verdict) for verdict in as_list(record.get("verdicts"))),
         oldest_version=min(versions, default=None),
     )
 
@@ -61,14 +61,21 @@ def number(value: object) -> float | None:
     return converted if math.isfinite(converted) else None
 
 
-def spread(rewards: Iterable[float | None]) -> float | None:
-    """Returns the standard deviation of a group's rewards; None if fewer than two are known."""
+def mean_and_spread(rewards: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Returns the mean and the standard deviation of a group's known rewards, which must be finite.
+
+    The mean is None without rewards, and the deviation with fewer than two.
+    """
     known = [reward for reward in rewards if reward is not None]
+    if not known:
+        return None, None
+    largest = max(map(abs, known)) or 1.0  # sums and squares of rewards such as 1e308 would overflow
+    scaled = [reward / largest for reward in known]
+    mean = math.fsum(scaled) / len(scaled)
     if len(known) < 2:
-        return None
-    mean = math.fsum(known) / len(known)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / len(known))
-    return deviation if math.isfinite(deviation) else None
+        return mean * largest, None
+    variance = math.fsum((reward - mean) ** 2 for reward in scaled) / len(scaled)
+    return mean * largest, math.sqrt(variance) * largest
 
 
 def _name(value: object) -> str:
@@ -78,7 +85,8 @@ def _name(value: object) -> str:
     return text[:_LONGEST_NAME].encode(errors="replace").decode()  # lone surrogates cannot be stored
 
 
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """Returns a list; an empty one for every other value."""
     return value if isinstance(value, list) else []
 
 

@@ -1,12 +1,15 @@
 """The timelines of steps: when the driver, the ranks, the engines and the rewards worked."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.foreign_files import open_regular
+from rlrun.models.json_files import parse_json
+from rlrun.runner.records.growing_lines import GrowingLines
 from rlrun.runner.view.summary import number
+from rlrun.specs.step_names import STEP_LIMIT
 
 _MOST_SPANS = 5000
 
@@ -15,25 +18,18 @@ class Timelines:
     """The steps of timeline.jsonl; of several lines of one step, the last counts."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._lines = GrowingLines(path)
         self._place: dict[int, tuple[int, int]] = {}
         """Offset and length of each step's line."""
 
     def refresh(self) -> None:
         """Finds the lines that are new."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    step = _step_at(line)
-                    if step is not None:
-                        self._place[step] = (self._offset, len(line))
-                    self._offset += len(line)
-        except FileNotFoundError:
-            return
+        if self._lines.was_replaced():
+            self._place.clear()
+        for offset, line in self._lines.read_new():
+            step = _step_at(line)
+            if step is not None:
+                self._place[step] = (offset, len(line))
 
     @property
     def steps(self) -> list[int]:
@@ -45,9 +41,9 @@ class Timelines:
         if step not in self._place:
             return None
         offset, length = self._place[step]
-        with self._path.open("rb") as file:
+        with open_regular(self._lines.path) as file:
             file.seek(offset)
-            line = json.loads(file.read(length))
+            line = parse_json(file.read(length))
         return valid_spans(line)
 
 
@@ -79,7 +75,7 @@ def valid_spans(line: Any) -> list[list[Any]]:
 
 def _step_at(line: bytes) -> int | None:
     try:
-        step = json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        step = parse_json(line)["step"]
+    except (ValueError, TypeError, KeyError):
         return None
-    return step if type(step) is int and step >= 0 else None
+    return step if type(step) is int and 0 <= step < STEP_LIMIT else None

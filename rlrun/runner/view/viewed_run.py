@@ -77,7 +77,7 @@ class ViewedRun:
             if reads_metrics:
                 self.curves.refresh()
                 self.timelines.refresh()
-            problems = [*([problem] if problem else []), *self.curves.problems[:20]]
+            problems = [*([problem] if problem else []), *self.curves.problems]
             diagnosis = self._diagnosis() if reads_metrics else Diagnosis()
             return {
                 "name": self.folder.name,

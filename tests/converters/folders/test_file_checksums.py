@@ -75,5 +75,5 @@ def test_what_is_wrong_with_files(folder):
     assert find_problems(folder, digests()) == {
         "driver.json": MISSING,
         "trainer/.metadata": DIFFERS,
-        "trainer/__0_0.distcp": "it cannot be read (Is a directory)",
+        "trainer/__0_0.distcp": "it cannot be read (it is a folder, not a regular file)",
     }

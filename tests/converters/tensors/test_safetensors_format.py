@@ -22,7 +22,7 @@ from rlrun.converters.tensors.stored import Files
 from tests.converters.conversions import read_hf
 from tests.tiny_models import make_tiny_model
 
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture

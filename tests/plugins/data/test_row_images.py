@@ -125,3 +125,9 @@ def test_image_columns_of_hugging_face_are_read(tmp_path: Path) -> None:
         "data", "hf", {"path": str(tmp_path / "saved"), "images_key": "one", "prompt_template": "q"}
     )
     assert digests(source[0]) == [checked_image(RED).digest]
+
+
+@pytest.mark.parametrize("url", ["http://example.org/a b", "http://example.org:x/", "http://[::1/a.png"])
+def test_an_address_that_is_none_is_an_error_of_its_row(read: Callable[..., Row], url: str) -> None:
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: image 1: "):
+        read({"prompt": "q", "images": [url]}, image_hosts=["example.org"])

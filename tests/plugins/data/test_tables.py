@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.registry import PluginError, build, checked_params, load
 from rlrun.plugins.testing import check_data
 
 ROWS = [{"prompt": f"p{number}", "label": number, "image": f"{number}.png"} for number in range(10)]
@@ -105,6 +105,33 @@ def test_images_are_carried_as_they_are_stored(tmp_path: Path) -> None:
     assert row.metadata == {"image": stored}
 
 
+@pytest.mark.parametrize(
+    ("rows", "weight", "rounded"),
+    [(4, 0.1, "0.4"), (1, 0.5, "0.5"), (3, 0.001, "0.003"), (4, 0.13, None), (1, 0.51, None), (2, 1.0, None)],
+)
+def test_a_weight_that_takes_no_row_is_refused(rows, weight, rounded, tmp_path: Path) -> None:
+    """When the source is built, and when a spec is validated."""
+    (tmp_path / "large.jsonl").write_text('{"prompt": "a"}\n' * 9)
+    (tmp_path / "small.jsonl").write_text('{"prompt": "b"}\n' * rows)
+    sources = [
+        {"type": "jsonl", "path": str(tmp_path / "large.jsonl")},
+        {"type": "jsonl", "path": str(tmp_path / "small.jsonl"), "weight": weight},
+    ]
+
+    def preview() -> list[object]:
+        params = checked_params("data", "mixture", {"sources": sources})
+        return list(load("data", "mixture").preview(params, 4))
+
+    if rounded is None:
+        assert len(build("data", "mixture", {"sources": sources})) == 9 + max(1, int(weight * rows))
+        assert len(preview()) == 2 + min(2, rows)
+        return
+    message = rf"source 1 \(jsonl\): weight = {weight} takes none of its {rows} rows, because {rounded} rows"
+    for use in (lambda: build("data", "mixture", {"sources": sources}), preview):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+
 def test_a_mixture_has_each_source_by_its_weight(tmp_path: Path) -> None:
     many, few = jsonl(tmp_path, ROWS), jsonl(tmp_path, ROWS[:2], "few.jsonl")
     sources = [
@@ -138,3 +165,47 @@ def test_a_broken_row_names_its_source(tmp_path: Path) -> None:
     mixture = build("data", "mixture", {"sources": [source]})
     with pytest.raises(ValueError, match=r"source 0: rows.jsonl:1: 'prompt' must be text"):
         mixture[0]
+
+
+def bomb(folder: Path, text: str, rows: int, **options: Any) -> str:
+    """A Parquet file of less than 200 KB whose texts together have 256 MiB or more."""
+    table = pyarrow.table({"prompt": pyarrow.array([text] * rows)})
+    pyarrow.parquet.write_table(table, folder / "bomb.parquet", compression="zstd", **options)
+    assert (folder / "bomb.parquet").stat().st_size < 200_000
+    return str(folder / "bomb.parquet")
+
+
+def test_a_text_that_the_file_has_once_is_in_memory_once(tmp_path: Path) -> None:
+    path = bomb(tmp_path, "a" * 1024, 1 << 18)
+    before = pyarrow.total_allocated_bytes()
+    source = build("data", "parquet", {"path": path})
+    assert [len(source[number].prompt) for number in (0, (1 << 18) - 1)] == [1024, 1024]
+    assert pyarrow.total_allocated_bytes() - before < 8 << 20
+
+
+def test_long_texts_of_a_small_file_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    path = bomb(tmp_path, "a" * (1 << 26), 4, use_dictionary=False)
+    with pytest.raises(PluginError, match=r"bomb\.parquet, row group 0, column 'prompt': \d+ bytes of the"):
+        build("data", "parquet", {"path": path})
+
+
+def test_texts_that_repeat_the_one_before_are_read_up_to_a_bound(tmp_path: Path) -> None:
+    encoding = {"prompt": "DELTA_BYTE_ARRAY"}
+    table = pyarrow.table({"prompt": [f"what is {number}?" for number in range(200)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=encoding)
+    assert build("data", "parquet", {"path": str(tmp_path / "a.parquet")})[199].prompt == "what is 199?"
+    path = bomb(tmp_path, "a" * 4096, 1 << 16, use_dictionary=False, column_encoding=encoding)
+    source = build("data", "parquet", {"path": path})
+    with pytest.raises(ValueError, match="row group 0 would become more than 67108864 bytes in memory"):
+        source[0]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tools_that_are_not_json_are_an_error_of_their_row(kind: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "tools": text} for text in ("[" * 100_000, "[1, ", json.dumps([TOOL]))]
+    path = jsonl(tmp_path, rows) if kind == "jsonl" else parquet(tmp_path, rows)
+    source = build("data", kind, {"path": path, "tools_key": "tools"})
+    for number, reason in ((0, "nested more than 200 deep"), (1, "Expecting value")):
+        with pytest.raises(ValueError, match=f"'tools' is not the JSON text of a list of tools: .*{reason}"):
+            source[number]
+    assert source[2].metadata["tools"] == [TOOL]

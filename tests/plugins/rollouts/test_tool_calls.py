@@ -37,6 +37,9 @@ def test_calls_are_found_where_they_are(text: str, calls: list) -> None:
         (f"<tool_call>{ADD}", "no closing </tool_call>"),
         ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
         ("<tool_call>[1, 2]</tool_call>", 'a tool call must be {"name"'),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "not JSON: it is nested more than 200 deep"),
+        ('{"name": "add", "parameters": ' + '{"a": ' * 100_000, "not JSON"),
+        ('{"name": "add", "parameters": ' + '{"a": ' * 300 + "1" + "}" * 301, "nested more than 200 deep"),
         (
             '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
             "of add are not a JSON object",

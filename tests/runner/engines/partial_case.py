@@ -29,15 +29,7 @@ async def check_a_sample_goes_on_by_new_weights(
     of a sample, enough to be cut; `atol`: how far the engine's log-probs may be from transformers'.
     """
     engines = ResumingEngines(EnginePool([client]), lambda batch: [""] * len(batch))
-    sampling = Sampling(length, min_new_tokens=length)
-    asked = asyncio.create_task(
-        engines.generate(GenerateRequest("rollout-7", PROMPT, (1, 2, 3), sampling, prompt_index=7))
-    )
-    while not (begun := [len(one.tokens) for one in engines.generations(7)]) or not all(begun):
-        assert not asked.done(), "too short to be cut"
-        engines.resume()
-        await asyncio.sleep(0.01)
-        await engines.stop()
+    asked, begun = await cut_samples(engines, length)
     version = await update()
     engines.resume()
     for one, cut in zip(await asked, begun, strict=True):
@@ -46,6 +38,30 @@ async def check_a_sample_goes_on_by_new_weights(
         for model, span in zip(models, one.versions, strict=True):
             expected = log_probs(model, one)[span.start : span.end]
             np.testing.assert_allclose(one.log_probs[span.start : span.end], expected, atol=atol, rtol=5e-5)
+
+
+async def cut_samples(
+    engines: ResumingEngines, length: int
+) -> tuple[asyncio.Task[list[Generation]], list[int]]:
+    """Returns a request that is parked with some tokens of each sample, and how many each has.
+
+    On a busy machine a sample may end before the stop reaches the engine: then another request is cut.
+    """
+    sampling = Sampling(length, min_new_tokens=length)
+    for number in range(100):
+        request = GenerateRequest(f"rollout-{number}", PROMPT, (1, 2, 3), sampling, prompt_index=number)
+        asked = asyncio.create_task(engines.generate(request))
+        begun = [0]
+        while not all(begun) and not asked.done():
+            engines.resume()
+            await asyncio.sleep(0.01)
+            await engines.stop()
+            begun = [len(one.tokens) for one in engines.generations(number)] or [0]
+        if max(begun) < length:
+            return asked, begun
+        engines.resume()
+        await asked
+    raise AssertionError("no request was cut: all ended before the stop reached the engine")
 
 
 def log_probs(model: Path, one: Generation) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import LaunchRefused
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.prompts.shared_vocabulary import check_same_tokens
 
@@ -86,7 +86,7 @@ def test_accepted(tmp_path: Path, size: int, content: dict[str, Any] | None) -> 
 )
 def test_refused(tmp_path: Path, size: int, content: dict[str, Any] | None, reason: str) -> None:
     policy = model(tmp_path / "policy", 8, tokenizer())
-    with pytest.raises(JobError, match=f"the teacher .*/other .*{reason}.*choose a model of"):
+    with pytest.raises(LaunchRefused, match=f"the teacher .*/other .*{reason}.*choose a model of"):
         check_same_tokens(policy, "teacher", model(tmp_path / "other", size, content))
 
 
@@ -94,5 +94,5 @@ def test_pieces_of_a_unigram_model_are_numbered_in_order(tmp_path: Path) -> None
     pieces = [["a", -1.0], ["b", -2.0]]
     policy = model(tmp_path / "policy", 2, {"model": {"vocab": pieces}})
     check_same_tokens(policy, "teacher", model(tmp_path / "same", 4, {"model": {"vocab": pieces}}))
-    with pytest.raises(JobError, match="'a' as number 1, and the policy as 0"):
+    with pytest.raises(LaunchRefused, match="'a' as number 1, and the policy as 0"):
         check_same_tokens(policy, "teacher", model(tmp_path / "other", 2, {"model": {"vocab": pieces[::-1]}}))

@@ -1,3 +1,5 @@
+import os
+import stat
 from contextlib import closing
 from pathlib import Path
 
@@ -6,7 +8,7 @@ import zstandard
 
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.view import indexer as indexer_module
-from rlrun.runner.view.index import connect, read_files
+from rlrun.runner.view.index import connect, read_files, writing
 from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.queries import list_groups, list_problems, list_samples
 from tests.runner.view.view_runs import old_record, record, write_run, write_step
@@ -124,3 +126,23 @@ def test_a_damaged_index_is_built_again(folder: RunFolder, indexer: Indexer) -> 
     again = Indexer(folder, indexer.path)
     again.update()
     assert len(samples(again)) == 32
+
+
+@pytest.mark.parametrize("planted", ["link", "link to nothing", "pipe"])
+def test_what_was_planted_in_place_of_an_index_is_replaced(planted: str, tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "view" / "index.sqlite"
+    path.parent.mkdir()
+    if planted == "link":
+        victim.write_text("precious")
+        victim.chmod(0o644)
+    if planted == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(victim)
+    with writing(path):
+        pass
+    assert stat.S_ISREG(path.lstat().st_mode) and stat.S_IMODE(path.lstat().st_mode) == 0o600
+    if planted == "link":
+        assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("precious", 0o644)
+    else:
+        assert not victim.exists()

@@ -5,6 +5,7 @@
 """
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,6 +24,8 @@ MIN_LOG_PROB = -10_000.0
 MAX_LOG_PROB = 1e-3
 """The highest log-prob that is accepted: rounding may lift that of a certain token above 0."""
 MAX_QUOTE_CHARS = 200
+_FIRST_VERSION = "default"
+_VERSION = re.compile(r"[0-9]{1,18}")
 _DRAFT_COUNTS = ("num_proposed_drafts", "num_correct_drafts", "verify_ct")
 _FINISHES: Mapping[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
@@ -50,24 +53,25 @@ def json_object(value: Any, what: str) -> Mapping[str, Any]:
 
 def quoted(value: Any) -> str:
     """Returns the beginning of a JSON value, as JSON."""
-    text = json.dumps(value)  # ASCII only, so that it cannot contain control sequences of a terminal
+    try:
+        text = json.dumps(value)  # ASCII only, so that it cannot contain control sequences of a terminal
+    except RecursionError:
+        text = "a value that is nested too deeply to be shown"
     return text if len(text) <= MAX_QUOTE_CHARS else f"{text[:MAX_QUOTE_CHARS]}…"
 
 
 def version_number(raw: Any) -> int:
     """Returns a weight version as a number.
 
-    It is 0 if the answer has no version or a name: SGLang servers start with "default". Raises BadAnswer
-    if it is negative, or neither a number nor text.
+    It is 0 for "default", with which SGLang servers start. Raises BadAnswer for anything else that is not a
+    whole number: every other version is one that rlrun has sent.
     """
-    if raw is None or (isinstance(raw, str) and not raw.lstrip("-").isdecimal()):
+    if raw == _FIRST_VERSION:
         return 0
-    if not isinstance(raw, str) and not _is_whole(raw):
-        raise BadAnswer(f"weight version {quoted(raw)}; it must be a whole number")
-    number = int(raw) if len(str(raw)) < 20 and str(raw).count("-") < 2 else -1
-    if number < 0:
-        raise BadAnswer(f"weight version {quoted(raw)}; it must be a whole number, at least 0")
-    return number
+    text = str(raw) if _is_whole(raw) else raw
+    if not isinstance(text, str) or not _VERSION.fullmatch(text):
+        raise BadAnswer(f'weight version {quoted(raw)}; it must be a whole number, at least 0, or "default"')
+    return int(text)
 
 
 def read_finish(reason: Any, sample: str) -> Literal["stop", "length", "abort"]:
@@ -202,8 +206,9 @@ def read_spans(meta: Mapping[str, Any], length: int, sample: str) -> tuple[Versi
     previous_end = 0
     for raw_span in raw_spans:
         span = json_object(raw_span, f"a span of weight_versions of {sample}")
-        start, end = (span.get(key) for key in ("start", "end"))
-        if not isinstance(start, int) or not isinstance(end, int) or start != previous_end or end < start:
+        start, end = (span.get(key, -1) for key in ("start", "end"))
+        are_whole = _is_whole(start) and _is_whole(end)
+        if not are_whole or start != previous_end or end < start:
             raise BadAnswer(f"weight_versions {quoted(raw_spans)} for {sample}, which leave gaps or overlap")
         previous_end = end
         if end > start:
@@ -278,6 +283,8 @@ def read_experts(
     was not asked for them.
     """
     if count is None:
+        if meta.get("routed_experts"):
+            raise BadAnswer(f"experts for {sample}, although none were asked for")
         return None
     flat = _unpack(meta.get("routed_experts"), "<i4", f"routed_experts for {sample}")
     if not rows or not len(flat) or len(flat) % rows:

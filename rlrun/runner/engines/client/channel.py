@@ -15,6 +15,8 @@ import aiohttp
 from rlrun.runner.contracts.channel_frames import Frame, FrameWriter, read_frames
 from rlrun.runner.host.background import cancel_all
 
+_MOST_QUOTED = 200
+"""Characters of an unexpected message that an error quotes."""
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
 
@@ -90,7 +92,8 @@ class _OpenChannel:
         try:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise ValueError(f"a message of type {message.type!r}: {message.data!r}")
+                    shown = repr(message.data)[:_MOST_QUOTED]
+                    raise ValueError(f"a message of type {message.type!r}: {shown}")
                 self._settle(message.data)
         except ValueError as invalid:  # the boundary to the engine
             error = aiohttp.ClientPayloadError(str(invalid))

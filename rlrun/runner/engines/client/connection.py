@@ -197,6 +197,6 @@ def _message(raw: bytes) -> str:
     try:
         answer = orjson.loads(raw)
         text = str(answer.get("error", {}).get("message") or answer.get("message") or answer)
-    except (orjson.JSONDecodeError, AttributeError):
+    except (orjson.JSONDecodeError, AttributeError, RecursionError):
         text = raw[: 4 * MAX_MESSAGE_CHARS].decode(errors="replace")
     return "".join(char if char.isprintable() else " " for char in text[:MAX_MESSAGE_CHARS])

@@ -7,7 +7,7 @@ The message of a BadAnswer continues the words "engine 0 at URL answered /genera
 numpy or C-level pass over a sample: there is no Python step for each token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,11 +163,13 @@ def parse_scores(
     return [_scores(answer, tokens, f"sequence {k}", named_zero) for k, (answer, tokens) in enumerate(pairs)]
 
 
-def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest: int | None) -> None:
+def check_versions(
+    answers: Sequence[Sequence[Generation]], oldest: int, newest: int | None, given: Container[int]
+) -> None:
     """Raises BadAnswer if tokens claim weights that the engine cannot have served.
 
     `oldest`: the version that it had confirmed before the request was sent. `newest`: the last version that
-    it was given; None where that is unknown.
+    it was given; None where that is unknown. `given`: every version that it was given.
     """
     for generation in (generation for answer in answers for generation in answer):
         for span in generation.versions:
@@ -177,6 +179,8 @@ def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest:
                 raise BadAnswer(
                     f"tokens of weights {span.version}, although it was given none after {newest}"
                 )
+            if newest is not None and span.version not in given:
+                raise BadAnswer(f"tokens of weights {span.version}, which it was never given")
 
 
 def _generation(

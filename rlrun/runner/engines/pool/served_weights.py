@@ -27,6 +27,8 @@ class ServedWeights:
         self._delivery = Delivery(len(router.slots))
         self._current: WeightUpdate | None = None
         self._confirmed = 0
+        self._given = {0}
+        """Every version that engines were given; they start with 0."""
         self._lock = asyncio.Lock()
         """Held during an update and while an engine is readmitted, so that it misses no update."""
 
@@ -57,6 +59,7 @@ class ServedWeights:
         slots = self._router.slots
         async with self._lock:
             self._current = update
+            self._given.add(update.version)
             engines = [number for number, slot in enumerate(slots) if slot.up.is_set() or slot.awaits_update]
             failures = await self._deliver(update, engines)
             if failures and not self._supervised:
@@ -95,7 +98,7 @@ class ServedWeights:
 
         `confirmed`: the value of that property when the request was sent.
         """
-        check_versions(answers, confirmed, self.version)
+        check_versions(answers, confirmed, self.version, self._given)
 
     async def _deliver(self, update: WeightUpdate, engines: Sequence[int]) -> Failures:
         clients = {number: self._router.slots[number].client for number in engines}

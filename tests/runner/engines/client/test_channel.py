@@ -1,7 +1,6 @@
 """Many calls over one WebSocket: against the sleeping engine, and against engines that answer badly."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
+from tests.waiting import until
 
 LONG = 10**6
 
@@ -41,13 +41,6 @@ async def sleeping(**settings: Any) -> AsyncIterator[tuple[SleepingServer, str]]
         await asyncio.to_thread(server.stop)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
-
-
 async def test_a_short_call_does_not_wait_for_a_long_one_on_the_same_socket() -> None:
     async with sleeping() as (server, url), EngineClient(url, own=True) as client:
         long = asyncio.create_task(client.generate(request("long", LONG)))
@@ -65,9 +58,9 @@ async def test_a_short_call_does_not_wait_for_a_long_one_on_the_same_socket() ->
 async def test_a_cancelled_call_ends_its_samples_and_no_others() -> None:
     async with sleeping() as (server, url), EngineClient(url, own=True) as client:
         calls = [asyncio.create_task(client.generate(request(name, LONG))) for name in ("a", "b")]
-        await until(lambda: len(server._sleepers._running) == 4)
+        await until(lambda: len(server._sleepers._running) == 4, "4 running samples")
         calls[0].cancel()
-        await until(lambda: len(server._sleepers._running) == 2)
+        await until(lambda: len(server._sleepers._running) == 2, "2 running samples")
         assert {sample.id for sample in server._sleepers._running} == {"b-0", "b-1"}
         await client.abort_all()
         assert [one.finish for one in await calls[1]] == ["abort", "abort"]
@@ -77,11 +70,11 @@ async def test_a_client_that_disconnects_ends_all_its_samples() -> None:
     async with sleeping() as (server, url):
         client = EngineClient(url, own=True)
         call = asyncio.create_task(client.generate(request("a", LONG)))
-        await until(lambda: len(server._sleepers._running) == 2)
+        await until(lambda: len(server._sleepers._running) == 2, "2 running samples")
         await client.close()
         with pytest.raises(EngineGone):
             await call
-        await until(lambda: not server._sleepers.busy)
+        await until(lambda: not server._sleepers.busy, "an idle engine")
         with pytest.raises(EngineGone, match="the connection is closed"):
             await client.generate(request())
 
@@ -102,14 +95,14 @@ async def test_the_deadline_of_a_call_ends_it_in_the_engine_too() -> None:
     async with sleeping() as (server, url), EngineClient(url, 0.1, own=True) as client:
         with pytest.raises(TimeoutError, match=r"/generate did not answer within 0.1 s"):
             await client.generate(request("a", LONG))
-        await until(lambda: not server._sleepers.busy)
+        await until(lambda: not server._sleepers.busy, "an idle engine")
 
 
 async def test_an_engine_that_stops_ends_its_calls_and_one_that_comes_back_is_called_again() -> None:
     async with sleeping() as (server, url), EngineClient(url, own=True) as client:
         assert len(await client.generate(request())) == 2
         call = asyncio.create_task(client.generate(request("a", LONG)))
-        await until(lambda: server._sleepers.busy)
+        await until(lambda: server._sleepers.busy, "a busy engine")
         await asyncio.to_thread(server.stop)
         with pytest.raises(EngineGone):
             await call

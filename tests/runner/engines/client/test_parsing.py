@@ -25,6 +25,7 @@ PROMPT = np.array([5, 6, 7], np.int32)
 REQUEST = GenerateRequest("r", PROMPT, (1, 2), Sampling(max_new_tokens=4))
 LIMITS = ModelLimits(vocabulary=100)
 NAN_OF_ORJSON = None
+GIVEN = {0, 3, 4, 5}
 
 
 def sample(name: str = "r-0", tokens: tuple[Any, ...] = (8, 9), **meta: Any) -> dict[str, Any]:
@@ -157,6 +158,14 @@ BAD = {
     "a span that ends too early": (spans(("3", 0, 1)), "which end at token 1 of 2"),
     "a span backwards": (spans(("3", 0, -1), ("3", -1, 2)), "which leave gaps or overlap"),
     "a span with fractions": (spans(("3", 0.0, 2.0)), "which leave gaps or overlap"),
+    "a span without a version": (sample(weight_versions=[{"start": 0, "end": 2}]), "weight version null"),
+    "a span that begins with false": (spans((3, False, 2)), "which leave gaps"),
+    "no version": (sample(weight_version=None, weight_versions=None), "weight version null"),
+    "a name as version": (
+        sample(weight_version="mine", weight_versions=None),
+        'weight version "mine"; it must',
+    ),
+    "experts that nobody asked for": (sample(routed_experts="AAAA"), "experts for sample r-0, although none"),
     "a span without an end": (sample(weight_versions=[{"version": 1, "start": 0}]), "which leave gaps"),
     "spans as numbers": (sample(weight_versions=[0, 2]), "0 as a span of weight_versions"),
     "spans as text": (sample(weight_versions="3"), 'weight_versions "3" for sample r-0'),
@@ -387,6 +396,7 @@ def test_a_server_may_name_only_the_last_token_of_the_vocabulary_0(vocabulary: i
         (5, 5, 4, None),  # the trainer went back meanwhile
         (3, 4, 4, "tokens of weights 3, although it serves weights 4"),
         (5, 4, 4, "tokens of weights 5, although it was given none after 4"),
+        (2, 0, 5, "tokens of weights 2, which it was never given"),  # a job that was resumed at step 3
     ],
 )
 def test_versions_that_an_engine_cannot_have(
@@ -395,12 +405,17 @@ def test_versions_that_an_engine_cannot_have(
     tokens = np.zeros(2, np.int32)
     made = Generation(tokens, np.zeros(2, np.float32), "stop", (VersionSpan(version, 0, 2),))
     if why is None:
-        check_versions([[made]], oldest, newest)
+        check_versions([[made]], oldest, newest, GIVEN)
         return
-    assert why in refusal(lambda: check_versions([[made]], oldest, newest))
+    assert why in refusal(lambda: check_versions([[made]], oldest, newest, GIVEN))
 
 
 def test_an_answer_may_be_as_long_as_its_request_allows() -> None:
     ids, log_prob = [123456] * 4, -0.12345678901234567
     answer = sample("r-0", tuple(ids), output_token_logprobs=[[log_prob, one, "x" * 20] for one in ids])
     assert len(json.dumps([answer] * 2)) < max_answer_bytes([REQUEST]) < 3 << 20
+
+
+def test_a_deeply_nested_value_is_a_bad_answer() -> None:
+    raw = b'[{"meta_info": {"id": ' + b"[" * 1000 + b"]" * 1000 + b"}}, {}]"
+    assert "a value that is nested too deeply" in refusal(lambda: parse_generations(raw, [REQUEST]))

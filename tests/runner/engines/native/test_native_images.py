@@ -34,6 +34,7 @@ from tests.tiny_vlms import (
     make_vision_sequences,
     vision_reference,
 )
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ def url(folders: dict[str, Path]) -> Any:
 
 def ask(url: str, **body: Any) -> Any:
     params = {"sampling_params": {"max_new_tokens": 4, "temperature": 0}, "return_logprob": True}
-    return requests.post(f"{url}/generate", json=params | body, timeout=60)
+    return requests.post(f"{url}/generate", json=params | body, timeout=PATIENCE)
 
 
 def encoded(**options: Any) -> str:
@@ -264,7 +265,7 @@ def chat(url: str, *content: Any, **more: Any) -> Any:
         "max_tokens": 4,
         "temperature": 0,
     }
-    return requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=60)
+    return requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=PATIENCE)
 
 
 def shown(image: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.__main__ import main, read_key
+from tests.waiting import PATIENCE
 
 
 def test_it_serves_until_it_is_told_to_stop(tiny_folder: Path) -> None:
@@ -29,7 +30,7 @@ def test_it_serves_until_it_is_told_to_stop(tiny_folder: Path) -> None:
         with pytest.raises(EngineError, match="answered 401: a key is needed"):
             asyncio.run(generate(line.split()[-1], "another"))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         process.communicate()

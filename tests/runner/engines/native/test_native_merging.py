@@ -14,6 +14,7 @@ from rlrun.runner.engines.native.model.weight_folder import allocate
 from rlrun.runner.weights.shared_memory import SharedWeights
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
 CPU = torch.device("cpu")
 
@@ -57,7 +58,7 @@ async def test_an_engine_that_slept_needs_adapters_alone(folder):
     setup = EngineSetup(str(folder), dtype="float32", max_running=8, max_length=256, threads=1, job="run")
     server = NativeServer(setup)
     prompt = np.arange(5, 30, dtype=np.int32)
-    async with EngineClient(server.start(), control_timeout=60) as client:
+    async with EngineClient(server.start(), control_timeout=PATIENCE) as client:
         [frozen] = await client.score([prompt])
         scores = []
         for version in (1, 2):

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from rlrun.plugins.generation import Generation, Sampling
+from rlrun.plugins.types import VersionSpan
+from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.engines.native.engine import sampler as sampler_module
 from rlrun.runner.engines.native.engine import scheduler as scheduler_module
-from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
+from rlrun.runner.engines.native.engine.requests import SampleInProgress, SamplingParams, group_samples
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.engines.native.model.forward import PromptResults
+from rlrun.runner.rollouts.resumable_request import ResumableRequest
 from tests.runner.engines.engine_cases import MakeScheduler, new_sample, random_prompts, run
 from tests.tiny_models import make_tiny_model
 
@@ -287,6 +291,45 @@ def test_stop_strings_end_a_sample(make_scheduler: MakeScheduler) -> None:
     assert samples[0].finish == {"type": "stop", "matched": stop}
     assert samples[0].tokens.tolist() == free.tokens.tolist()[: end + 1]
     assert len(samples[1].tokens) == 60
+
+
+def test_a_stop_string_ends_a_sample_at_the_same_token_in_one_go_and_continued(
+    make_scheduler: MakeScheduler,
+) -> None:
+    """Before the minimum length too, wherever the sample is cut."""
+    scheduler = make_scheduler()
+    settings = {"max_new_tokens": 60, "min_new_tokens": 40, "ignore_eos": True}
+    free = run(scheduler, [new_sample(PROMPTS[2], 4, **settings)])[0].tokens
+    strings = scheduler._stops.strings
+    strings.index(SamplingParams(stop=("x",)))  # loads the tokenizer
+    assert strings._tokenizer is not None
+    texts = strings._tokenizer.decode_batch([[token] for token in free.tolist()], skip_special_tokens=False)
+    end = next(i for i in range(10, 60) if all(len(text) == 1 for text in texts[i - 2 : i + 1]))
+    stop = "".join(texts[end - 2 : end + 1])
+    [whole] = run(scheduler, [new_sample(PROMPTS[2], 4, **settings, stop=(stop,))])
+    assert whole.finish == {"type": "stop", "matched": stop}
+    assert whole.tokens.tolist() == free[: end + 1].tolist()
+
+    def decode(batch: Sequence[np.ndarray]) -> list[str]:
+        assert strings._tokenizer is not None
+        return strings._tokenizer.decode_batch(
+            [tokens.tolist() for tokens in batch], skip_special_tokens=False
+        )
+
+    prompt, sampling = np.array(PROMPTS[2], np.int32), Sampling(60, min_new_tokens=40, stop=(stop,))
+    for cut in (4, end - 2, end - 1, end):
+        request = GenerateRequest("r", prompt, (4,), sampling, prompt_index=0)
+        begun = Generation(free[:cut], np.zeros(cut, np.float32), "abort", (VersionSpan(0, 0, cut),))
+        resumable = ResumableRequest(request, [begun])
+        [(_, part)] = resumable.next_requests()
+        rest = {
+            "max_new_tokens": part.sampling.max_new_tokens,
+            "min_new_tokens": part.sampling.min_new_tokens,
+        }
+        [made] = run(scheduler, [new_sample(part.tokens.tolist(), 4, **rest, stop=(stop,), ignore_eos=True)])
+        spans, count = (VersionSpan(0, 0, len(made.tokens)),), len(made.tokens)
+        resumable.append(0, Generation(made.tokens, np.zeros(count, np.float32), "stop", spans), decode)
+        assert resumable.generations[0].tokens.tolist() == whole.tokens.tolist(), cut
 
 
 def test_with_onednn_batches_of_a_small_model_are_padded_to_few_sizes(

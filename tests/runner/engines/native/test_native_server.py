@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from rlrun.runner.engines.process.health import ask_health
 from rlrun.runner.weights.shared_memory import SharedWeights
 from tests.runner.engines.engine_cases import random_prompts
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE, until
 
 PROMPT = random_prompts(1, shortest=9)[0]
 
@@ -34,7 +34,9 @@ PROMPT = random_prompts(1, shortest=9)[0]
 @pytest.fixture
 async def client(server: Any) -> AsyncIterator[EngineClient]:
     """A client of the running engine; whatever a test left is ended."""
-    async with EngineClient(server.url, generate_timeout=120, control_timeout=60, own=True) as client:
+    async with EngineClient(
+        server.url, generate_timeout=PATIENCE, control_timeout=PATIENCE, own=True
+    ) as client:
         yield client
         await client.abort_all()
         await client.resume()
@@ -54,13 +56,6 @@ def request(seeds: tuple[int, ...] = (1,), name: str = "r", **sampling: Any) -> 
 def long_request(name: str = "long") -> GenerateRequest:
     """Runs for thousands of steps."""
     return request((1, 2), name, max_new_tokens=8000, min_new_tokens=8000)
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about within {seconds} s"
-        await asyncio.sleep(0.001)
 
 
 def running(server: NativeServer) -> int:
@@ -422,7 +417,7 @@ async def test_a_chat_is_answered_in_text(client: EngineClient) -> None:
 async def test_an_engine_gives_its_memory_away_and_takes_it_back(tiny_folder: Path) -> None:
     setup = EngineSetup(str(tiny_folder), dtype="float32", max_running=8, max_length=256, threads=1)
     server = NativeServer(setup)
-    async with EngineClient(server.start(), control_timeout=60) as client:
+    async with EngineClient(server.start(), control_timeout=PATIENCE) as client:
         engine = server._engine
         assert engine is not None
         wanted = request((3,), max_new_tokens=8)

@@ -123,12 +123,15 @@ class StopStrings(_SetTable):
         return len(self._sets) > 1
 
     def matches(self, rows: Rows, chosen: NDArray[np.int64]) -> dict[int, str]:
-        """Returns the stop string of each of the chosen rows whose newest token completes one."""
+        """Returns the stop string of each of the chosen rows whose newest token completes one.
+
+        As in SGLang, min_new_tokens holds back stop tokens only. A minimum for stop strings would depend on
+        those that came before it, which an engine does not know of a sample that it continues.
+        """
         columns = rows.ints[:, chosen]
         candidates = self.table[columns[Field.STRING_SET], columns[Field.TOKEN]]
-        long_enough = columns[Field.GENERATED] >= columns[Field.MIN_NEW]
         matches = {}
-        for row in chosen[candidates & long_enough].tolist():
+        for row in chosen[candidates].tolist():
             text = self._match(rows.generated_tokens(row), rows.entries[row].sample.params.stop)
             if text is not None:
                 matches[row] = text

@@ -1,10 +1,13 @@
 """Applies weight deltas to the engine's tensors (rlrun.runner.weights.deltas)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
+from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.runner.engines.native.model.layer_weights import Tensors
 from rlrun.runner.weights.deltas.server_path.rlrun_weight_delta import Change, read
 
@@ -34,9 +37,18 @@ def apply_deltas(deltas: Sequence[DeltaFiles], tensors: Tensors) -> None:
     """Changes the elements that the deltas list. Raises ValueError where a file does not fit."""
     for delta in deltas:
         for file in delta.files:
-            for change in read(file, torch.device("cpu")):
+            for change in _read(file):
                 _check(change, tensors, file)
                 change.write(tensors[change.name])
+
+
+def _read(file: str) -> Iterator[Change]:
+    """Yields the changes in a file. Raises ValueError, naming it, for anything but a delta."""
+    read_header(Path(file))
+    try:
+        yield from read(file, torch.device("cpu"))
+    except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{file} is not a weight delta: {error}") from error
 
 
 def _check(change: Change, tensors: Tensors, file: str) -> None:
@@ -48,3 +60,13 @@ def _check(change: Change, tensors: Tensors, file: str) -> None:
             f"{file}: {change.name} is {change.dtype} {change.shape}, and this engine has it as {held.dtype} "
             f"{tuple(held.shape)}"
         )
+    if change.full is None and not _is_within(change, held.numel()):
+        raise ValueError(
+            f"{file} is not a weight delta: {change.name} changes elements that it does not have"
+        )
+
+
+def _is_within(change: Change, count: int) -> bool:
+    positions = change.positions
+    inside = not len(positions) or (int(positions.min()) >= 0 and int(positions.max()) < count)
+    return inside and len(change.steps) == len(positions)

@@ -1,5 +1,6 @@
 """Requests to rlrun's own engine servers: who may send them, and their JSON bodies."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from aiohttp.typedefs import Middleware
 
 from rlrun.plugins.http_guard import Guard
 
+_log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 GENERATE_BYTES = 1 << 30
 """Longest body of a call that generates; in deterministic mode one call has a whole batch of prompts."""
@@ -42,8 +44,8 @@ def engine_guard(host: str, key: str | None) -> Middleware:
 async def answer_user_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answers a ValueError, which the client can correct, with status 400 and its message, and an
-    EngineFailure with status 500.
+    """Answers a ValueError, which the client can correct, with status 400 and its message, and every other
+    error with status 500 and its message.
     """
     try:
         return await handler(request)
@@ -51,6 +53,11 @@ async def answer_user_errors(
         return error_response(400, str(error))
     except EngineFailure as error:
         return error_response(500, str(error))
+    except web.HTTPException:
+        raise
+    except Exception as error:  # a bug: without its name, the job could only report that something failed
+        _log.exception("a request failed")
+        return error_response(500, f"{type(error).__name__}: {error}")
 
 
 async def read_body(request: web.Request, most: int = CONTROL_BYTES) -> dict[str, Any]:

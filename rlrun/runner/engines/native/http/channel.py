@@ -88,7 +88,9 @@ class _ServedChannel:
         await self._socket.close()
 
     def _take(self, frame: Frame) -> None:
-        """Begins a call, or cancels it if the frame is empty."""
+        """Begins a call, or cancels it if the frame is empty. Raises ValueError for a number in use."""
+        if frame.body and frame.call in self._calls:
+            raise ValueError(f"call {frame.call} a second time, before its answer")
         if frame.body:
             call = self._calls[frame.call] = asyncio.create_task(self._serve_call(frame))
             call.add_done_callback(lambda _: self._calls.pop(frame.call))

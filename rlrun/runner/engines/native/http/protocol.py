@@ -132,7 +132,7 @@ def parse_manifest(raw: Any) -> WeightManifest:
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"manifest: {error!r}; it needs segment, size, version and tensors") from None
     for slot in tensors:
-        if slot.dtype not in ITEM_SIZE or min(slot.shape, default=0) < 0:
+        if not isinstance(slot.dtype, str) or slot.dtype not in ITEM_SIZE or min(slot.shape, default=0) < 0:
             raise ValueError(
                 f"manifest: {slot.name} has an unsupported dtype or shape: {slot.dtype}, {slot.shape}"
             )

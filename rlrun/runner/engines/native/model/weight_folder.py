@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.models.architecture import Architecture
 from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.layer_weights import Tensors
@@ -37,6 +38,8 @@ class FolderTensors:
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise ValueError(f"{folder} has no *.safetensors file")
+        for file in files:
+            read_header(file)  # its errors name the file and what is wrong with it
         opened = [safe_open(str(file), framework="pt") for file in files]
         self._folder = str(folder)
         self._readers = {name: reader for reader in opened for name in reader.keys()}  # noqa: SIM118

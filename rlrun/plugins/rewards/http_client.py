@@ -1,7 +1,6 @@
 """A client for rewards and tools that call a service with JSON over HTTP; it retries, within limits."""
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
+from rlrun.models.json_files import parse_json
 from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.sections.section import Section
 
@@ -110,10 +110,7 @@ class HttpClient:
             raw = await _read(response)
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}: {raw.decode(errors='replace')[:LONGEST_QUOTE]}")
-            try:
-                return json.loads(raw)
-            except RecursionError:
-                raise ValueError("the JSON is nested too deeply") from None
+            return parse_json(raw)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -35,8 +35,17 @@ class Math(NeedsLabel):
       `5 million` and 5000000, `\pm 3` and `3, -3`.
 
     A percentage equals both its number and a hundredth of it: 25% is 25 and 0.25. A number and its rounding
-    are not equal: `\pi` and 3.14159. An answer has to be worked out: `40+2` is not 42, and `2/4` is not
-    `1/2`. A unit after the answer is ignored. The label may be boxed.
+    are not equal: `\pi` and 3.14159. A unit after the answer is ignored. The label may be boxed.
+
+    An answer has to be worked out: if the label is a number, so is the answer, or a fraction in lowest terms.
+    `40+2` is not 42, `1.25+1.25` is not 2.5, and `2/4` is neither `1/2` nor 0.5; `5/2` is 2.5, and `2^{10}`
+    is 1024.
+
+    Letters alone are a word, as `no` and `even` are, and not the product of its letters. Two letters without
+    e, i and o are a product unless they are a common word: `ab` is `ba`, but `no` is not `on`.
+
+    A name before an equals sign is dropped, also that of a function: `x=5` is 5, and `f(x)=x` is `x`. Here,
+    math-verify agrees; slime keeps `f(x)=` and scores 0.
     """
 
     Params = MathParams

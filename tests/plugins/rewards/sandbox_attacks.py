@@ -281,6 +281,19 @@ for each in range(3, 64):
     "devices": "for each in '/dev/mem', '/dev/kmsg', '/dev/tty', '/dev/ptmx', '/dev/vda', '/dev/fuse', '/dev/kvm': tried(open, each)",
     "makes a device": "tried(os.mknod, 'x', 0o60644, os.makedev(254, 0))",
     "types into the terminal": "tried(fcntl.ioctl, 0, 0x5412, b'x'); tried(open, '/dev/tty')",
+    "locks the host's files": """
+for path in os.__file__, sys.executable, '/usr/bin/env', '/usr', '/', '/dev/null':
+    first, second = os.open(path, os.O_RDONLY), os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB); fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error: print('ESCAPED', error)
+    for command in 6, 37:
+        try: fcntl.fcntl(first, command, struct.pack('hhqqi4x', 0, 0, 0, 0, 0))
+        except OSError as error: print(error)
+    if not os.fork():
+        held = struct.unpack('hhqqi4x', fcntl.fcntl(second, 5, struct.pack('hhqqi4x', 1, 0, 0, 0, 0)))
+        print('ESCAPED' if held[0] != 2 else 'free', held); os._exit(0)
+    os.wait()""",
     "becomes root": "tried(os.setuid, 0); tried(os.setresuid, 0, 0, 0); tried(os.setgid, 0); tried(os.setgroups, [0])",
     "set-user-id programs": """
 for each in '/usr/bin/su', '/bin/su', '/usr/bin/passwd', '/usr/bin/mount':

@@ -1,8 +1,10 @@
 """Programs that a policy wrote, run for real in the sandbox, the malicious ones too."""
 # ruff: noqa: E501 - programs on one line
 
+import os
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,6 +345,24 @@ def test_an_environment_behind_a_link(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(sys, name, str(link))
     monkeypatch.setattr(sys, "executable", str(link / "bin" / Path(sys.executable).name))
     assert Sandbox(LIMITS).run("import numpy; print(numpy.arange(3).sum())", b"").output == b"3\n"
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a folder that is not ours"])
+def test_nobody_can_take_the_place_of_the_jail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = tmp_path / f"rlrun-jail-{os.getuid()}"
+    if kind == "a file":
+        first.touch()
+    elif kind == "a link":
+        first.symlink_to(tmp_path / "elsewhere")
+    else:
+        first.mkdir(mode=0o555)
+        if os.geteuid() == 0:
+            os.chown(first, 65534, 65534)
+    assert Sandbox(LIMITS).run("print(1)", b"").output == b"1\n"
+    assert list(tmp_path.iterdir()) == [first]
 
 
 def test_a_program_may_use_a_scratch_folder_and_its_packages(sandbox: Sandbox) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.testing import sample
+from tests.waiting import PATIENCE
 
 MODULES = ("test_all", "test_boxed", "test_numina_cases", "test_open_thoughts")
 
@@ -22,7 +23,7 @@ def download(folder: Path) -> Path:
     """The library's sources, of the version that is installed."""
     package = f"math-verify=={version('math-verify')}"
     command = [sys.executable, "-m", "pip", "download", package, "--no-deps", "--no-binary", ":all:", "-q"]
-    subprocess.run([*command, "-d", str(folder)], check=True, timeout=300)
+    subprocess.run([*command, "-d", str(folder)], check=True, timeout=PATIENCE)
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(folder, filter="data")

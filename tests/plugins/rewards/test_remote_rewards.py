@@ -112,7 +112,7 @@ def test_pauses_grow_and_the_last_failure_is_reported(service: Service, pauses: 
 @pytest.mark.parametrize(
     ("status", "text", "why"),
     [
-        (200, "[" * 100_000, "the JSON is nested too deeply"),
+        (200, "[" * 100_000, "it is nested more than 200 deep"),
         (200, "1" * 101, "the answer has more than 100 bytes"),
         (500, "x" * 101, "HTTP 500: the answer has more than 100 bytes"),
         (307, "", "HTTP 307: "),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.plugins.rewards.sandbox_attacks import ATTACKS, MEMORY
+from tests.waiting import PATIENCE
 
 RUNNER = Path(__file__).with_name("sandbox_attacks.py")
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,7 @@ def run(user: str, *options: str) -> list[dict[str, Any]]:
         input=json.dumps(list(ATTACKS)),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
         cwd="/",
         check=False,

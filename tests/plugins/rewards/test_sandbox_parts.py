@@ -96,6 +96,20 @@ def test_what_the_filter_answers(
 
 
 @pytest.mark.parametrize(
+    ("numbers", "arguments"),
+    [
+        ((73, 32), (3, 2)),  # flock
+        *[((72, 25), (3, command)) for command in (6, 7, 37, 38)],  # fcntl: F_SETLK and its like
+    ],
+)
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_locks_succeed_without_effect(
+    machine: str, numbers: tuple[int, int], arguments: tuple[int, ...]
+) -> None:
+    assert answer(machine, machine, numbers[machine == "aarch64"], *arguments) == ERRNO | 0
+
+
+@pytest.mark.parametrize(
     ("machine", "architecture", "number"),
     [
         ("x86_64", "i386", 3),

@@ -7,6 +7,9 @@ Each request and each reply is a line of JSON that contains only plain data. Any
 program and is referred to by a number; reading its attributes and calling it are requests too. A test
 therefore compares its own copies, and no method of the program (an `__eq__` that always answers True) runs.
 
+An exception crosses as its nearest built-in type with its arguments. Types by which Python ends an iteration
+do not cross. An error of this module ends the test: otherwise, a test could take it for the program's.
+
 This module imports nothing of rlrun, because its source is prepended to the code that runs in each jail.
 """
 
@@ -15,12 +18,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from itertools import islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing these at run time would slow down every test
     from collections.abc import Callable
-    from typing import Any
+    from types import CodeType
+    from typing import Any, NoReturn
 
 MOST_ITEMS = 10_000
 """Largest number of items that are taken from an iterator; it is sent as a list of its items."""
@@ -33,8 +38,14 @@ _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "dict": dict,
     "iterator": iter,
 }
-_MODULES = {"np": "numpy", "numpy": "numpy"}
-"""Packages that tests use without an import, since they were written to run after the program's imports."""
+_ENDS_AN_ITERATION = (StopIteration, StopAsyncIteration)
+"""By these, `f` could make `all(map(f, inputs))` and `for … in zip(map(f, inputs), …)` end early."""
+_REFUSED = (
+    "len iter reversed contains getitem setitem delitem delattr enter exit aenter aexit aiter await "
+    "instancecheck subclasscheck reduce_ex lt le gt ge "
+    "neg pos abs invert int float complex index round trunc floor ceil bytes"
+)
+_REFUSED_ON_EITHER_SIDE = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
 
 
 def packed(value: Any, keep: Callable[[Any], int]) -> Any:
@@ -104,6 +115,8 @@ def serve(source: str) -> None:
             return [packed(scope[target], keep)] if target in scope else []
         if kind == "attribute":
             return packed(getattr(held_values[target], payload[0]), keep)
+        if kind == "assignment":
+            return setattr(held_values[target], payload[0], unpacked(payload[1], held_values.__getitem__))
         arguments, named = (
             unpacked(payload[0], held_values.__getitem__),
             unpacked(payload[1], held_values.__getitem__),
@@ -117,8 +130,10 @@ def serve(source: str) -> None:
         for line in requests:
             try:
                 reply = {"value": answer(*json.loads(line))}
-            except Exception as error:
-                reply = {"error": [type(error).__name__, str(error)]}
+            except (Exception, SystemExit) as error:
+                types = type(error).__mro__
+                arguments = error.args if types[0].__module__ == "builtins" else [str(error)]
+                reply = {"error": [[kind.__name__ for kind in types], packed(list(arguments), keep)]}
             replies.write(json.dumps(reply).encode() + b"\n")
     os._exit(0)
 
@@ -138,25 +153,46 @@ def call_once(source: str) -> None:
 
 
 class Remote:
-    """A test's handle of an object in the program."""
+    """A test's handle of an object in the program.
+
+    It is true, equals only itself, can be called, and has the object's attributes. Any other operation ends
+    the test: a `TypeError` would satisfy a test that expects one from the program.
+    """
 
     __slots__ = ("_ask", "_number")
 
     def __init__(self, number: int, ask: Callable[..., Any]) -> None:
-        self._number = number
-        self._ask = ask
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_ask", ask)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._ask("attribute", self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("assignment", self, name, value)
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         value, changed = self._ask("call", self, list(arguments), named)
         if value is None:  # otherwise, the program could change the values that its result is compared with
-            for argument, content in zip(arguments, changed, strict=True):
+            for argument, content in zip(arguments, changed, strict=False):
                 _become(argument, content)
         return value
+
+
+def _refuse(*_: Any) -> Any:
+    fail("only the methods and attributes of the program's own objects can be used")
+
+
+for _name in _REFUSED.split():
+    setattr(Remote, f"__{_name}__", _refuse)
+for _name in _REFUSED_ON_EITHER_SIDE.split():
+    setattr(Remote, f"__{_name}__", _refuse)
+    setattr(Remote, f"__r{_name}__", _refuse)
 
 
 def _become(argument: Any, content: Any) -> None:
@@ -170,60 +206,74 @@ def _become(argument: Any, content: Any) -> None:
         argument.update(content)
 
 
-def run_tests(code: str) -> None:
+def run_tests(tests: CodeType, program_names: dict[str, str], python_names: dict[str, Any]) -> None:
     """Runs the tests and exits with status 0 if they pass, else 1.
 
-    In the tests, names that only the program defines refer to its objects, by `Remote`.
+    `program_names` are the program's names by their names in the tests, where they are `Remote` objects.
+    If a builtin is under test, the program has to define it: otherwise Python's own would pass.
     """
     replies, requests = os.fdopen(3, "rb"), os.fdopen(4, "wb", buffering=0)
 
-    def ask(kind: str, target: Any, *payload: Any) -> Any:
-        request = [kind, _number(target) if kind != "name" else target, *payload]
-        if kind == "call":
-            request[2:] = [packed(item, _number) for item in payload]
+    def exchange(kind: str, target: Any, payload: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+        sent = [packed(item, _number) for item in payload]
+        request = [kind, _number(target) if kind != "name" else target, *sent]
         requests.write(json.dumps(request).encode() + b"\n")
-        line = replies.readline()
-        if not line:
-            raise SystemExit("the program has ended")
-        reply = json.loads(line)
+        reply = json.loads(replies.readline())
         if "error" in reply:
-            raise _error(*reply["error"])
-        return unpacked(reply["value"], lambda number: Remote(number, ask))
+            types, arguments = reply["error"]
+            return None, _error(types, unpacked(arguments, find))
+        value = unpacked(reply["value"], find)
+        if kind == "call":
+            result, changed = value
+            assert isinstance(changed, list), changed
+            return (result, changed), None
+        return value, None
 
-    scope: dict[str, Any] = {"__name__": "__main__"}
+    def ask(kind: str, target: Any, *payload: Any) -> Any:
+        try:
+            value, error = exchange(kind, target, payload)
+        except Exception as problem:
+            fail(f"the program has ended, or does not understand or answer: {problem!r}")
+        if error is not None:
+            raise error
+        return value
+
+    def find(number: int) -> Remote:
+        return Remote(number, ask)
+
+    scope: dict[str, Any] = {"__name__": "__main__", **python_names}
     try:
-        for name in _names(code):
-            module = _MODULES.get(name, name)
-            if module != name or module in sys.stdlib_module_names:
-                scope[name] = __import__(module)
-            elif answered := ask("name", name):
+        for name, its_name in program_names.items():
+            if answered := ask("name", its_name):
                 scope[name] = answered[0]
-        exec(compile(code, "tests.py", "exec", dont_inherit=True), scope)
+            elif hasattr(__builtins__, its_name):
+                fail(f"the program does not define {its_name}")
+        exec(tests, scope)
     except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {str(error)[:300]}\n".encode(errors="replace"))
-        os._exit(1)
+        fail(f"{type(error).__name__}: {str(error)[:300]}")
     os._exit(0)
+
+
+def fail(reason: str) -> NoReturn:
+    """Ends the test, which fails. No `except` and no `finally` of the test can keep it from ending."""
+    os.write(2, f"{reason}\n".encode(errors="replace"))
+    os._exit(1)
 
 
 def _number(value: Any) -> int:
     if type(value) is not Remote:
         raise TypeError(f"a {type(value).__name__} cannot be handed to the program")
-    return value._number
+    number: int = value._number
+    return number
 
 
-def _error(name: str, text: str) -> Exception:
-    """Returns the program's exception if its type is built in, which tests can catch; else RuntimeError."""
-    kind = getattr(__builtins__, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        return kind(text)
-    return RuntimeError(f"{name}: {text}")
-
-
-def _names(code: str) -> list[str]:
-    """Returns the names that the tests read, without Python's built-ins: a program cannot replace `abs`."""
-    import ast
-    import builtins
-
-    name_nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name))
-    read = {node.id for node in name_nodes if isinstance(node.ctx, ast.Load)}
-    return sorted(read - set(dir(builtins)))
+def _error(types: list[str], arguments: list[Any]) -> BaseException:
+    """Returns an exception of the first built-in type among `types`, the names of a type and of its bases."""
+    for name in types:
+        kind = getattr(__builtins__, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, (Exception, SystemExit)):
+            continue
+        if not issubclass(kind, _ENDS_AN_ITERATION):
+            with suppress(TypeError):  # a type that needs other arguments: its base is tried next
+                return kind(*arguments)
+    raise ValueError("not an exception")

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlrun.plugins.deadline import scoring_timeout
-from rlrun.plugins.rewards.code import calls
+from rlrun.plugins.rewards.code import calls, names_under_test
 from rlrun.plugins.rewards.code.row_tests import AssertTest, InputTest, Test, row_tests
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.types import Row, Sample
@@ -21,6 +21,7 @@ BUDGET = 0.8
 
 _FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _CALLS = Path(calls.__file__).read_text()
+_NAMES = Path(names_under_test.__file__).read_text()
 
 
 class CodeParams(Section):
@@ -50,7 +51,8 @@ class Code:
 
     The program never sees expected outputs, results or `assert` statements. These statements run in a
     separate sandbox, which sends calls to the program's sandbox and receives plain data. A test fails if it
-    has not finished when the time of the program is over, or if its result cannot be read.
+    has not finished when the time of the program is over, or if its result cannot be read. In the statements,
+    builtins and modules are Python's, except a function under test that is named like one (docs/sandbox.md).
     """
 
     Params = CodeParams
@@ -92,8 +94,9 @@ class Code:
             ending = run(program, test.stdin.encode(errors="surrogatepass"), seconds=seconds)
             return not ending.problem and _words(_text(ending.output)) == _words(test.stdout)
         if isinstance(test, AssertTest):
-            tests, served = f"{_CALLS}\nrun_tests({test.code!r})", f"{_CALLS}\nserve({program!r})"
-            return not self._sandbox.run_beside(tests, served, seconds).problem
+            tests = f"run_tests(*names_under_test({test.code!r}, {test.entry_point!r}))"
+            judge, served = f"{_CALLS}\n{_NAMES}\n{tests}", f"{_CALLS}\nserve({program!r})"
+            return not self._sandbox.run_beside(judge, served, seconds).problem
         request = json.dumps([test.function, test.arguments]).encode()
         ending = run(f"{_CALLS}\ncall_once({program!r})", b"", request, seconds)
         return not ending.problem and _is(ending.reply, test.returns)

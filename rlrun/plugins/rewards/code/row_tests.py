@@ -1,9 +1,10 @@
 """Reads the tests of a row, in the formats that are common in datasets."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rlrun.models.json_files import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class AssertTest:
     """A test in which `code` must run after the program without an exception."""
 
     code: str
+    entry_point: str | None = None
+    """The name under test, if the row gives it: `names_under_test` says what it changes."""
 
 
 Test = InputTest | CallTest | AssertTest
@@ -38,19 +41,24 @@ def row_tests(label: Any, metadata: Mapping[str, Any]) -> list[Test]:
     tests.
 
     Tests are a list that may mix `{"input", "output"}`, `{"call", "args", "returns"}` and `assert …` texts,
-    or one table `{"inputs", "outputs"}`, with `fn_name` for calls. Both may be given as JSON text.
+    or one table `{"inputs", "outputs"}`, with `fn_name` for calls. Both may be given as JSON text. Metadata
+    may name the function under test of `assert` tests as `entry_point` or `fn_name`.
     """
     tests = metadata.get("tests", label)
     if isinstance(tests, str):
         try:
-            tests = json.loads(tests)
+            tests = parse_json(tests)
         except ValueError:
             tests = [tests]
-    if isinstance(tests, Mapping):
-        tests = _read_table(tests)
-    if not isinstance(tests, Sequence) or not tests:
-        raise ValueError("the row has no tests: put them under metadata.tests, or in the label")
-    return [_read_test(test) for test in tests]
+    try:
+        if isinstance(tests, Mapping):
+            tests = _read_table(tests)
+        if not isinstance(tests, Sequence) or not tests:
+            raise ValueError("the row has no tests: put them under metadata.tests, or in the label")
+        entry_point = metadata.get("entry_point") or metadata.get("fn_name")
+        return [_read_test(test, str(entry_point) if entry_point else None) for test in tests]
+    except TypeError as error:
+        raise ValueError(f"the row's tests cannot be read: {error}") from None
 
 
 def _read_table(table: Mapping[str, Any]) -> list[Any]:
@@ -63,9 +71,9 @@ def _read_table(table: Mapping[str, Any]) -> list[Any]:
     return [{"call": name, "args": arguments, "returns": result} for arguments, result in pairs]
 
 
-def _read_test(test: Any) -> Test:
+def _read_test(test: Any, entry_point: str | None) -> Test:
     if isinstance(test, str) and test.strip():
-        return AssertTest(test)
+        return AssertTest(test, entry_point)
     if isinstance(test, Mapping) and "call" in test:
         return CallTest(str(test["call"]), list(test.get("args", ())), test.get("returns"))
     if isinstance(test, Mapping) and {"input", "output"} <= test.keys():

@@ -1,10 +1,8 @@
 """Runs programs in sandboxes: `jail` isolates a program, `jailed` feeds and ends it."""
 
-import os
 import secrets
 import sys
 import sysconfig
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +43,6 @@ class Sandbox:
     def __init__(self, limits: Limits) -> None:
         """Runs a trial program. Raises SandboxError, with the reason, if this machine cannot isolate it."""
         self._limits = limits
-        self._folder = _mount_point()
         try:
             self._filter = host_filter()
         except ValueError as error:
@@ -119,7 +116,6 @@ class Sandbox:
         limits = self._limits
         first, number = self._users
         return {
-            "folder": str(self._folder),
             "python": [sys.executable, *_python_folders()],
             "memory": limits.memory * MIB,
             "watched": limits.memory * MIB if self.memory_is_held_by == "watching" else 0,
@@ -129,18 +125,6 @@ class Sandbox:
             "user": first + secrets.randbelow(number),
             "filter": self._filter,
         }
-
-
-def _mount_point() -> Path:
-    """Returns an empty folder, one per user, on which each jail mounts its own root.
-
-    The mounts are private to each jail's mount namespace, so all jails can use the same folder.
-    """
-    folder = Path(tempfile.gettempdir()) / f"rlrun-jail-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise SandboxError(f"{folder} belongs to another user or is a link; remove it")
-    return folder
 
 
 def _spare_users() -> tuple[int, int]:

@@ -27,22 +27,27 @@ LONGEST_ANSWER = 2000
 
 _CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]{1,2}$")
 _PERCENT = re.compile(r"\d\s*\\?%[\s$.]*$")
-_WHOLE = re.compile(r"[-+]?\d+")
-_NUMBER = re.compile(
-    r"[({]*[-+]*(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\^(?:\{[-+]?\d+\}|\d+))?|\*10\^\{[-+]?\d+\}|"
-    r"\(\d+\+\d+/\d+\))+[)}]*"
+_BRACKETS = re.compile(r"[(){}\[\]]+")
+_WORD = re.compile(
+    r"(?!pi$)(?:[a-z]{4,}|[a-z]*[eio][a-z]+|[a-z]+[eio]|a[mnst]|[hmp]a|[bm]y|u[mps])", re.IGNORECASE
 )
+"""Letters that are read as a word: in products of letters, the constants e and i, and o, are rare."""
+_POWER = r"(?:\^(?:\{[-+]?\d+\}|\d+))?"
+_SCALE = r"(?:\*10\^\{[-+]?\d+\}){0,2}"
+_NUMBER = re.compile(rf"[({{]*[-+]*\d+(?:\.\d+)?(?:[eE][-+]?\d+)?{_POWER}{_SCALE}[)}}]*")
+_TERM = r"[-+]?(\d+)(?:\^(?:\{[1-9]\d*\}|[1-9]\d*))?"
 _FRACTION = re.compile(
-    r"[-+]?(?:(?P<over>\d+)/(?P<under>\d+)|\\frac\{[-+]?(?P<top>\d+)\}\{[-+]?(?P<bottom>\d+)\})"
+    rf"[({{]*[-+]*[({{]*(?:{_TERM}/{_TERM}|\\frac\{{{_TERM}\}}\{{{_TERM}\}})[)}}]*{_SCALE}[)}}]*"
 )
+"""A fraction of whole numbers or their powers; a power of ten may follow."""
 
 
 def same_answer(answer: str, label: str) -> bool:
     """Returns whether the answer is the label. An empty answer never is, and a long one only word for word.
 
-    An answer has to be worked out. If the label is a whole number, `40+2` is not 42, but `2^{10}` is 1024 and
-    `3*10^{5}` is 300000. If the label is a fraction, an answer that is a fraction of whole numbers must be in
-    lowest terms.
+    An answer has to be worked out. If the label is a number, the answer must be a number or a fraction in
+    lowest terms: `40+2` is not 42, `1.25+1.25` is not 2.5, and `2/4` is neither `1/2` nor 0.5, but `2^{10}`
+    is 1024, `3*10^{5}` is 300000, and `5/2` is 2.5.
     """
     if len(answer) > LONGEST_ANSWER:
         return answer.strip() == label.strip() != ""
@@ -97,9 +102,12 @@ def _same_part(answer: str, label: str) -> bool:
 
 
 def _same_value(answer: str, label: str) -> bool:
-    """Compares numbers and expressions by value, words as text: `even` is not the product of its letters."""
+    """Compares numbers and expressions by value, and words as text: `no` is not a product of letters."""
     if answer.casefold() == label.casefold():
         return True
+    words = [_BRACKETS.sub("", side).casefold() for side in (answer, label)]
+    if any(map(_WORD.fullmatch, words)):
+        return words[0] == words[1]
     if not any(_CALCULABLE.search(side) for side in (answer, label)) or not _is_worked_out(answer, label):
         return False
     from rlrun.plugins.rewards.math_grading.expression import (
@@ -110,10 +118,11 @@ def _same_value(answer: str, label: str) -> bool:
 
 
 def _is_worked_out(answer: str, label: str) -> bool:
-    if _WHOLE.fullmatch(label):
-        return _NUMBER.fullmatch(answer) is not None
-    fraction = _FRACTION.fullmatch(answer)
-    if fraction is None or not _FRACTION.fullmatch(label):
+    """Returns whether the answer is a number or a fraction in lowest terms, if the label is either."""
+    if not _NUMBER.fullmatch(label) and not _FRACTION.fullmatch(label):
         return True
-    over, under = (int(part) for part in fraction.groups() if part is not None)
-    return gcd(over, under) == 1
+    fraction = _FRACTION.fullmatch(answer)
+    if fraction is None:
+        return _NUMBER.fullmatch(answer) is not None
+    over, under = (int(digits) for digits in fraction.groups() if digits is not None)
+    return under > 1 and gcd(over, under) == 1

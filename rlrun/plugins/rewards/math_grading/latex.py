@@ -1,6 +1,6 @@
 r"""Rewrites mathematical answers so that each value has one spelling, in LaTeX and in plain text.
 
-"\dfrac12" -> "\frac{1}{2}"    "5\text{ cm}" -> "5"    "1,234" -> "1234"    "7 3/4" -> "(7+3/4)"
+"\dfrac12" -> "\frac{1}{2}"    "5\text{ cm}" -> "5"    "1,234" -> "1234"    "7 3/4" -> "\frac{31}{4}"
 """
 
 import re
@@ -44,6 +44,12 @@ def _power_of_ten(found: re.Match[str]) -> str:
 
 def _fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{found[1] or found[2] or ''}}}{{{found[3] or found[4] or ''}}}"
+
+
+def _mixed_number(found: re.Match[str]) -> str:
+    """Returns a mixed number as one fraction, so that it differs from a sum that is left to the grader."""
+    whole, over, under = (int(digits) for digits in found.groups())
+    return rf"\frac{{{whole * under + over}}}{{{under}}}"
 
 
 def _without_name(found: re.Match[str]) -> str:
@@ -115,8 +121,8 @@ _RULES = _rules(
     (rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", _fraction),
     (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
     (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
-    (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\2/\3)"),
-    (r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"(\1+\2/\3)"),
+    (r"(?<![\d.^_])(\d{1,50})\s*\\frac\{(\d{1,50})\}\{(\d{1,50})\}", _mixed_number),
+    (r"(?<![\d.])(\d{1,50})\s+(\d{1,50})\s*/\s*(\d{1,50})(?!\d)", _mixed_number),
     (r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])", r"\1"),
     (r"\s+", " "),
     (r"(?<![\da-zA-Z])\s|\s(?![\da-zA-Z])", ""),

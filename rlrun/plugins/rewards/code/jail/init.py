@@ -16,6 +16,11 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/dev/null", "/
 
 `/dev/zero` is missing on purpose: mapping it gives memory that is not counted for any process.
 """
+ROOT = "/proc"
+"""The folder on which each jail mounts its root, in its own mount namespace.
+
+It exists on every host, no user can take its place, and a program needs nothing of what it hides.
+"""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/scratch",
@@ -41,7 +46,7 @@ def run_init(settings: dict[str, Any], alive: int) -> NoReturn:
     kernel.forget_interrupts()
     if not kernel.unshare(kernel.NEW_MOUNTS):
         kernel.fail("unshare")
-    _build_root(settings["folder"], settings["python"], settings["scratch"])
+    _build_root(settings["python"], settings["scratch"])
     with open("/scratch/program.py", "wb") as file:  # noqa: PTH123
         file.write(settings["program"])
     child = os.fork()
@@ -62,20 +67,20 @@ def _has_hung_up(pipe: int) -> bool:
         return False
 
 
-def _build_root(folder: str, python: list[str], scratch: int) -> None:
+def _build_root(python: list[str], scratch: int) -> None:
     """Builds a root of read-only bind mounts, on a tmpfs that exists only in this mount namespace."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    kernel.mount("tmpfs", ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for path in dict.fromkeys([*SYSTEM, *python[1:]]):
         if path in SYSTEM and os.path.islink(path):  # noqa: PTH114 - /lib; a link to an environment is bound
-            os.symlink(os.readlink(path), folder + path)  # noqa: PTH115, PTH211
+            os.symlink(os.readlink(path), ROOT + path)  # noqa: PTH115, PTH211
         elif os.path.exists(path):  # noqa: PTH110
-            _bind(path, folder + path)
-    os.mkdir(f"{folder}/scratch")  # noqa: PTH102
-    kernel.make_read_only(folder)
+            _bind(path, ROOT + path)
+    os.mkdir(f"{ROOT}/scratch")  # noqa: PTH102
+    kernel.make_read_only(ROOT)
     options = f"size={scratch},nr_inodes=1000,mode=777"
-    kernel.mount("tmpfs", f"{folder}/scratch", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
-    os.chroot(folder)
+    kernel.mount("tmpfs", f"{ROOT}/scratch", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    os.chroot(ROOT)
     os.chdir("/")
 
 

@@ -16,7 +16,7 @@ _ALLOWED = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- newfstatat:262:79 statx:332:291
 lseek:8:62 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 preadv2:327:286 pwritev2:328:287
 readv:19:65 writev:20:66 sendfile:40:71 copy_file_range:326:285 access:21:- faccessat:269:48
-faccessat2:439:439 dup:32:23 dup2:33:- dup3:292:24 close_range:436:436 flock:73:32 fsync:74:82
+faccessat2:439:439 dup:32:23 dup2:33:- dup3:292:24 close_range:436:436 fsync:74:82
 fdatasync:75:83 sync_file_range:277:84 truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223
 getdents:78:- getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82:- renameat:264:38
 renameat2:316:276 mkdir:83:- mkdirat:258:34 rmdir:84:- creat:85:- link:86:- linkat:265:37 unlink:87:-
@@ -58,8 +58,10 @@ getsockname:51:204 getpeername:52:205
 """`name:number on x86-64:number on aarch64`, from the kernel's tables; `-` where a machine has none."""
 
 _NEW_NAMESPACES, _CLONE_VM, _CLONE_VFORK = 0x7E020000, 0x100, 0x4000
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Copies and flags of descriptors, and locks; not F_SETPIPE_SZ, leases, and signals to other processes."""
+_FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
+"""Copies and flags of descriptors, and questions about locks; not F_SETPIPE_SZ, leases, and signals."""
+_FCNTL_LOCKS = (6, 7, 37, 38)
+"""F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _PRCTL = (1, 2, 3, 15, 16, 0x53564D41)
@@ -123,6 +125,11 @@ def _argument(number: int) -> Instruction:
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * number)
 
 
+def _pretended() -> Instruction:
+    """Returns 0 to the program, as if the call had succeeded, but does not make it."""
+    return (_RETURN, 0, 0, _ERRNO)
+
+
 def _one_of(argument: int, values: tuple[int, ...], error: int = errno.EPERM) -> list[Instruction]:
     """Allows the given values of an argument, and answers others with `error`."""
     choices = [step for value in values for step in ((_EQUAL, 0, 1, value), _answer(0))]
@@ -150,8 +157,18 @@ _CHECKED: tuple[tuple[tuple[int, int], list[Instruction]], ...] = (
             _answer(0),
         ],
     ),
-    # fcntl, ioctl, prctl
-    ((72, 25), _one_of(1, _FCNTL)),
+    # flock and fcntl: other jails and the host would see a lock on a file of the host. A filter cannot tell
+    # such files from the program's own, and refusing all locks would stop SQLite.
+    ((73, 32), [_pretended()]),
+    (
+        (72, 25),
+        [
+            _argument(1),
+            *(step for command in _FCNTL_LOCKS for step in ((_EQUAL, 0, 1, command), _pretended())),
+            *_one_of(1, _FCNTL),
+        ],
+    ),
+    # ioctl, prctl
     ((16, 29), _one_of(1, _IOCTL, errno.ENOTTY)),
     ((157, 167), _one_of(0, _PRCTL, errno.EINVAL)),
     # mmap: huge pages and shared anonymous pages, which no process's count has once they are unmapped

@@ -1,0 +1,145 @@
+"""Decides which names in a row's tests are the program's, and which are Python's.
+
+    assert f([2, 1]) == sorted([1, 2])     `f` is the program's, and `sorted` is Python's
+    assert max([1, 2]) == 2                `max` is the program's
+    assert math.isclose(math(4), 2)        first the module, then the program's function
+
+The tests alone decide, so that a program cannot replace what its result is compared with:
+
+1. A name that is neither a builtin nor a module is the program's.
+2. The name of a module is the module before a dot, and the program's elsewhere: modules cannot be called.
+3. Builtins are Python's if the tests name anything by rule 1 or 2. Otherwise a builtin is under test: of
+   those that the tests call, the innermost on the left of a comparison, and a tool of tests (`abs`, `list`)
+   only if they call no other builtin.
+4. The row's `entry_point` is under test, and no other builtin is.
+5. A name under test is the program's in the statements of the tests, and Python's in functions that the tests
+   define, unless it is only used there.
+
+This module imports nothing of rlrun, because its source is prepended to the tests, after that of `calls`.
+"""
+
+import ast
+import builtins
+import symtable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from types import CodeType
+
+_MODULES = {"np": "numpy", "numpy": "numpy", **{name: name for name in sys.stdlib_module_names}}
+"""Modules that tests use without an import, since they were written to run after the program's imports."""
+_CHECKING = frozenset({"abs", "len", "reversed", "round", "sorted"})
+"""Builtins with which tests check results: under test if the tests call only these and `_MAKING`."""
+_MAKING = frozenset(
+    {"all", "any", "bool", "bytes", "callable", "dict", "enumerate", "filter", "float", "frozenset"}
+    | {"getattr", "hasattr", "int", "isinstance", "issubclass", "iter", "list", "map", "next", "print"}
+    | {"range", "repr", "set", "setattr", "str", "tuple", "type", "zip"}
+)
+"""Builtins with which tests make arguments and take results apart: under test if nothing else is."""
+_OTHERS = (
+    frozenset(
+        name
+        for name, value in vars(builtins).items()
+        if callable(value)
+        and not name.startswith("_")
+        and not (isinstance(value, type) and issubclass(value, BaseException))
+    )
+    - _CHECKING
+    - _MAKING
+)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def names_under_test(
+    code: str, entry_point: str | None = None
+) -> tuple[CodeType, dict[str, str], dict[str, object]]:
+    """Returns the compiled tests, and by their names in these, the program's names and the modules.
+
+    If the tests define `check(candidate)` without calling it, as in HumanEval, they check the `entry_point`.
+    """
+    read, bound = _global_names(code)
+    if entry_point is not None and entry_point not in read and "check" in bound - read:
+        code = f"{code}\n\ncheck({entry_point})\n"
+        read, bound = _global_names(code)
+    tree = ast.parse(code)
+    own = {name for name in read if name not in _MODULES and not hasattr(builtins, name)}
+    modules = (read - bound) & _MODULES.keys()
+    under_test = modules & {node.id for node in _names(tree)}
+    if entry_point is not None:
+        under_test |= {entry_point} & (read - own)
+    elif not under_test and own <= bound:
+        under_test = _builtins_under_test(tree, read - bound)
+    names = {name: name for name in own} | {_renamed(tree, name): name for name in under_test}
+    imported = dict(_imported(modules))
+    imported |= {alias: imported[name] for alias, name in names.items() if name in imported}
+    return compile(tree, "tests.py", "exec", dont_inherit=True), names, imported
+
+
+def _global_names(code: str) -> tuple[set[str], set[str]]:
+    """Returns the global names that the tests read, and those that they assign, define or import."""
+    read, bound = set(), set()
+    tables = [symtable.symtable(code, "tests.py", "exec")]
+    for table in tables:
+        tables += table.get_children()  # the loop reaches them too
+        for symbol in table.get_symbols():
+            if table is not tables[0] and not symbol.is_global():
+                continue
+            if symbol.is_referenced():
+                read.add(symbol.get_name())
+            if symbol.is_assigned() or symbol.is_imported():
+                bound.add(symbol.get_name())
+    return read, bound
+
+
+def _builtins_under_test(tree: ast.Module, read: set[str]) -> set[str]:
+    asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    bodies = [part for node in ast.walk(tree) if isinstance(node, _DEFINITIONS) for part in node.body]
+    for kind in (_OTHERS, _CHECKING, _MAKING):
+        for nodes in (tree.body, asserts, bodies):
+            called = _innermost(nodes, kind & read)
+            handed_on = {node.id for part in nodes for node in _names(part, in_functions=False)} & kind & read
+            if called or handed_on:
+                return called or handed_on
+    return set()
+
+
+def _innermost(nodes: Iterable[ast.AST], names: set[str] | frozenset[str]) -> set[str]:
+    """Returns those of the names that are called with arguments that contain no call of another."""
+    called: set[str] = set()
+    for node in nodes:
+        if isinstance(node, _DEFINITIONS):
+            continue
+        if isinstance(node, ast.Compare):
+            called |= _innermost([node.left], names) or _innermost(node.comparators, names)
+            continue
+        inner = _innermost(ast.iter_child_nodes(node), names)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not inner:
+            inner = {node.func.id} & names
+        called |= inner
+    return called
+
+
+def _names(node: ast.AST, in_functions: bool = True) -> Iterator[ast.Name]:
+    """Yields the names that are read as a value, rather than for an attribute after a dot."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node
+    if isinstance(node, _DEFINITIONS) and not in_functions:
+        return
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.Attribute) and isinstance(child, ast.Name)):
+            yield from _names(child, in_functions)
+
+
+def _renamed(tree: ast.Module, name: str) -> str:
+    """Renames the uses of a name in statements, and returns the new name; the same name if there are none."""
+    nodes = [node for node in _names(tree, in_functions=False) if node.id == name]
+    for node in nodes:
+        node.id = f"program.{name}"  # tests cannot have such a name
+    return f"program.{name}" if nodes else name
+
+
+def _imported(modules: Iterable[str]) -> Iterator[tuple[str, object]]:
+    for name in modules:
+        with suppress(ImportError):  # some modules of the standard library only exist on other systems
+            yield name, import_module(_MODULES[name])

@@ -1,0 +1,273 @@
+"""What crosses from a program into the process of its tests: sixty programs, each with its tests and its score."""
+# ruff: noqa: E501 - programs on one line
+
+import pytest
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.rewards.code.names_under_test import names_under_test
+from rlrun.plugins.rewards.code.row_tests import AssertTest, row_tests
+from rlrun.plugins.testing import sample
+
+Case = tuple[str, list[str]] | tuple[str, list[str], str]
+"""A program, its tests, and the row's `entry_point` if it has one."""
+
+MAPPED = (
+    "assert all(map(f, [1, 2]))",
+    "for got, want in zip(map(f, [1, 2]), [11, 12]): assert got == want",
+    "assert not any(map(lambda x: f(x) != x + 10, [1, 2]))",
+    "from itertools import starmap\nassert all(a == b for a, b in zip(starmap(f, [(1,), (2,)]), [11, 12]))",
+    "from itertools import takewhile\nassert list(takewhile(lambda x: f(x) == x + 10, [])) == list(filter(f, [1]))[1:]\nassert 11 in map(f, [1])",
+    "for got in iter(lambda: f(1), 11): assert False\nassert f(2) == 12",
+    "for x in map(f, [1]): assert x == 11; break\nelse: assert False",
+)
+
+
+def raising(error: str, tests: tuple[str, ...] = MAPPED) -> Case:
+    return f"def f(*_): raise {error}", list(tests)
+
+
+LIAR = "class Liar:\n    __eq__ = __lt__ = __contains__ = __bool__ = lambda *_: True\n    __hash__ = object.__hash__\n"
+LIAR_OF_NUMBERS = "class Liar:\n    __sub__ = __rsub__ = __add__ = lambda self, _: self\n    __abs__ = __float__ = __round__ = lambda *_: 0.0\n    __lt__ = __le__ = lambda *_: True\n"
+CLOSE = "def close(a, b): return abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1)\n"
+
+WRONG: dict[str, Case] = {
+    # exceptions
+    "StopIteration": raising("StopIteration"),
+    "StopIteration with a value": raising("StopIteration(11)"),
+    "a kind of StopIteration": ("class E(StopIteration): pass\n" + raising("E")[0], list(MAPPED)),
+    "a class called StopIteration": ("class StopIteration(Exception): pass\n" + raising("StopIteration")[0], list(MAPPED)),
+    "StopIteration by next": ("def f(*_): return next(iter([]))", list(MAPPED)),
+    "StopIteration by a generator": ("def f(*_):\n    raise StopIteration\n    yield", list(MAPPED)),
+    "StopIteration by an attribute": (
+        "class Box:\n    @property\n    def x(self): raise StopIteration",
+        ["b = Box()\nassert all(map(lambda n: b.x == n, [1]))", "b = Box()\nfor x, y in zip(map(lambda n: b.x, [1]), [2]): assert x == y"],
+    ),
+    "StopAsyncIteration": (
+        "def f(*_): raise StopAsyncIteration",
+        ["import asyncio\nclass Each:\n    def __aiter__(self): return self\n    async def __anext__(self): return f(1)\nasync def main():\n    async for x in Each(): assert x == 2\nasyncio.run(main())"],
+    ),
+    "GeneratorExit": raising("GeneratorExit", (*MAPPED, "def g(): yield f(1)\nassert all(g())")),
+    "KeyboardInterrupt": raising("KeyboardInterrupt", (*MAPPED, "try: f(1)\nexcept BaseException: pass")),
+    "an exception of its own that is no Exception": (
+        "class E(BaseException): pass\ndef f(*_): raise E",
+        [*MAPPED, "try: f(1)\nexcept: pass"],
+    ),
+    "SystemExit": raising("SystemExit(0)"),
+    "AssertionError": raising("AssertionError"),
+    "an exception that lies about its class": (
+        "class E(Exception):\n    __class__ = ValueError\ndef f(*_): raise E",
+        ["try: f(1)\nexcept ValueError: pass\nelse: assert False"],
+    ),
+    "an exception that cannot be written": (
+        "class E(ValueError):\n    def __str__(self): raise StopIteration\ndef f(*_): raise E",
+        [*MAPPED, "try: f(1)\nexcept ValueError: pass"],
+    ),
+    "a group of exceptions": raising("ExceptionGroup('x', [StopIteration()])"),
+    "ends where any exception is right": ("import os\ndef f(*_): os._exit(0)", ["try: f(1)\nexcept: pass"]),
+    "rubbish where a ValueError is right": (
+        "import os\ndef f(*_): os.write(4, b'rubbish\\n'); return 1",
+        ["try: f(1)\nexcept ValueError: pass\nelse: assert False"],
+    ),
+    "a deep answer where a RecursionError is right": (
+        "import os\ndef f(*_): os.write(4, b'[' * 10**5 + b'\\n'); return 1",
+        ["try: f(1)\nexcept RecursionError: pass\nelse: assert False"],
+    ),
+    "an answer of the wrong form where a ValueError is right": (
+        "import os\ndef f(*_): os.write(4, b'{\"value\": [1, 2, 3]}\\n')\nf.x = 1",
+        ["try: f(1)\nexcept (ValueError, TypeError): pass\nelse: assert False"],
+    ),
+    "closes its channel where an OSError is right": (
+        "import os\nos.close(3)\ndef f(*_): return 1",
+        ["try: f(1)\nexcept OSError: pass\nelse: assert False"],
+    ),
+    "takes what it should refuse": (
+        "def f(x): return x",
+        ["try: f(lambda: 1)\nexcept TypeError: pass\nelse: assert False"],
+    ),
+    # results
+    "an object equal to everything": (LIAR + "def f(*_): return Liar()", ["assert f(1) == 11", "assert 11 in f(1)", "assert f(1) in [11]", "assert f(1) > 10"]),
+    "an object that is close to every number": (
+        LIAR_OF_NUMBERS + "def f(*_): return Liar()",
+        ["assert abs(f(1) - 11) < 1e-6", "assert round(f(1) - 11, 6) == 0", "import math\nassert math.isclose(f(1), 11)"],
+    ),
+    "an object instead of a TypeError": (
+        "class Liar:\n    def __add__(self, _): return 1\ndef f(*_): return Liar()",
+        ["try: f(1) + 'x'\nexcept TypeError: pass\nelse: assert False"],
+    ),
+    "a settable attribute instead of an AttributeError": (
+        "class P:\n    def __init__(self): self.x = 1",
+        ["p = P()\ntry: p.x = 2\nexcept AttributeError: pass\nelse: assert False"],
+    ),
+    "an object whose copy fails in the judge": (
+        "class P: pass\ndef f(*_): return P()",
+        ["from copy import copy\ntry: copy(f(1))\nexcept Exception: pass"],
+    ),
+    "a context manager that swallows exceptions": (
+        "class C:\n    def __enter__(self): return self\n    def __exit__(self, *_): return True\ndef f(*_): return C()",
+        ["with f(1) as x: assert x == 11", "try:\n    with f(1): pass\nexcept TypeError: pass"],
+    ),
+    "a context manager by a generator": (
+        "from contextlib import contextmanager\n@contextmanager\ndef f(*_):\n    try: yield 1\n    except BaseException: pass",
+        ["with f(1) as x: assert x == 11"],
+    ),
+    "a class whose instances are everything": (
+        "class Meta(type):\n    __instancecheck__ = lambda *_: True\nclass Shape(metaclass=Meta): pass\ndef f(*_): return 1",
+        ["assert isinstance(f(1), Shape)"],
+    ),
+    "a coroutine": ("async def f(*_): return 11", ["assert f(1) == 11", "try: f(1) + 1\nexcept TypeError: pass"]),
+    "a list whose items lie": (
+        "class L(list):\n    __eq__ = __contains__ = lambda *_: True\n    __len__ = lambda _: 2\n    __getitem__ = lambda *_: 1\ndef f(*_): return L([0])",
+        ["assert f(1) == [1, 2]", "assert len(f(1)) == 2", "assert 11 in f(1)"],
+    ),
+    "a number that lies": (
+        "class N(int):\n    __eq__ = __lt__ = __gt__ = lambda *_: True\n    __sub__ = __rsub__ = lambda *_: 0\n    __hash__ = int.__hash__\ndef f(*_): return N(5)",
+        ["assert f(1) == 11", "assert abs(f(1) - 11) < 1e-6", "assert 10 < f(1) < 12"],
+    ),
+    "a text that lies": (
+        "class S(str):\n    __eq__ = lambda *_: True\n    __hash__ = str.__hash__\n    strip = lower = lambda *_: 'eleven'\ndef f(*_): return S('x')",
+        ["assert f(1) == 'eleven'", "assert f(1).strip() == 'eleven'", "assert {'eleven': 1}[f(1)]"],
+    ),
+    "a dict that lies": (
+        "class D(dict):\n    __missing__ = __getitem__ = lambda *_: 11\n    __eq__ = __contains__ = lambda *_: True\ndef f(*_): return D()",
+        ["assert f(1) == {'a': 11}", "assert f(1)['a'] == 11", "assert 'a' in f(1)"],
+    ),
+    "not a number": ("def f(*_): return float('nan')", ["assert abs(f(1) - 11) < 1e-6", "assert f(1) == f(1)", "assert f(1) in [11]"]),
+    "an iterator that changes": (
+        "def f(*_):\n    yield from [1, 2]\n    raise StopIteration",
+        ["assert list(f(1)) == [1, 2]"],
+    ),
+    "a result that changes later": ("R = [0]\ndef f(x):\n    R[0] = x\n    return R", ["r = f(1); f(11)\nassert r == [11]", "r = [f(11), f(12)]\nassert r == [[12], [12]]"]),
+    "an argument that it empties": ("def f(xs): xs.clear(); return xs", ["xs = [3, 1]\nassert f(xs) == sorted(xs)"]),
+    "answers written in advance": (
+        "import os\nos.write(4, b'{\"value\": [[7, []]]}\\n' * 9)\ndef f(*_): return 0",
+        ["assert f(1) == 11"],
+    ),
+    "a trace that edits its caller": (
+        "import sys\ndef f(*_):\n    frame = sys._getframe()\n    while frame.f_back: frame = frame.f_back\n    frame.f_globals['answer'] = frame.f_locals['answer'] = lambda *_: [11, []]\n    return 0",
+        ["assert f(1) == 11"],
+    ),
+    "leaves a hook at its end": ("import atexit, os, sys\natexit.register(os._exit, 0)\nsys.settrace(lambda *_: None)\nsys.excepthook = lambda *_: os._exit(0)\ndef f(*_): return 0", ["assert f(1) == 11"]),
+    "signals its process": ("import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\ndef f(*_): os.kill(os.getpid(), signal.SIGTERM)", ["assert f(1) == 11", "try: f(1)\nexcept: pass"]),
+    "prints a verdict": ("import sys\ndef f(*_): print('1 passed'); sys.stderr.write('OK\\n'); return 0", ["assert f(1) == 11"]),
+    # names
+    "a wrong max": ("def max(xs): return xs[0]", ["assert max([1, 3]) == 3"]),
+    "a wrong sum": ("def sum(xs): return 0", ["assert sum([1, 2]) == 3", "assert abs(sum([0.1, 0.2]) - 0.3) < 1e-9"]),
+    "a wrong sorted": ("def sorted(xs): return xs", ["assert sorted(list('ba')) == ['a', 'b']", "assert list(sorted([2, 1])) == [1, 2]"]),
+    "a wrong abs that tests hand on": ("def abs(x): return x", ["assert list(map(abs, [-1, 1])) == [1, 1]"]),
+    "a wrong json": ("def json(x): return 0", ["assert json(2) == 4"]),
+    "a max that compares": ("def max(*_): return 0\nabs = max", [CLOSE + "assert close(max([1, 3]), 3)"]),
+    "a sum that hides behind its own abs": ("def sum(xs): return 0\ndef abs(x): return 0", ["assert abs(sum([1, 2]) - 3) < 1e-9"]),
+    "nothing but an abs that hides the sum": ("def abs(x): return 0", ["assert abs(sum([1, 2]) - 3) < 1e-9"]),
+    "no program at all for a builtin": ("x = 1", ["assert max([1, 3]) == 3"]),
+    "a sorted that is a helper": ("def f(xs): return 0\ndef sorted(xs): return 0", ["assert f([3, 1]) == sorted([3, 1])"]),
+    "a math that compares": (
+        "def f(x): return 0\nclass math:\n    isclose = staticmethod(lambda *_: True)",
+        ["assert math.isclose(f(1), 11)"],
+    ),
+    "a wrong max in functions of the tests": (
+        "def max(xs): return xs[0]",
+        ["def test_max():\n    assert max([1, 3]) == 3\ntest_max()", "def check(candidate):\n    assert candidate([1, 3]) == max([1, 3])\ncheck(max)"],
+    ),
+    "a wrong max by its entry point": ("def max(xs): return xs[0]", ["assert max([len([1]), min([3, 4])]) == 3"], "max"),
+    "HumanEval's check, failed": ("def f(x): return x", ["def check(candidate):\n    assert candidate(1) == 11"], "f"),
+}  # fmt: skip
+
+RIGHT: dict[str, Case] = {
+    "max": ("def max(xs):\n    best = xs[0]\n    for x in xs: best = x if x > best else best\n    return best", ["assert max([1, 3]) == 3", CLOSE + "assert close(max([0.1, 0.3]), 0.3)", "def check(candidate):\n    assert candidate([1, 3]) == max(1, 3)\ncheck(max)"]),
+    "sum of another kind": ("def sum(xs): return [x + 1 for x in xs]", ["assert sum([1, 2]) == [2, 3]", "assert all(len(sum(x)) == n for x, n in [([1], 1), ([], 0)])"]),
+    "sorted": ("def sorted(xs): return xs[::-1]", ["assert sorted([1, 2, 3]) == [3, 2, 1]", "def test():\n    assert sorted([1, 2]) == [2, 1]\ntest()"]),
+    "abs": ("def abs(x): return x if x > 0 else -x", ["assert list(map(abs, [-1, 1])) == [1, 1]", "assert abs(-2) == 2"]),
+    "a class called list": ("class list:\n    def __init__(self): self.n = 0\n    def push(self): self.n += 1", ["x = list()\nx.push()\nassert x.n == 1"]),
+    "math, with the module beside it": ("import math as m\ndef math(x): return m.sqrt(x)", ["assert math.isclose(math(2) ** 2, 2)", "assert math(4) == 2", "def check(candidate):\n    assert math.isclose(candidate(4), 2)\ncheck(math)"]),
+    "json": ("def json(x): return x + x", ["assert json(2) == 4", "def test(json=json):\n    assert json(1) == 2\ntest()"]),
+    "a parameter called like a module": ("def f(x): return x", ["def check(string):\n    assert string == 'a'\ncheck(f('a'))"]),
+    "helpers called like builtins": ("def max(a): return a\ndef f(x): return max(x)", ["assert f(3) == max(3, 2)"]),
+    "by its entry point": ("def min(xs): return 7", ["assert max([len([1]), min([3, 4])]) == 7"], "min"),
+    "HumanEval's check": ("def f(x): return x + 10", ["METADATA = {}\ndef check(candidate):\n    assert candidate(1) == 11"], "f"),
+    "HumanEval's check of a builtin": ("def sum(x): return x + 10", ["def check(candidate):\n    assert candidate(1) == 11 == sum([5, 6])"], "sum"),
+    "exceptions of its own and of Python": (
+        "class Empty(LookupError): pass\ndef f(x):\n    if x == 1: raise Empty('empty')\n    if x == 2: return b'\\xff'.decode()\n    if x == 3: return {}['a']\n    raise SystemExit(4)",
+        [
+            "try: f(1)\nexcept LookupError as error: assert str(error) == 'empty'\nelse: assert False",
+            "try: f(2)\nexcept UnicodeDecodeError as error: assert error.start == 0\nelse: assert False",
+            "try: f(3)\nexcept KeyError as error: assert error.args == ('a',)\nelse: assert False",
+            "try: f(4)\nexcept SystemExit as error: assert error.code == 4\nelse: assert False",
+        ],
+    ),
+    "linked nodes": (
+        "class Node:\n    def __init__(self, x): self.x = x; self.next = None\ndef total(node): return node.x + (total(node.next) if node.next else 0)",
+        ["a = Node(1); a.next = Node(2); assert total(a) == 3\nwhile a: a = a.next"],
+    ),
+    "generators in tests": ("def f(x): return x + 10", ["assert all(map(f, [1]))\nassert list(map(f, [1, 2])) == [11, 12]\nassert next(iter([]), 3) == 3", "def g():\n    for x in [1]: yield f(x)\nassert [*g()] == [11]"]),
+    "a test of what nobody calls": ("def f(x): return x", ["import math\nassert True"]),
+}  # fmt: skip
+
+
+def score(case: Case, tests: list[str]) -> float:
+    program, entry_point = case[0], case[2] if len(case) > 2 else None
+    graded = sample(f"```python\n{program}\n```", metadata={"tests": tests, "entry_point": entry_point})
+    return float(build("rewards", "code", {"aggregate": "share", "timeout": 60}).score(graded))
+
+
+def test_there_are_sixty_programs() -> None:
+    assert len(WRONG) + len(RIGHT) >= 60
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_program_passes_no_test(name: str) -> None:
+    assert score(WRONG[name], WRONG[name][1]) == 0
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_program_passes_every_test(name: str) -> None:
+    assert score(RIGHT[name], RIGHT[name][1]) == 1
+
+
+NAMES: dict[str, tuple[str, str | None, dict[str, str]]] = {
+    "a function": ("assert f([2]) == sorted([2])", None, {"f": "f"}),
+    "two functions and a constant": ("assert f(1) == g(LIMIT)", None, {"f": "f", "g": "g", "LIMIT": "LIMIT"}),
+    "a builtin": ("assert max([1]) == 1", None, {"program.max": "max"}),
+    "a builtin within a tool": ("assert abs(sum([1]) - 1) < 1e-9", None, {"program.sum": "sum"}),
+    "a builtin within a comprehension": ("assert all(max(x) == n for x, n in [])", None, {"program.max": "max"}),
+    "a builtin beside the one that it equals": ("assert sum([1]) == max([1])", None, {"program.sum": "sum"}),
+    "a tool within a tool": ("assert len(sorted([1])) == 1", None, {"program.sorted": "sorted"}),
+    "a tool handed to a tool": ("assert list(map(len, ['a'])) == [1]", None, {"program.len": "len"}),
+    "a tool with a key": ("assert sorted([1], key=abs) == [1]", None, {"program.sorted": "sorted"}),
+    "only makers": ("assert list(range(1)) == [0]", None, {"program.range": "range"}),
+    "a builtin in a function of the tests": (
+        "def run(): assert max([1]) == 1\nrun()",
+        None,
+        {"run": "run", "max": "max"},
+    ),
+    "a builtin handed to a function of the tests": (
+        "def check(f): assert f([1]) == min([1])\ncheck(max)",
+        None,
+        {"check": "check", "program.max": "max"},
+    ),
+    "an exception": ("try: pass\nexcept ValueError: pass", None, {}),
+    "a builtin that the tests define": ("def sum(x): return x\nassert sum(1) == 1", None, {}),
+    "a name that the tests define if the program does not": (
+        "try: f\nexcept NameError: f = Solution().f\nassert f([1]) == max([1])",
+        None,
+        {"f": "f", "Solution": "Solution"},
+    ),
+    "a module": ("assert math.isclose(f(1), 1)", None, {"f": "f"}),
+    "a function called like a module": ("assert math(1) == 1", None, {"program.math": "math"}),
+    "a module that is imported": ("import math\nassert math.pi == f()", None, {"f": "f"}),
+    "the entry point": ("assert max([min([1])]) == 1", "max", {"program.max": "max"}),
+    "another entry point": ("assert max([f(1)]) == 1", "f", {"f": "f"}),
+    "an entry point that the tests do not read": ("assert Solution().max([max(1, 2)])", "longest", {"Solution": "Solution"}),
+    "HumanEval": ("def check(candidate): assert candidate(1) == 1", "f", {"f": "f", "check": "check"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_names_under_test(name: str) -> None:
+    code, entry_point, names = NAMES[name]
+    assert names_under_test(code, entry_point)[1] == names
+
+
+def test_the_entry_point_comes_from_the_row() -> None:
+    for key in ("entry_point", "fn_name"):
+        assert row_tests("assert max([1]) == 1", {key: "max"}) == [AssertTest("assert max([1]) == 1", "max")]
+    assert row_tests("assert f(1) == 1", {"entry_point": ""}) == [AssertTest("assert f(1) == 1")]

@@ -30,6 +30,7 @@ from rlrun.cli.convert.options import (
     Tie,
     Verify,
 )
+from rlrun.runner.host.printed_text import print_text
 
 _DIRECTIONS = {
     "hf-to-dcp": "Write a distributed checkpoint that torchtitan can start from.",
@@ -96,7 +97,7 @@ def command(
         conversion, destination, threads=threads, memory=memory, commit=commit, verify=verify, dry_run=dry_run
     )
     if push is not None and not dry_run:
-        print(f"uploaded as {upload(destination, push)}")
+        print_text(f"uploaded as {upload(destination, push)}")
 
 
 for _name, _help in _DIRECTIONS.items():

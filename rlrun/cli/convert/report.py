@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,8 @@ from rlrun.cli.output import table_console
 from rlrun.converters.convert.conversion import Conversion
 from rlrun.converters.convert.describe import Description
 from rlrun.converters.convert.differences import Difference
+from rlrun.runner.host.printed_text import print_text
+from rlrun.runner.host.rich_console import SafeConsole
 
 _SHOWN = 20
 """Maximum number of names to print in a list."""
@@ -49,7 +50,7 @@ class Meter:
             if self._bar.disable and self.seconds >= self._reported_at + _PLAIN_SECONDS:
                 self._reported_at = self.seconds
                 done, total = gigabytes(self._done), gigabytes(self._total)
-                print(f"{self._work}: {done} of {total} after {self.seconds:.0f} s", file=sys.stderr)
+                print_text(f"{self._work}: {done} of {total} after {self.seconds:.0f} s", file=sys.stderr)
         self._bar.advance(self._task, nbytes)
 
 
@@ -61,8 +62,14 @@ class _Rate(ProgressColumn):
 @contextmanager
 def progress(total: int, verify: bool) -> Iterator[tuple[Meter, Meter]]:
     """Yields meters of bytes written and compared: bars on a terminal, else a line every half minute."""
-    columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        _Amount(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    console = SafeConsole(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         yield Meter(bar, "writing", total), Meter(bar, "comparing", total, visible=verify)
 
@@ -77,23 +84,25 @@ def print_plan(conversion: Conversion, destination: Path, commit: str | None, fu
     source = conversion.source
     step = f", step {source.step}" if source.step is not None else ""
     revision = f", commit {commit}" if commit else ""
-    print(f"{source.format}: {source.folder}{step}{revision}")
+    print_text(f"{source.format}: {source.folder}{step}{revision}")
     weights = [file for file in conversion.files if file.tensors]
     tensors = sum(len(file.tensors) for file in weights)
     files = f"{len(weights)} file{'s' if len(weights) > 1 else ''}"
-    print(f"{conversion.target}: {destination}: {tensors} tensors, {gigabytes(conversion.nbytes)} in {files}")
+    print_text(
+        f"{conversion.target}: {destination}: {tensors} tensors, {gigabytes(conversion.nbytes)} in {files}"
+    )
     mapped = conversion.mapped
     left_out = mapped.unknown + (mapped.passed if conversion.target == "dcp" else [])
     for verdict, names in (("missing", mapped.missing), ("left out", left_out)):
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            print(f"{verdict}: {', '.join(names[:_SHOWN])}{more}")
+            print_text(f"{verdict}: {', '.join(names[:_SHOWN])}{more}")
     if full:
         for file in conversion.files:
-            print(f"  {file.name}  {gigabytes(file.size)}")
+            print_text(f"  {file.name}  {gigabytes(file.size)}")
             for tensor in file.tensors:
                 content = tensor.content.tensor
-                print(f"    {tensor.name}  {_short(content.dtype)} {list(content.shape)}")
+                print_text(f"    {tensor.name}  {_short(content.dtype)} {list(content.shape)}")
 
 
 def print_result(conversion: Conversion, written: Meter, destination: Path, verified: bool) -> None:
@@ -102,7 +111,9 @@ def print_result(conversion: Conversion, written: Meter, destination: Path, veri
     rate = f", {new_bytes / written.seconds / 1e9:.2f} GB/s" if written.seconds else ""
     resumed = f"; {gigabytes(conversion.resumed)} had already been written" if conversion.resumed else ""
     compared = "; read back and compared: equal" if verified else ""
-    print(f"wrote {destination}: {gigabytes(new_bytes)} in {written.seconds:.1f} s{rate}{resumed}{compared}")
+    print_text(
+        f"wrote {destination}: {gigabytes(new_bytes)} in {written.seconds:.1f} s{rate}{resumed}{compared}"
+    )
 
 
 def print_description(description: Description) -> None:
@@ -118,7 +129,7 @@ def print_description(description: Description) -> None:
     }
     for name, value in facts.items():
         if value is not None:
-            print(f"{name:10}  {value}")
+            print_text(f"{name:10}  {value}")
     table = Table("tensor", "count", "shape", "dtype", "numbers", box=None, pad_edge=False)
     for branch in description.branches:
         shape = "×".join(map(str, branch.shape)) or "scalar"
@@ -134,7 +145,7 @@ def print_differences(rows: Sequence[Difference]) -> None:
         table.add_row(row.name, row.note or f"{row.largest:.3g}", "" if row.note else f"{row.changed:.2%}")
     if different:
         _console().print(table)
-    print(f"{len(rows) - len(different)} tensors equal, {len(different)} different")
+    print_text(f"{len(rows) - len(different)} tensors equal, {len(different)} different")
 
 
 def gigabytes(nbytes: int) -> str:
@@ -145,7 +156,7 @@ def gigabytes(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def _console() -> Console:
+def _console() -> SafeConsole:
     """Returns a console that does not fold the names of tensors."""
     return table_console()
 

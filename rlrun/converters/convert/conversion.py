@@ -26,6 +26,7 @@ from rlrun.converters.folders.locate import Checkpoint, Format
 from rlrun.converters.folders.output_files import OutputFile, distcp_files, safetensors_files, small_file
 from rlrun.converters.quantised.kinds import Kind, quantise
 from rlrun.converters.tensors.content import Content, Plain
+from rlrun.converters.tensors.precision import is_code
 from rlrun.converters.tensors.stored import Files
 from rlrun.models.config_json import read_config
 from rlrun.models.low_precision import DEFAULT_INT4_GROUP
@@ -145,17 +146,19 @@ def _quantised(
     contents: dict[str, Content], config: dict[str, Any], options: Options
 ) -> tuple[dict[str, Content], dict[str, Any]]:
     if options.quantise is None:
-        is_quantised = any(_is_code(content.tensor.dtype) for content in contents.values())
-        if not is_quantised:
-            config = {key: value for key, value in config.items() if key != "quantization_config"}
-        return contents, config
+        is_quantised = any(is_code(content.tensor.dtype) for content in contents.values())
+        return contents, config if is_quantised else _without_quantisation(config)
     check_family(config)  # only for known families it is known which tensors are projections
     return quantise(contents, config, options.quantise, options.group)
 
 
-def _is_code(dtype: torch.dtype) -> bool:
-    """Returns whether numbers of this type are codes of quantised weights."""
-    return dtype.itemsize == 1 or dtype == torch.int32
+def _without_quantisation(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config.json that does not describe quantised weights, nor do the tables of its models."""
+    return {
+        key: _without_quantisation(value) if key in _MODEL_TABLES and isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "quantization_config"
+    }
 
 
 def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Describes the tensors of a checkpoint, for `rlrun convert`."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -12,6 +11,7 @@ from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import read_tensors
 from rlrun.converters.folders.locate import Checkpoint
 from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.models.json_files import read_json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _dtype(tensor: TensorInfo) -> str:
 
 def _family(source: Checkpoint) -> str | None:
     try:
-        config = json.loads((source.model / "config.json").read_text()) if source.model else {}
+        config = read_json_object(source.model / "config.json") if source.model else {}
     except (OSError, ValueError):
         return None
     return config.get("model_type")

@@ -1,6 +1,7 @@
 """Reads the tensors of a source of either format by their Hugging Face names."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files, StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_defaults import text_config
-from rlrun.models.config_json import FAMILIES, architecture, read_config, weight_dtype
+from rlrun.models.config_json import FAMILIES, architecture, quantisation, read_config, weight_dtype
 from rlrun.models.hf_tensor import TRANSFORMERS_EMBEDDING
 from rlrun.models.low_precision import has_routed_experts, is_int4_matrix
 from rlrun.models.tensor_names import is_beside_policy
@@ -100,7 +101,7 @@ def _stored_hf(
     contents = hf_contents(source)
     if wide:
         contents = dequantise(contents, config, dtype or _dtype(config))
-    elif config.get("quantization_config"):
+    elif quantisation(config):
         return Mapped(contents)
     if not is_native(config):
         return Mapped(contents)
@@ -178,7 +179,7 @@ def _merged(
             f"{source.folder} has only adapters: add --model, the folder of the model that they adapt"
         )
     [scale] = plain(folder.read(LORA_SCALE)).rows(Files(), 0, 1).flatten().tolist()
-    contents = {name: plain(tensor) for name, tensor in read_tensors(source.model).items()}
+    contents = _initial_model(source.model, config)
     base = None
     if LORA_BASE in folder.tensors:
         base = BASE_KINDS[int(plain(folder.read(LORA_BASE)).rows(Files(), 0, 1).flatten())]
@@ -192,10 +193,16 @@ def _fixed(source: Checkpoint, config: Mapping[str, Any], model: Architecture | 
     if model is None and config.get("model_type") in FAMILIES:
         model = architecture(config)
     return {
-        name: plain(tensor)
-        for name, tensor in read_tensors(source.model).items()
+        name: content
+        for name, content in _initial_model(source.model, config).items()
         if keeps_precision(name) or (model is not None and is_beside_policy(name, model))
     }
+
+
+def _initial_model(folder: Path, config: Mapping[str, Any]) -> dict[str, Content]:
+    """Returns the tensors of the model that a run began with, dequantised where they are quantised."""
+    stored = {name: plain(tensor) for name, tensor in read_tensors(folder).items()}
+    return dequantise(stored, config, _dtype(config))
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:

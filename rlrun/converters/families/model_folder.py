@@ -14,11 +14,11 @@ import torch
 from rlrun.converters.families.expert_storage import each_expert
 from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
 from rlrun.converters.folders.hf_folder import INDEX, companions, is_hf_folder, read_tensors
-from rlrun.converters.tensors.precision import keeps_precision
+from rlrun.converters.tensors.precision import is_code, keeps_precision
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import read_config
+from rlrun.models.config_json import quantisation, read_config
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.tensor_names import is_beside_policy, is_derived
 from rlrun.specs.derived.sglang_config import with_missing_keys
@@ -39,6 +39,11 @@ class WeightFolder(OpenFiles):
         self._tensors = each_expert(read_tensors(folder), model)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
         check_names(hf_shapes(model), shapes, str(folder), STRICT)
+        for name in shapes:
+            if is_code(dtype := self._tensors[name].dtype):
+                raise ValueError(
+                    f"{name} in {folder} is {dtype}: it is quantised, and config.json does not say how"
+                )
 
     def read(self, name: str) -> torch.Tensor:
         """Returns the tensor as stored. Its bytes are read when they are used."""
@@ -48,7 +53,7 @@ class WeightFolder(OpenFiles):
 
 def _check_not_quantised(folder: Path) -> None:
     """Raises ValueError for a quantised model folder, because engines could not be updated from it."""
-    if settings := read_config(folder).get("quantization_config"):
+    if settings := quantisation(read_config(folder)):
         raise ValueError(
             f"{folder} is quantised ({settings.get('quant_method')}), and cannot be trained: dequantise it "
             "first, with `rlrun convert hf-to-hf SRC DST --quantize none`, and set model.path to DST"

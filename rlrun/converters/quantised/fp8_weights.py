@@ -14,6 +14,8 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 
 Granularity = Literal["block", "channel", "tensor"]
+Layout = tuple[int, int] | Literal["channel", "tensor"]
+"""What shares a factor: a block of some rows and columns, a row, or the whole weight."""
 BLOCK = 128
 _MAX = torch.finfo(torch.float8_e4m3fn).max
 _SCAN_BYTES = 16 << 20
@@ -27,12 +29,12 @@ class Factors:
     """
 
     def __init__(self, weight: Content, granularity: Granularity) -> None:
-        height, width = weight.tensor.shape
         self._weight = weight
         self._granularity = granularity
         self._per_row = BLOCK if granularity == "block" else 1
-        shape = {"block": (-(-height // BLOCK), -(-width // BLOCK)), "channel": (height, 1), "tensor": (1,)}
-        self.tensor = TensorInfo(torch.float32, shape[granularity])
+        self.block = block_of((BLOCK, BLOCK) if granularity == "block" else granularity, weight.tensor.shape)
+        shape = (1,) if granularity == "tensor" else grid(weight.tensor.shape, self.block)
+        self.tensor = TensorInfo(torch.float32, shape)
         self.step = math.lcm(self._per_row, weight.step) // self._per_row
         self._values = torch.zeros(self.tensor.shape)
         self._known = torch.zeros(self.tensor.shape[0], dtype=torch.bool)
@@ -102,7 +104,11 @@ class QuantisedWeight:
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Returns rows of the weight divided by their factors, rounded to nearest."""
         rows = self.source.rows(files, first, last).float()
-        scaled = _scaled(rows, self.factors.compute(files, rows, first), torch.div)
+        factors = self.factors.compute(files, rows, first)
+        if factors.numel() == 1:
+            scaled = rows / factors
+        else:
+            scaled = _scaled(rows, factors, torch.div, self.factors.block)
         return scaled.clamp_(-_MAX, _MAX).to(self.tensor.dtype)
 
 
@@ -112,6 +118,8 @@ class DequantisedWeight:
 
     source: Content
     factors: Content
+    block: tuple[int, int]
+    """Rows and columns of the numbers that share a factor."""
     dtype: torch.dtype
 
     @property
@@ -122,41 +130,57 @@ class DequantisedWeight:
     @property
     def step(self) -> int:
         """The number of rows that are computed together, because they share factors."""
-        return math.lcm(self._per_row, self.source.step)
+        return self.source.step if self._is_scalar else math.lcm(self.block[0], self.source.step)
 
     @property
-    def _per_row(self) -> int:
-        shape = self.factors.tensor.shape
-        per_row = len(shape) == 2 and shape[1] == 1 and shape[0] == self.source.tensor.shape[0]
-        return BLOCK if len(shape) == 2 and not per_row else 1
+    def _is_scalar(self) -> bool:
+        return math.prod(self.factors.tensor.shape) == 1
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Returns rows of the weight; the multiplication is in float32."""
         rows = _widened(self.source.rows(files, first, last))
-        count = self.factors.tensor.shape[0] if self.factors.tensor.shape else 1
-        if count == 1:
-            factors = self.factors.rows(files, 0, 1)
-        else:
-            factors = self.factors.rows(files, first // self._per_row, -(-last // self._per_row))
-        return _scaled(rows, factors.float(), torch.mul).to(self.dtype)
+        if self._is_scalar:
+            return (rows * self.factors.rows(files, 0, 1).float()).to(self.dtype)
+        height = self.block[0]
+        factors = self.factors.rows(files, first // height, -(-last // height))
+        return _scaled(rows, factors.float(), torch.mul, self.block).to(self.dtype)
+
+
+def block_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the rows and columns that share a factor in a matrix of this shape."""
+    height, width = shape
+    match layout:
+        case "tensor":
+            return height, width
+        case "channel":
+            return 1, width
+        case block:
+            return block
+
+
+def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
+    """Returns how many blocks a matrix has vertically and horizontally; the last ones may be smaller."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 def _scaled(
-    rows: torch.Tensor, factors: torch.Tensor, operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    rows: torch.Tensor,
+    factors: torch.Tensor,
+    operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    block: tuple[int, int],
 ) -> torch.Tensor:
-    """Applies an operation to rows and their factors."""
-    if factors.ndim < 2 or (factors.shape[1] == 1 and factors.shape[0] == rows.shape[0]):
-        return operation(rows, factors)
-    scaled = operation(_tiles(rows), factors[:, None, :, None]).flatten(2).flatten(0, 1)
+    """Applies an operation to rows and the factors `[blocks, blocks]` of their blocks."""
+    scaled = operation(_tiles(rows, block), factors[:, None, :, None]).flatten(2).flatten(0, 1)
     return scaled[: rows.shape[0], : rows.shape[1]]
 
 
-def _tiles(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the rows as `[blocks, 128, blocks, 128]`, padded with zeros."""
-    height, width = (-size % BLOCK for size in rows.shape)
+def _tiles(rows: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Returns the rows as `[blocks, rows of a block, blocks, columns of a block]`, padded with zeros."""
+    height, width = (-size % length for size, length in zip(rows.shape, block, strict=True))
     if height or width:
         rows = torch.nn.functional.pad(rows, (0, width, 0, height))
-    return rows.view(rows.shape[0] // BLOCK, BLOCK, rows.shape[1] // BLOCK, BLOCK)
+    down, across = grid(rows.shape, block)
+    return rows.view(down, block[0], across, block[1])
 
 
 def _largest(rows: torch.Tensor) -> torch.Tensor:
@@ -164,7 +188,7 @@ def _largest(rows: torch.Tensor) -> torch.Tensor:
 
     Reduces over a block's rows first, which reads the memory in order.
     """
-    tiles = _tiles(rows.abs())
+    tiles = _tiles(rows.abs(), (BLOCK, BLOCK))
     return tiles.flatten(2).amax(1).view(tiles.shape[0], tiles.shape[2], BLOCK).amax(2)
 
 

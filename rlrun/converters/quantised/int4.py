@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlrun.converters.quantised.number_groups import number_groups
 from rlrun.converters.tensors.content import Content, InMemory, RowByRow
 from rlrun.converters.tensors.int4_groups import (
     from_int4,
@@ -27,6 +28,10 @@ FORMAT = "pack-quantized"
 INT4_GROUP = "int4.group"
 """The name of the group in which a run rounds matrices in its checkpoints; absent from other runs'."""
 _PACKED, _SCALE, _SHAPE = "weight_packed", "weight_scale", "weight_shape"
+_UNREAD = ("weight_zero_point", "weight_g_idx", "weight_global_scale")
+"""Tensors that change what packed numbers mean."""
+_BESIDE_PACKED = (_SCALE, _SHAPE, *_UNREAD)
+_SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NUMBERS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
 _IN_AN_INT32 = 8
 
@@ -67,12 +72,13 @@ def group_size(settings: Mapping[str, Any]) -> int:
 
     Raises ValueError if its number format is not the one that `config` describes.
     """
-    groups = settings.get("config_groups", {})
-    numbers = {key: value for group in groups.values() for key, value in group.get("weights", {}).items()}
-    size = numbers.get("group_size")
-    matches = all(numbers.get(key) == value for key, value in _NUMBERS.items())
-    if len(groups) != 1 or not matches or not isinstance(size, int) or size <= 0 or size % _IN_AN_INT32:
-        raise ValueError(f"the checkpoint's number format is {numbers}; rlrun reads only {_NUMBERS}")
+    groups = number_groups(settings)
+    sizes = {numbers.get("group_size") for numbers in groups}
+    matches = all(numbers.get(key) == value for numbers in groups for key, value in _NUMBERS.items())
+    size = sizes.pop()
+    if sizes or not matches or not isinstance(size, int) or size <= 0 or size % _IN_AN_INT32:
+        shown = " and ".join(str(dict(numbers)) for numbers in groups)
+        raise ValueError(f"the checkpoint's number format is {shown}; rlrun reads only {_NUMBERS}")
     return size
 
 
@@ -90,19 +96,44 @@ def dequantise_weights(
 ) -> dict[str, Content]:
     """Returns the contents of a pack-quantized checkpoint in `dtype`.
 
-    Raises ValueError if its number format is not the one that `config` describes.
+    Raises ValueError if its number format is not the one that `config` describes, or if a weight and its
+    scales do not fit each other.
     """
-    group_size(settings)
+    group = group_size(settings)
     dequantised: dict[str, Content] = {}
     for name, content in contents.items():
-        if name.endswith(_PACKED):
-            module = name.removesuffix(_PACKED)
-            if module + _SCALE not in contents:
-                raise ValueError(f"{name} has no {_SCALE}")
-            dequantised[f"{module}weight"] = DequantisedInt4Weight(content, contents[module + _SCALE], dtype)
-        elif not name.endswith((_SCALE, _SHAPE)):
+        module, dot, kind = name.rpartition(".")
+        if kind == _PACKED:
+            dequantised[f"{module}.weight"] = _dequantised(module, contents, group, dtype)
+        elif kind not in _BESIDE_PACKED:
             dequantised[name] = content
+        elif module + dot + _PACKED not in contents:
+            raise ValueError(f"{name} belongs to a {_PACKED}, which is not in the checkpoint")
     return dequantised
+
+
+def _dequantised(
+    module: str, contents: Mapping[str, Content], group: int, dtype: torch.dtype
+) -> "DequantisedInt4Weight":
+    """Returns the weight of a module. Raises ValueError unless it has one scale per group of numbers."""
+    name = f"{module}.{_PACKED}"
+    if unread := [kind for kind in _UNREAD if f"{module}.{kind}" in contents]:
+        raise ValueError(f"{name} has a {unread[0]}, which rlrun does not read")
+    if (scales := contents.get(f"{module}.{_SCALE}")) is None:
+        raise ValueError(f"{name} has no {_SCALE}")
+    packed, scaled = contents[name].tensor, scales.tensor
+    expected = (packed.shape[0], packed.shape[-1] * _IN_AN_INT32 // group)
+    is_whole = len(packed.shape) == 2 and packed.shape[1] * _IN_AN_INT32 % group == 0
+    if packed.dtype != torch.int32 or not is_whole or scaled.shape != expected:
+        raise ValueError(
+            f"{name} has shape {packed.shape} ({packed.dtype}) and scales of shape {scaled.shape}, which are "
+            f"not one for each {group} numbers, as quantization_config of config.json describes them"
+        )
+    if scaled.dtype not in _SCALE_DTYPES:
+        raise ValueError(
+            f"{module}.{_SCALE} is {scaled.dtype}, which is not a type of scales that rlrun reads"
+        )
+    return DequantisedInt4Weight(contents[name], scales, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ import torch
 
 from rlrun.converters.quantised import fp8, int4, mxfp4
 from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.precision import is_code
+from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.models.config_json import quantisation
 from rlrun.models.low_precision import DEFAULT_INT4_GROUP, PROJECTIONS, has_routed_experts, is_int4_matrix
 
 Kind = Literal["fp8-block", "fp8-channel", "fp8-tensor", "int4-group"]
@@ -60,14 +63,27 @@ def _quantised_names(contents: Mapping[str, Content], kind: Kind) -> set[str]:
 def dequantise(
     contents: Mapping[str, Content], config: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Content]:
-    """Returns the contents of a quantised checkpoint in `dtype`. Raises ValueError for unsupported kinds."""
-    if not (settings := config.get("quantization_config")):
-        return dict(contents)
+    """Returns the contents of a checkpoint in `dtype` where they were quantised.
+
+    Raises ValueError for unsupported kinds, and for codes that config.json does not describe.
+    """
+    settings = quantisation(config)
+    dequantised = _dequantised(contents, settings, dtype) if settings else dict(contents)
+    for name, content in dequantised.items():
+        if _is_unread(content.tensor):
+            lack = "does not describe this" if settings else "has no quantization_config"
+            raise ValueError(f"{name} is quantised ({content.tensor.dtype}), but config.json {lack}")
+    return dequantised
+
+
+def _dequantised(
+    contents: Mapping[str, Content], settings: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Content]:
     match settings.get("quant_method"), settings.get("format"):
         case "mxfp4", _:
             return mxfp4.dequantise_weights(contents, dtype)
-        case ("fp8", _) | ("compressed-tensors", None | "float-quantized" | "naive-quantized"):
-            return fp8.dequantise_weights(contents, dtype)
+        case ("fp8", None) | ("compressed-tensors", "float-quantized" | "naive-quantized"):
+            return fp8.dequantise_weights(contents, settings, dtype)
         case "compressed-tensors", int4.FORMAT:
             return int4.dequantise_weights(contents, settings, dtype)
         case method, layout:
@@ -76,3 +92,9 @@ def dequantise(
                 "supported; supported are FP8 (quant_method fp8, or compressed-tensors with format "
                 "float-quantized), compressed-tensors with format pack-quantized, and mxfp4"
             )
+
+
+def _is_unread(tensor: TensorInfo) -> bool:
+    """Returns whether a tensor has codes that were not dequantised. Stored masks are not codes."""
+    is_matrix = len(tensor.shape) == 2 and tensor.dtype != torch.bool
+    return is_code(tensor.dtype) and (tensor.dtype.is_floating_point or is_matrix)

@@ -57,6 +57,8 @@ def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> d
             dequantised[whole] = transpose(Mxfp4Weight(content, scales, dtype))
         elif not name.endswith("_scales"):
             dequantised[name] = content
+        elif f"{name.removesuffix('_scales')}_blocks" not in contents:
+            raise ValueError(f"{name} scales blocks that are not in the checkpoint")
     return dequantised
 
 

@@ -110,16 +110,21 @@ def family_problem(script: SlimeScript) -> str | None:
 def _all_problems(path: str) -> tuple[str, ...]:
     """Returns what `rlrun validate` reports for the spec of the script at `path`, with stubs."""
     script = next(each for each in slime_scripts() if each.path == path)
-    draft = script.draft()
     with tempfile.TemporaryDirectory() as folder:
-        _use_stubs(draft, script.config, Path(folder))
-        file = Path(folder) / "job.toml"
-        file.write_text(draft.toml(), "utf-8")
         try:
-            check_files(load_checked_spec([file]))
+            check_files(load_checked_spec([write_spec(script, Path(folder))]))
         except SpecError as error:
             return tuple(each.message for each in error.problems)
     return ()
+
+
+def write_spec(script: SlimeScript, folder: Path) -> Path:
+    """Writes the spec of a script, with stubs beside it, and returns its path."""
+    draft = script.draft()
+    _use_stubs(draft, script.config, folder)
+    file = folder / "job.toml"
+    file.write_text(draft.toml(), "utf-8")
+    return file
 
 
 def page() -> str:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rlrun.runner.host.printed_text import print_text
+
 app = typer.Typer(help="Write a spec from another trainer's launch script.", no_args_is_help=True)
 
 
@@ -31,7 +33,7 @@ def slime(
     if table:
         from rlrun.converters.slime.flag_table import table_markdown
 
-        print(table_markdown(), end="")
+        print_text(table_markdown(), end="")
         return
     if script is None:
         raise ValueError("no script is given: rlrun import slime run.sh")
@@ -39,16 +41,16 @@ def slime(
 
     draft = import_script(script)
     _write(draft.toml(), output)
-    print(*draft.messages(), sep="\n", file=sys.stderr)
+    print_text(*draft.messages(), sep="\n", file=sys.stderr)
 
 
 def _write(text: str, output: Path | None) -> None:
     if output is None:
-        print(text, end="")
+        print_text(text, end="")
         return
     try:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise ValueError(f"{output} already exists; choose another name") from None
-    print(f"wrote {output}; next: rlrun validate {output}")
+    print_text(f"wrote {output}; next: rlrun validate {output}")

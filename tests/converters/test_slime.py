@@ -253,6 +253,13 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
             "--enable-mtp-training: MTP layers are not trained with --tensor-model-parallel-size",
         ),
         ("--mtp-loss-scaling-factor 0.1", "0.1: no effect without --enable-mtp-training"),
+        ("--num-epoch 1 --partial-rollout", "span more than one step: set it to the number of steps"),
+        ("--num-layers 4", "Megatron does with --attention-dropout and --hidden-dropout, by default 0.1"),
+        (
+            "--num-layers 4 --attention-dropout 0",
+            "rlrun never applies dropout; Megatron does with --hidden-dropout, by",
+        ),
+        ("--lr-decay-style WSD", "wsd decays linearly, and Megatron's WSD exponentially by default"),
         ("--rm-type judge", "--rm-type judge: no such reward"),
         ("--dynamic-sampling-filter-path my.check", "make it a filter plugin"),
         ("--eval-interval 2 --eval-prompt-data aime x.jsonl math", "the last word is not part of a pair"),

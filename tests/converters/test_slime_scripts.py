@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slime_scripts import PAGE, SlimeScript, family_problem, page, problems, slime_scripts
+from benchmarks.slime_scripts import (
+    PAGE,
+    SlimeScript,
+    family_problem,
+    page,
+    problems,
+    slime_scripts,
+    write_spec,
+)
+from rlrun.cli.plan.command import plan_as_dict
 from rlrun.converters.slime.flag_table import flag_table
 from rlrun.models.config_json import FAMILIES, architecture
+from rlrun.models.families import TABLES
+from rlrun.plugins.validation import load_checked_spec
 
 SCRIPTS = slime_scripts()
 REWARDS = ["grpo learns from rewards, and the spec has none"]
@@ -53,13 +64,47 @@ def test_a_script_validates_or_is_refused_for_a_reason(script: SlimeScript) -> N
         assert cause in "\n".join(script.draft().messages())
 
 
+PLANNED = (
+    "examples/fully_async/run-qwen3.5-9B-fully_async.sh",
+    "examples/multi_agent/run-qwen3-30B-A3B-multi-agent.sh",
+    "examples/retool/retool_qwen3_4b_sft.sh",
+    "examples/tau-bench/run_qwen3_4B.sh",
+    "examples/train_infer_mismatch_helper/run-qwen3-4b-mis.sh",
+    "scripts/run-deepseek-r1.sh",
+    "scripts/run-glm4-9B.sh",
+    "scripts/run-glm4.7-355B-A32B.sh",
+    "scripts/run-qwen3-235B-A22B-sft.sh",
+    "slime_plugins/rollout_buffer/rollout_buffer_example.sh",
+)
+"""Scripts whose plan follows from more than a few numbers: epochs, turns, asynchrony, large pipelines."""
+
+
+@pytest.mark.parametrize("path", PLANNED)
+def test_a_script_is_planned_in_numbers_that_make_sense(path: str, tmp_path: Path) -> None:
+    sizing = plan_as_dict(load_checked_spec([write_spec(script(path), tmp_path)]))["sizing"]
+    assert sizing["disk"] < 2e15
+    training = next(phase for phase in sizing["phases"] if phase["name"] == "training")
+    assert sum(part["bytes"] for part in training["parts"]) < 79 * 2**30
+
+
+def test_the_plan_of_a_large_pipeline_says_how_it_fits(tmp_path: Path) -> None:
+    spec = write_spec(script("scripts/run-deepseek-r1.sh"), tmp_path)
+    changes = ["trainer.parallel.reshard_after_forward=default"]
+    [warning] = [
+        each
+        for each in plan_as_dict(load_checked_spec([spec], changes))["sizing"]["warnings"]
+        if each.startswith("training")
+    ]
+    assert warning.endswith('(35.4 GiB): set trainer.parallel.reshard_after_forward = "always"')
+
+
 def test_every_family_that_launch_would_refuse_is_refused_by_validate() -> None:
     for each in SCRIPTS:
-        if family_problem(each) is None:
-            architecture(each.config)
-        else:
+        if family_problem(each) is not None:
             assert each.config["model_type"] not in FAMILIES
-    assert sum(not family_problem(each) for each in SCRIPTS) == 43
+        elif each.config["model_type"] not in TABLES["transformers"] or each.config["model_type"] in FAMILIES:
+            architecture(each.config)
+    assert sum(not family_problem(each) for each in SCRIPTS) == 44
 
 
 @scripts
@@ -109,7 +154,19 @@ def test_the_page_is_current() -> None:
         ("delta_weight_sync/run-glm4.7-30B-A3B-delta.sh", "cluster.nodes", 4),
         ("fully_async/run-qwen3.5-9B-fully_async.sh", "rollout.mode", "async"),
         ("rollout_buffer_example.sh", "rollout.weight_update", "between"),
-        ("train_infer_mismatch_helper/run-qwen3-4b-mis.sh", "algorithm.correction.mode", "mask"),
+        (
+            "train_infer_mismatch_helper/run-qwen3-4b-mis.sh",
+            "algorithm.correction",
+            {
+                "type": "mis",
+                "level": "token",
+                "mode": "truncate",
+                "high": 2.0,
+                "rejection": {"level": "token", "low": 0.5, "high": 2.0},
+                "veto": 1e-4,
+                "normalize": True,
+            },
+        ),
         ("on_policy_distillation/run-qwen3-8B-opd.sh", "algorithm.type", "on_policy_distillation"),
         ("on_policy_distillation/run-qwen3-8B-opd.sh", "engines.0.urls", ["http://127.0.0.1:13141"]),
         ("on_policy_distillation/run-qwen3-8B-opd-megatron.sh", "teacher.path", "/root/Qwen3-8B"),
@@ -127,7 +184,28 @@ def test_the_page_is_current() -> None:
         ("run-qwen3-next-80B-A3B.sh", "algorithm.clip_high", 4e-4),
         ("run-qwen3-4B-amd.sh", "engine.sleep", False),
         ("run-qwen2.5-0.5B-reproducibility.sh", "deterministic", True),
-        ("run_qwen36_35b_a3b_swe_8nodes.sh", "rollout.max_prompt_tokens", 96000 - 32768),
+        ("run_qwen36_35b_a3b_swe_8nodes.sh", "rollout.max_prompt_tokens", 4096),
+        ("run_qwen36_35b_a3b_swe_8nodes.sh", "rollout.max_response_tokens", 96000 - 4096),
+        ("run_qwen36_35b_a3b_swe_8nodes.sh", "rollout.max_turn_tokens", 32768),
+        ("retool_qwen3_4b_rl.sh", "rollout.max_turn_tokens", 8192),
+        ("retool_qwen3_4b_rl.sh", "rollout.max_response_tokens", 9216),
+        ("search-r1/run_qwen2.5_3B.sh", "rollout.max_turn_tokens", 512),
+        ("search-r1/run_qwen2.5_3B.sh", "rollout.max_response_tokens", 9216),
+        ("tau-bench/run_qwen3_4B.sh", "rollout.max_turn_tokens", 1024),
+        ("multi_agent/run-qwen3-30B-A3B-multi-agent.sh", "rollout.max_turn_tokens", 8192),
+        ("multi_agent/run-qwen3-30B-A3B-multi-agent.sh", "rollout.max_response_tokens", 16384 - 4096),
+        ("strands_sglang/strands_qwen3_8b.sh", "rollout.max_turn_tokens", 16384),
+        ("fully_async/run-qwen3.5-9B-fully_async.sh", "trainer.old_log_probs", "trainer"),
+        ("fully_async/run-qwen3.5-9B-fully_async.sh", "rollout.max_staleness", 3),
+        ("rollout_buffer_example.sh", "trainer.old_log_probs", "rollout"),  # --keep-old-actor
+        ("rollout_buffer_example.sh", "rollout.max_staleness", 1),
+        ("rollout_buffer_example.sh", "algorithm.subtract_mean", False),
+        ("run-qwen3-4B-base-sft.sh", "trainer.warmup_ratio", 0.1),
+        ("run-qwen3-4B-base-sft.sh", "checkpoint.keep", "all"),
+        ("run-glm4-9B.sh", "model.implementation", "transformers"),
+        ("run-glm4-9B.sh", "trainer.parallel.fsdp", 4),
+        ("run-deepseek-r1.sh", "trainer.parallel.reshard_after_forward", "always"),
+        ("run-glm4.7-355B-A32B.sh", "trainer.parallel.reshard_after_forward", "always"),
         ("run_qwen36_35b_a3b_swe_8nodes.sh", "debug.save_rollouts", True),
         ("run-qwen3-4B-base-sft.sh", "data.apply_chat_template", True),
         ("run-qwen3-4B-base-sft.sh", "rollout.max_response_tokens", 16384),

@@ -39,6 +39,8 @@ EVAL = "--eval-interval 5 --eval-prompt-data held rows.jsonl"
 FILES = {
     "mis.yaml": "{use_rs: false, tis_mode: clip, tis_level: geometric, tis_lower_bound: 0.9, "
     "tis_upper_bound: 1.1}",
+    "rs.yaml": "{use_rs: true, tis_mode: clip, tis_level: sequence, tis_upper_bound: 4.0, "
+    "rs_upper_bound: 3.0, rollout_temperature: 0.5}",
     "eval.yaml": "{datasets: {held: {path: rows.jsonl, top_k: 1, rm_type: f1}}, "
     "defaults: {temperature: 0.6}}",
     "servers.yaml": "{sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 8, "
@@ -79,6 +81,7 @@ GIVEN = {
     "--freeze-params-name-list": "--freeze-params-name-list embedding output_layer",
     "--group-rm": "--rm-type remote_rm --rm-url http://localhost:8000 --group-rm",
     "--hf-checkpoint": "--hf-checkpoint MODEL",
+    "--keep-old-actor": "--rollout-function-path x.generate_rollout_fully_async --keep-old-actor",
     "--kl-coef": "--advantage-estimator ppo --kl-coef 0.1",
     "--kl-loss-coef": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
     "--kl-loss-type": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
@@ -104,7 +107,10 @@ GIVEN = {
     "--rollout-max-response-len": "--rollout-max-response-len 64",
     "--save-interval": "--save-interval 2",
     "--update-weight-buffer-size": "--actor-num-nodes 2 --update-weight-buffer-size 536870912",
-    "--lr-warmup-fraction": "--lr-warmup-fraction 0.5",
+    "--lr-warmup-fraction": "--num-epoch 2 --lr-warmup-fraction 0.5",
+    "--warmup-ratio": "--num-epoch 2 --warmup-ratio 0.5",
+    "--muon-momentum": "--optimizer muon --muon-momentum 0.5",
+    "--sgd-momentum": "--optimizer sgd --sgd-momentum 0.5",
     "--rollout-num-gpus-per-engine": "--rollout-num-gpus-per-engine 2",
     "--normalize-advantages": "--normalize-advantages",
     "--opd-kl-coef": TEACHER,
@@ -149,6 +155,9 @@ GIVEN = {
 """Flags that need others, or another value than their type's sample."""
 INSTEAD = {
     "--num-epoch": "--num-rollout",
+    "--lr-warmup-fraction": "--num-rollout",
+    "--warmup-ratio": "--num-rollout",
+    "--keep-old-actor": "--colocate",
     "--rollout-num-gpus": "--colocate",
     "--rollout-function-path": "--colocate",
     "--rollout-external-engine-addrs": "--colocate",
@@ -163,7 +172,6 @@ NOTED = {
     "--debug-train-only",
     "--int4-params-rollout",
     "--load-debug-rollout-data",
-    "--warmup-ratio",
 }
 """Keys that a flag only names, since rlrun does what it asks for, or since another decides."""
 
@@ -246,7 +254,8 @@ def test_the_same_flag_beside_demonstrations_validates(tmp_path: Path, row: Flag
         ("", "trainer.micro_batch_size", 1),
         ("", "rollout.request_timeout", 14400),
         ("--rollout-max-prompt-len 100", "rollout.max_prompt_tokens", 100),
-        ("--save-interval 5 --num-rollout 100", "checkpoint.keep", 21),
+        ("--save-interval 5", "checkpoint.keep", "all"),
+        ("--save-interval 5 --num-rollout 100", "checkpoint.keep", "all"),
         ("--hf-checkpoint /m/Qwen3-8B-FP8/", "model.path", "/m/Qwen3-8B"),
         ("--hf-checkpoint /m/Qwen3-8B-FP8/", "engine.model", "/m/Qwen3-8B-FP8"),
         ("--hf-checkpoint /m/Qwen3-30B-A3B-INT4/", "model.path", "/m/Qwen3-30B-A3B"),
@@ -262,6 +271,66 @@ def test_the_same_flag_beside_demonstrations_validates(tmp_path: Path, row: Flag
         ("--fp8-format hybrid", "trainer.precision", "float8"),
         ("--fp8-format e4m3 --fp8-recipe mxfp8", "trainer.precision", "mxfp8"),
         ("--sglang-config servers.yaml", "engine.sglang.mem_fraction_static", 0.6),
+        ("--partial-rollout", "trainer.old_log_probs", "trainer"),
+        ("--partial-rollout --use-rollout-logprobs", "trainer.old_log_probs", "rollout"),
+        ("--partial-rollout", "rollout.max_staleness", 10),
+        ("--num-rollout 0", "debug.mode", "rollout"),
+        ("--num-rollout 0", "trainer.steps", 1),
+        ("--optimizer sgd", "trainer.momentum", 0.9),
+        ("--optimizer muon", "trainer.momentum", 0.9),
+        ("--optimizer muon", "trainer.betas", [0.9, 0.999]),
+        ("--disable-rewards-normalization", "algorithm.subtract_mean", False),
+        (
+            "--use-tis --custom-tis-function-path x.icepop_function",
+            "algorithm.correction",
+            {"type": "icepop", "high": 2.0, "low": 0.0},
+        ),
+        (
+            "--use-tis --custom-tis-function-path mis.compute_mis_weights --custom-config-path rs.yaml",
+            "algorithm.correction",
+            {
+                "type": "mis",
+                "level": "sequence",
+                "mode": "clip",
+                "high": 4.0,
+                "low": 0.25,
+                "rejection": {"level": "token", "low": 0.25, "high": 3.0},
+            },
+        ),
+        (
+            "--advantage-estimator ppo --optimizer sgd --lr 1e-5 --clip-grad 0.5 --lr-warmup-iters 2",
+            "critic",
+            {
+                "optimizer": "sgd",
+                "lr": 1e-5,
+                "momentum": 0.9,
+                "weight_decay": 0.01,
+                "max_grad_norm": 0.5,
+                "schedule": "linear",
+                "warmup_steps": 2,
+            },
+        ),
+        (
+            "--custom-generate-function-path x.generate --rollout-max-context-len 2048",
+            "rollout.max_turn_tokens",
+            512,
+        ),
+        (
+            "--custom-generate-function-path x.generate --rollout-max-context-len 2048",
+            "rollout.max_response_tokens",
+            2048 - 768,
+        ),
+        (
+            "--custom-generate-function-path x.generate --use-dynamic-batch-size --max-tokens-per-gpu 4096",
+            "rollout.max_response_tokens",
+            4096,
+        ),
+        (
+            f"--custom-generate-function-path x.generate --rollout-max-context-len 9000 {EVAL} "
+            "--eval-max-response-len 700",
+            "eval.max_response_tokens",
+            9000 - 4096,
+        ),
     ],
 )
 def test_what_a_flag_becomes(flags: str, key: str, value: object) -> None:
@@ -269,6 +338,45 @@ def test_what_a_flag_becomes(flags: str, key: str, value: object) -> None:
     for part in key.split("."):
         found = found[int(part)] if isinstance(found, list) else found[part]  # type: ignore[index]
     assert found == value
+
+
+ASYNC = f"{BASE} --rollout-num-gpus 8".replace("--colocate", "")
+FULLY_ASYNC = f"{ASYNC} --rollout-function-path x.generate_rollout_fully_async"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "key", "value"),
+    [
+        ("train_async.py", ASYNC, "trainer.old_log_probs", "trainer"),
+        ("train_async.py", ASYNC, "rollout.max_staleness", 1),
+        ("train_async.py", f"{ASYNC} --use-rollout-logprobs", "trainer.old_log_probs", "rollout"),
+        ("train_async.py", f"{ASYNC} --keep-old-actor", "trainer.old_log_probs", "rollout"),
+        ("train_async.py", f"{ASYNC} --keep-old-actor --use-tis", "trainer.old_log_probs", "trainer"),
+        ("train_async.py", f"{ASYNC} {EVAL}", "eval.before_training", False),
+        ("train.py", FULLY_ASYNC, "trainer.old_log_probs", "trainer"),
+        ("train.py", FULLY_ASYNC, "rollout.max_staleness", 10),  # the job's steps
+        (
+            "train.py",
+            f"{FULLY_ASYNC} --num-rollout 9999 --rollout-num-gpus-per-engine 2 "
+            "--sglang-server-concurrency 30",
+            "rollout.max_staleness",
+            30,  # 4 servers of 30 requests, twice, and 8 groups per step
+        ),
+    ],
+)
+def test_asynchronous_scripts_keep_slime_s_old_log_probs_and_staleness(
+    program: str, flags: str, key: str, value: object, tmp_path: Path
+) -> None:
+    words = [Word(program, "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
+    draft = import_command("run.sh", "run", words, (), FILES.get)
+    validated(draft, tmp_path)
+    section, _, name = key.partition(".")
+    assert draft.values[section][name] == value
+
+
+@pytest.mark.parametrize("flags", ["--optimizer sgd", "--num-rollout 0", "--partial-rollout", EVAL])
+def test_settings_that_slime_has_and_rlrun_has_not_validate(flags: str, tmp_path: Path) -> None:
+    validated(imported(f"{BASE} {flags}"), tmp_path)
 
 
 def test_an_asynchronous_program_lets_engines_wait_for_weights(tmp_path: Path) -> None:
@@ -381,6 +489,22 @@ def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
         ("--eval-prompt-data a rows.jsonl", "slime evaluates only with --eval-interval and a dataset"),
         ("--use-opsm", "a step has one update, before which old and new policy are equal"),
         ("--eps-clip-c 3 --advantage-estimator cispo", "cispo has no such parameter"),
+        ("--optimizer sgd --adam-beta1 0.8", "--adam-beta1 0.8: no effect: --optimizer sgd has no such"),
+        ("--optimizer sgd", "Megatron's sgd adds the decay to gradients"),
+        ("--sgd-momentum 0.8", "--sgd-momentum 0.8: no effect without --optimizer sgd"),
+        ("--num-rollout 0", "slime only evaluates; this job evaluates, and then also generates one step"),
+        (f"--num-rollout 0 {EVAL} --skip-eval-before-train", "without a step slime evaluates in any case"),
+        ("--keep-old-actor", "--keep-old-actor: left out: without asynchrony"),
+        (
+            "--use-tis --custom-tis-function-path mis.compute_mis_weights --custom-config-path rs.yaml "
+            "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.1",
+            "rejected tokens keep their KL and entropy terms",
+        ),
+        (
+            "--use-tis --custom-tis-function-path mis.compute_mis_weights --custom-config-path rs.yaml",
+            "the file also sets --rollout-temperature",
+        ),
+        ("--custom-generate-function-path x.generate", "set rollout.max_turn_tokens = 512"),
     ],
 )
 def test_what_has_no_equal_is_noted(flags: str, note: str) -> None:

@@ -1,6 +1,10 @@
 """Translates slime's flags about the gap between the engine's log-probs and the policy's."""
 
-from rlrun.converters.slime.draft import Draft
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.converters.slime.draft import Draft, Flag
+from rlrun.converters.slime.flag_table import flag_table
 from rlrun.converters.slime.settings_file import file_settings
 
 _DEFAULT_DELTA = 1e-4
@@ -10,11 +14,12 @@ _ICEPOP = "icepop_function"
 
 def correction(draft: Draft) -> None:
     """Sets the correction of the gap between engine and trainer, if --use-tis is given."""
-    custom = draft.text("--custom-tis-function-path") or ""
-    if "--use-tis" not in draft.flags or _MIS not in custom:
+    custom, corrected = draft.text("--custom-tis-function-path") or "", _is_corrected(draft)
+    if not corrected or _MIS not in custom:
         for flag in draft.given("--custom-config-path"):
             draft.note(flag, "write the parameters of a plugin as keys of the spec, next to its `type`")
-    if "--use-tis" not in draft.flags:
+            _note_overrides(draft, flag, file_settings(draft, flag.name) or {})
+    if not corrected:
         for flag in draft.given("--tis-clip", "--tis-clip-low", "--custom-tis-function-path"):
             draft.note(flag, "no effect without --use-tis")
     elif _MIS in custom:
@@ -22,20 +27,28 @@ def correction(draft: Draft) -> None:
         _masked_importance_sampling(draft)
     elif custom and not custom.endswith(_ICEPOP):
         note = "write an algorithm plugin, or use a published correction with `algorithm.correction`"
-        draft.note(draft.flags["--custom-tis-function-path"], note)
-        draft.note(draft.flags["--use-tis"], note)
+        for flag in draft.given("--custom-tis-function-path", "--use-tis"):
+            draft.note(flag, note)
     else:
         flags = tuple(flag.name for flag in draft.given("--use-tis", "--custom-tis-function-path"))
-        draft.set("algorithm.correction.type", "icepop" if custom else "tis", flags)
-        _bounds(draft)
+        kind = "icepop" if custom else "tis"
+        draft.set("algorithm.correction.type", kind, flags)
+        _bounds(draft, kind)
 
 
-def _bounds(draft: Draft) -> None:
-    for name, key in (("--tis-clip", "high"), ("--tis-clip-low", "low")):
+def _is_corrected(draft: Draft) -> bool:
+    """Returns whether slime corrects; the file of --custom-config-path replaces the flag, as any other."""
+    settings = file_settings(draft, "--custom-config-path") or {}
+    return bool(settings.get("use_tis", "--use-tis" in draft.flags))
+
+
+def _bounds(draft: Draft, kind: str) -> None:
+    """Sets the bounds. slime gives IcePop the defaults of TIS, although its published bounds differ."""
+    for name, key, default in (("--tis-clip", "high", 2.0), ("--tis-clip-low", "low", 0.0)):
         if name in draft.flags:
-            draft.set(
-                f"algorithm.correction.{key}", draft.number(name, {"high": 2.0, "low": 0.0}[key]), (name,)
-            )
+            draft.set(f"algorithm.correction.{key}", draft.number(name, default), (name,))
+        elif kind == "icepop":
+            draft.set(f"algorithm.correction.{key}", default, (), f"slime's default without {name}")
 
 
 def _masked_importance_sampling(draft: Draft) -> None:
@@ -45,28 +58,53 @@ def _masked_importance_sampling(draft: Draft) -> None:
     settings = file_settings(draft, "--custom-config-path")
     if settings is None:
         return
-    source = ("--custom-config-path",)
-    rejects = bool(settings.get("use_rs"))
-    upper = settings.get("tis_upper_bound", 2.0)
-    lower = settings.get("tis_lower_bound") or 1.0 / upper
-    level, mode = settings.get("tis_level", "token"), settings.get("tis_mode", "truncate")
-    if rejects:
-        level, mode = settings.get("rs_level", level), "mask"
-        lower, upper = settings.get("rs_lower_bound") or lower, settings.get("rs_upper_bound") or upper
-    draft.set("algorithm.correction.level", level, source)
-    draft.set(
-        "algorithm.correction.mode", mode, source, "use_rs: tokens outside the bounds" if rejects else ""
-    )
-    draft.set("algorithm.correction.high", float(upper), source)
+    source, prefix = ("--custom-config-path",), "algorithm.correction"
+    high = _number(draft, settings, "tis_upper_bound") or 2.0
+    low = _number(draft, settings, "tis_lower_bound") or 1.0 / high
+    mode = settings.get("tis_mode", "truncate")
+    draft.set(f"{prefix}.level", settings.get("tis_level", "token"), source, "tis_level")
+    draft.set(f"{prefix}.mode", mode, source, "tis_mode")
+    draft.set(f"{prefix}.high", high, source, "tis_upper_bound")
     if mode != "truncate":
-        draft.set("algorithm.correction.low", float(lower), source)
-    if rejects and settings.get("rs_veto_threshold"):
-        draft.set("algorithm.correction.veto", float(settings["rs_veto_threshold"]), source)
+        draft.set(f"{prefix}.low", low, source, "tis_lower_bound")
+    if settings.get("use_rs"):
+        bounds = {"low": low, "high": high}
+        draft.set(f"{prefix}.rejection.level", settings.get("rs_level", "token"), source, "use_rs, rs_level")
+        for name, bound in bounds.items():
+            theirs = f"rs_{'lower' if name == 'low' else 'upper'}_bound"
+            draft.set(f"{prefix}.rejection.{name}", _number(draft, settings, theirs) or bound, source, theirs)
+        if veto := _number(draft, settings, "rs_veto_threshold"):
+            draft.set(f"{prefix}.veto", veto, source, "rs_veto_threshold")
+    flag = draft.flags["--custom-config-path"]
     if settings.get("tis_batch_normalize"):
-        draft.note(
-            draft.flags["--custom-config-path"],
-            "tis_batch_normalize: rlrun does not normalise weights over the batch",
-        )
+        comment = "tis_batch_normalize: over the step; slime does so within each micro-batch"
+        draft.set(f"{prefix}.normalize", True, source, comment)
+    if (settings.get("use_rs") or mode == "mask") and _has_other_terms(draft):
+        draft.note(flag, "rejected tokens keep their KL and entropy terms; slime leaves these out too")
+    _note_overrides(draft, flag, {name: value for name, value in settings.items() if name != "use_tis"})
+
+
+def _number(draft: Draft, settings: Mapping[str, Any], name: str) -> float | None:
+    """Returns a number of the file; None if it has none, with a note if it has something else."""
+    value = settings.get(name)
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        draft.note(draft.flags["--custom-config-path"], f"{name}: {value} is not a number; it is left out")
+        return None
+
+
+def _has_other_terms(draft: Draft) -> bool:
+    """Returns whether the loss has terms beside the policy loss."""
+    kl = "--use-kl-loss" in draft.flags and draft.number("--kl-loss-coef", 0.0)
+    return bool(kl or draft.number("--entropy-coef", 0.0))
+
+
+def _note_overrides(draft: Draft, flag: Flag, settings: Mapping[str, Any]) -> None:
+    """Notes which settings of the file replace a flag of slime, as any name of a flag does."""
+    names = [f"--{str(name).replace('_', '-')}" for name in settings]
+    if overrides := [name for name in names if name in flag_table()]:
+        draft.note(flag, f"the file also sets {', '.join(overrides)}: give them as flags, or set their keys")
 
 
 def off_policy_masking(draft: Draft) -> None:
@@ -92,11 +130,32 @@ def off_policy_masking(draft: Draft) -> None:
 
 
 def old_log_probs(draft: Draft) -> None:
-    """Sets whether the denominator of the ratio is the engine's log-probs."""
-    for flag in draft.given("--use-rollout-logprobs"):
+    """Sets whose log-probs are the denominator of the ratio.
+
+    Where samples may be stale, rlrun takes the engine's by default, and slime the trainer's.
+    """
+    engines, generating = draft.given("--use-rollout-logprobs"), draft.given("--keep-old-actor")
+    corrected, rollout = _is_corrected(draft), draft.values.get("rollout", {})
+    for flag in (*engines, *generating):
         if draft.algorithm == "sft":
             draft.note(flag, "sft has no such parameter")
-        elif "--use-tis" in draft.flags:
-            draft.note(flag, "no effect: --use-tis needs the trainer's own log-probs, in slime too")
-        else:
-            draft.set("trainer.old_log_probs", "rollout", (flag.name,))
+        elif corrected:
+            draft.note(flag, "no effect: a correction needs the trainer's own log-probs, in slime too")
+    if draft.algorithm == "sft":
+        return
+    stale = rollout.get("mode") == "async" or "partial" in rollout
+    if engines and not corrected:
+        draft.set("trainer.old_log_probs", "rollout", (engines[0].name,))
+    elif generating and stale and not corrected:
+        comment = "the weights that generated a sample; slime computes their log-probs in the trainer"
+        draft.set("trainer.old_log_probs", "rollout", (generating[0].name,), comment)
+    elif stale:
+        draft.set("trainer.old_log_probs", "trainer", (), "slime's default without --use-rollout-logprobs")
+    for flag in generating if not corrected else ():
+        if engines:
+            draft.note(flag, "no effect: --use-rollout-logprobs takes precedence")
+        elif not stale:
+            why = (
+                "samples are generated by the weights that are trained next, whose log-probs are the old ones"
+            )
+            draft.note(flag, f"left out: without asynchrony {why}")

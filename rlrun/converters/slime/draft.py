@@ -1,6 +1,5 @@
 """Holds the spec that the importer is writing: values, the flags they came from, and notes for the user."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,8 @@ from typing import Any
 
 from rlrun.converters.slime.secrets import is_secret, without_credentials
 from rlrun.converters.slime.spec_toml import spec_toml
+from rlrun.models.families import TABLES, Family
+from rlrun.models.json_files import parse_json
 from rlrun.specs.derived.sglang_arguments import SERVER, flag_name
 
 _ROLLOUT_SECTIONS = {"rollout", "rewards", "scoring", "filters", "engine", "engines", "eval", "debug"}
@@ -17,6 +18,8 @@ _POLICY_LOSS_KEYS = {"cluster.placement", "trainer.optimizer_steps", "trainer.ol
 _POLICY_LOSS_KEYS |= {"trainer.moe.routing_replay"}
 _DEMONSTRATION_KEYS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
 _MAX_WHOLE = 1 << 62
+_FAMILY_OF_SPEC = {"slime_plugins.models.glm4": "glm4"}
+"""The model_type of models that slime describes by a module of --spec, for scripts without a config.json."""
 _PURE_DISTILLATION = "on_policy_distillation.reward_func"
 
 
@@ -94,15 +97,26 @@ class Draft:
         """Returns the config.json of --hf-checkpoint; empty if it cannot be read here."""
         text = self.read_file(f"{(self.text('--hf-checkpoint') or '').rstrip('/')}/config.json")
         try:
-            config = json.loads(text or "{}")
-        except (ValueError, RecursionError):
+            config = parse_json(text or "{}")
+        except ValueError:
             return {}
         return config if isinstance(config, dict) else {}
+
+    @property
+    def only_transformers(self) -> Family | None:
+        """Returns the model's family, if only the layers of transformers compute it; None otherwise."""
+        named = next((kind for spec, kind in _FAMILY_OF_SPEC.items() if spec in self.values_of("--spec")), "")
+        kind = str(self.model_config.get("model_type", named))
+        return None if kind in TABLES["torchtitan"] else TABLES["transformers"].get(kind)
 
     def text(self, name: str) -> str | None:
         """Returns a flag's first value; None if the script gives no such flag or value."""
         flag = self.flags.get(name)
         return flag.values[0] if flag and flag.values else None
+
+    def values_of(self, name: str) -> list[str]:
+        """Returns all values of a flag; none if the script does not give it."""
+        return self.flags[name].values if name in self.flags else []
 
     def given(self, *names: str) -> list[Flag]:
         """Returns the named flags that occur in the script."""

@@ -41,12 +41,35 @@ def evaluation(draft: Draft) -> None:
         key = (row.key or "").removeprefix("eval.")
         if key in kinds and row.name in draft.flags and row.name != "--eval-top-k":
             draft.set(row.key or "", kinds[key](draft.number(row.name, 1)), (row.name,))
-    for flag in draft.given("--skip-eval-before-train"):
-        draft.set("eval.before_training", False, (flag.name,))
+    _first_evaluation(draft)
+    _turns(draft)
     greedy = _greedy(draft)
     samples = 1 if greedy else draft.whole("--n-samples-per-eval-prompt", 1)
     comment = "greedy samples are all the same" if greedy else ""
     draft.set("eval.samples_per_prompt", samples, ("--n-samples-per-eval-prompt",), comment)
+
+
+def _first_evaluation(draft: Draft) -> None:
+    """Sets whether the initial model is evaluated: never by train_async.py, always in a job without steps."""
+    only = draft.given("--num-rollout") and draft.whole("--num-rollout", 1) < 1
+    for flag in draft.given("--skip-eval-before-train"):
+        if only:
+            draft.note(flag, "no effect: without a step slime evaluates in any case")
+        else:
+            draft.set("eval.before_training", False, (flag.name,))
+    if draft.is_async and not only and not draft.has("eval.before_training"):
+        comment = "train_async.py does not evaluate before training"
+        draft.set("eval.before_training", False, (), comment)
+
+
+def _turns(draft: Draft) -> None:
+    """Sets the length of all turns of an evaluation together; --eval-max-response-len is that of one turn."""
+    rollout = draft.values.get("rollout", {})
+    for flag in draft.given("--eval-max-response-len") if "max_turn_tokens" in rollout else ():
+        longest = max(rollout["max_response_tokens"], draft.count(flag.name, 1))
+        draft.set("eval.max_response_tokens", longest, (flag.name,), "all turns together")
+        if draft.count(flag.name, 1) != rollout["max_turn_tokens"]:
+            draft.note(flag, "rollout.max_turn_tokens limits the turns of evaluations too")
 
 
 def _greedy(draft: Draft) -> bool:

@@ -30,7 +30,12 @@ Differences beyond names:
 - Variables that a script takes from its environment become variables of the spec: `${BASE_DIR}` is
   `${var:BASE_DIR}`, which `[vars]` or `--set vars.BASE_DIR=/data` sets. The environment is not read.
 - The importer writes slime's defaults where they differ from rlrun's: weight decay, Adam's betas, the
-  schedule, the number of checkpoints to keep, a request timeout of hours.
+  schedule, the number of checkpoints to keep, a request timeout of hours, and for asynchronous and partial
+  scripts the old log-probs and the staleness.
+- slime limits each request of `--custom-generate-function-path`, rlrun all turns together too: the importer
+  writes `rollout.max_turn_tokens`, and takes `rollout.max_response_tokens` from the context length, or from
+  the tokens that the trainer's GPUs take.
+- A learning rate that warms up begins at 0 in Megatron; here the first step already has a part of it.
 - Keys and passwords are never copied: they are left out, or refer to the environment as `${env:NAME}`.
 - An unknown key is an error, and so is an option that would have no effect.
 - `rlrun validate` checks the batch equation and suggests the nearest numbers that satisfy it.

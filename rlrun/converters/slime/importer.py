@@ -16,6 +16,7 @@ from rlrun.converters.shell.script import Script, Word, read_script
 from rlrun.converters.slime.draft import Draft, Flag
 from rlrun.converters.slime.flag_rules import RULES
 from rlrun.converters.slime.flag_table import FlagRow, flag_table, read_value
+from rlrun.converters.slime.optimizer_flags import critic
 from rlrun.converters.slime.secrets import is_secret
 from rlrun.converters.slime.training_command import read_flags, training_command
 from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER
@@ -68,6 +69,7 @@ def import_command(
         is_set = row.name in draft.flags or (row.key and draft.has(row.key))
         if row.default is not None and row.key and not is_set and not _why_unused(draft.algorithm, row):
             draft.set(row.key, row.default, (), f"slime's default without {row.name}")
+    critic(draft)
     _refer_to_variables(draft)
     return draft
 

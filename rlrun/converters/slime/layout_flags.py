@@ -1,6 +1,7 @@
 """Translates slime's flags about machines and parallelism."""
 
 import math
+from collections.abc import Mapping
 
 from rlrun.converters.slime.draft import Draft
 
@@ -11,6 +12,8 @@ _DEGREES = {
     "expert": "--expert-model-parallel-size",
 }
 """Maps keys of `[trainer.parallel]` to flags."""
+_ROOM_FOR_WEIGHTS = 80e9 / 8
+"""Bytes of an 80 GB GPU that the gathered weights of a stage may take, before they are freed in between."""
 _END_STAGES = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 
 
@@ -34,17 +37,23 @@ def layout(draft: Draft) -> None:
 def _parallelism(draft: Draft, ranks: int) -> None:
     """Sets the degrees of parallelism."""
     degrees = {name: draft.count(flag, 1) for name, flag in _DEGREES.items()}
+    family = draft.only_transformers
     for name, flag in _DEGREES.items():
-        if flag in draft.flags:
+        if family is not None and degrees[name] > 1 and name not in family.layouts:
+            # losses and gradients do not depend on the layout
+            degrees[name] = 1
+            draft.note(draft.flags[flag], "left out: the layers of transformers are sharded instead")
+        elif flag in draft.flags:
             draft.set(f"trainer.parallel.{name}", degrees[name], (flag,))
     for given in draft.given("--sequence-parallel"):
         if degrees["tensor"] > 1:
             draft.set("trainer.parallel.sequence_parallel", True, (given.name,))
         else:
-            draft.note(given, "no effect: --tensor-model-parallel-size is 1")
+            draft.note(given, "no effect: there is no tensor parallelism")
     _pipeline_layers(draft, degrees["pipeline"])
     model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
     draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
+    _resharding(draft, degrees, ranks)
     stage = ranks // model * degrees["tensor"] * degrees["context"]
     if stage % degrees["expert"]:
         draft.notes.append(
@@ -55,6 +64,35 @@ def _parallelism(draft: Draft, ranks: int) -> None:
         draft.notes.append(
             f"{ranks} GPUs cannot be divided by {model} model-parallel ranks: change trainer.parallel"
         )
+
+
+def _resharding(draft: Draft, degrees: Mapping[str, int], ranks: int) -> None:
+    """Frees the gathered layers of a large pipeline after each forward pass.
+
+    Megatron keeps a stage's weights on each of its GPUs, as FSDP does in a pipeline by default. FSDP holds
+    its shards and float32 gradients besides, so a large stage would not fit.
+    """
+    if degrees["pipeline"] == 1 or ranks <= degrees["pipeline"] * degrees["tensor"]:
+        return
+    size = _stage_bytes(draft, degrees)
+    if size > _ROOM_FOR_WEIGHTS:
+        comment = f"about {size / 2**30:.0f} GiB of a stage's weights would stay gathered on each GPU"
+        draft.set("trainer.parallel.reshard_after_forward", "always", (), comment)
+
+
+def _stage_bytes(draft: Draft, degrees: Mapping[str, int]) -> float:
+    """Returns roughly the bytes of one stage's bfloat16 weights on one GPU, from Megatron's model arguments.
+
+    Attention counts as four square matrices; embedding and head are left out.
+    """
+    hidden = draft.whole("--hidden-size", 0)
+    experts = draft.whole("--num-experts", 0)
+    width = draft.whole("--moe-shared-expert-intermediate-size", 0)
+    width = width if experts else draft.whole("--ffn-hidden-size", 0)
+    dense = (4 * hidden**2 + 3 * hidden * width) / degrees["tensor"]
+    expert = 3 * hidden * draft.whole("--moe-ffn-hidden-size", 0)
+    layers = draft.whole("--num-layers", 0) / degrees["pipeline"]
+    return layers * (dense + expert * experts / degrees["expert"]) * 2
 
 
 def _pipeline_layers(draft: Draft, stages: int) -> None:

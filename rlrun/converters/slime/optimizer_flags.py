@@ -1,10 +1,17 @@
 """Translates slime's flags about the number of steps, their size, and the optimizer."""
 
-from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.draft import Draft, Flag
+from rlrun.specs.sections.optimizer import OptimizerSpec
 
 _FROM_MEGATRON = {"embedding": "model.embed_tokens.*", "output_layer": "lm_head.*"}
 _SCHEDULES = ("linear", "cosine", "WSD")
 
+_LEARNING_RATE = 1e-6
+"""slime's default of --lr, which is that of the critic too."""
+_MOMENTUM = 0.9
+"""Megatron's default of --sgd-momentum and of --muon-momentum."""
+_MEGATRON_DECAY = 0.01
+"""Megatron's default of --weight-decay."""
 _MTP_WEIGHT = 0.2
 """slime's default of --mtp-loss-scaling-factor."""
 _WITHOUT_MTP = (
@@ -18,14 +25,27 @@ def steps(draft: Draft) -> None:
     """Sets the number of steps or epochs; --num-rollout takes precedence over --num-epoch."""
     rollouts, epochs = (next(iter(draft.given(name)), None) for name in ("--num-rollout", "--num-epoch"))
     if rollouts:
-        updates = draft.updates if draft.algorithm == "sft" else 1
-        draft.set("trainer.steps", draft.whole("--num-rollout", 1) * updates, (rollouts.name,))
+        number = draft.whole("--num-rollout", 1)
+        if number > 0:
+            updates = draft.updates if draft.algorithm == "sft" else 1
+            draft.set("trainer.steps", number * updates, (rollouts.name,))
+        elif draft.algorithm == "sft":
+            draft.note(rollouts, "slime trains nothing: set trainer.steps")
+        else:
+            _only_evaluate(draft, rollouts)
         if epochs:
             draft.note(epochs, "no effect: --num-rollout takes precedence")
     elif epochs:
         draft.set("trainer.epochs", draft.whole("--num-epoch", 1), (epochs.name,))
     else:
         draft.notes.append("neither --num-rollout nor --num-epoch: add trainer.steps or trainer.epochs")
+
+
+def _only_evaluate(draft: Draft, flag: Flag) -> None:
+    """Sets the job that is nearest to an evaluation alone: it evaluates, generates one step and ends."""
+    draft.set("trainer.steps", 1, (flag.name,), "a job has at least one step")
+    draft.set("debug.mode", "rollout", (flag.name,), "no trainer: slime only evaluates")
+    draft.note(flag, "slime only evaluates; this job evaluates, and then also generates one step of samples")
 
 
 def batches(draft: Draft) -> None:
@@ -35,11 +55,31 @@ def batches(draft: Draft) -> None:
         draft.set("trainer.global_batch_size", size, ("--rollout-batch-size",))
 
 
-def betas(draft: Draft) -> None:
-    """Sets Adam's two decay rates, which are one array here; slime's default for the second is 0.999."""
-    flags = tuple(flag.name for flag in draft.given("--adam-beta1", "--adam-beta2"))
-    values = [draft.number("--adam-beta1", 0.9), draft.number("--adam-beta2", 0.999)]
-    draft.set("trainer.betas", values, flags, "" if flags else "slime's default without --adam-beta2")
+def optimizer_settings(draft: Draft) -> None:
+    """Sets the decay rates of the optimizer's moments, and Adam's epsilon; each optimizer has its own."""
+    optimizer = draft.values.get("trainer", {}).get("optimizer", "adamw")
+    adam = draft.given("--adam-beta1", "--adam-beta2", "--adam-eps")
+    if optimizer == "sgd":
+        for flag in adam:
+            draft.note(flag, "no effect: --optimizer sgd has no such setting")
+        if draft.number("--weight-decay", _MEGATRON_DECAY):
+            draft.notes.append(
+                "trainer.weight_decay: Megatron's sgd adds the decay to gradients, and so to the momentum; "
+                "rlrun decays weights directly, as with AdamW"
+            )
+    else:
+        flags = tuple(flag.name for flag in draft.given("--adam-beta1", "--adam-beta2"))
+        values = [draft.number("--adam-beta1", 0.9), draft.number("--adam-beta2", 0.999)]
+        draft.set("trainer.betas", values, flags, "" if flags else "slime's default without --adam-beta2")
+        for flag in draft.given("--adam-eps"):
+            draft.set("trainer.eps", draft.number(flag.name, 1e-8), (flag.name,))
+    for name in ("--sgd-momentum", "--muon-momentum"):
+        if name == f"--{optimizer}-momentum":
+            comment = "" if name in draft.flags else f"slime's default without {name}"
+            draft.set("trainer.momentum", draft.number(name, _MOMENTUM), (name,), comment)
+        else:
+            for flag in draft.given(name):
+                draft.note(flag, f"no effect without --optimizer {name[2:].partition('-')[0]}")
 
 
 def schedule(draft: Draft) -> None:
@@ -52,6 +92,11 @@ def schedule(draft: Draft) -> None:
     else:
         known = ", ".join(name for name in kinds if name)
         draft.note(draft.flags["--lr-decay-style"], f'"{style}" has no equivalent (available: {known})')
+    if style == "WSD" and draft.text("--lr-wsd-decay-style") != "linear":
+        draft.notes.append(
+            "trainer.schedule: wsd decays linearly, and Megatron's WSD "
+            f"{draft.text('--lr-wsd-decay-style') or 'exponentially by default'}"
+        )
     for flag in draft.given("--lr-wsd-decay-iters"):
         if style == "WSD":
             draft.set("trainer.decay_steps", draft.whole(flag.name, 1), (flag.name,))
@@ -61,26 +106,40 @@ def schedule(draft: Draft) -> None:
         if style is not None and style not in _SCHEDULES:
             draft.note(flag, "no effect: the schedule is constant")
             continue
-        peak = draft.number("--lr", 1e-6)
+        peak = draft.number("--lr", _LEARNING_RATE)
         share = draft.number("--min-lr", 0) / peak if peak else 0.0
         draft.set("trainer.min_lr_ratio", float(f"{share:.6g}"), (flag.name,), "--min-lr / --lr")
 
 
 def critic(draft: Draft) -> None:
-    """Sets the critic's learning rate, by default the policy's as in slime."""
-    if draft.algorithm == "ppo" and not draft.has("critic.lr"):
-        draft.set("critic.lr", draft.number("--lr", 1e-6), (), "the policy's, as in slime")
+    """Gives the critic the optimizer of the policy, as in slime. The policy's settings are complete here."""
+    if draft.algorithm != "ppo":
+        return
+    policy = {"lr": _LEARNING_RATE, **draft.values.get("trainer", {})}
+    given = {"warmup_steps", "warmup_ratio"} if draft.has("critic.warmup_steps") else set()
+    for name in OptimizerSpec.model_fields:
+        if name in policy and name not in given and not draft.has(f"critic.{name}"):
+            draft.set(f"critic.{name}", policy[name], (), "the policy's, as in slime")
 
 
 def warmup_share(draft: Draft) -> None:
-    """Sets the warm-up, given as a fraction of the job's optimizer steps, as a number of steps."""
-    for flag in draft.given("--lr-warmup-fraction", "--warmup-ratio"):
-        total = draft.whole("--num-rollout", 0) * draft.updates if "--num-rollout" in draft.flags else None
-        if total is None:
-            draft.note(flag, "the number of optimizer steps is unknown: set trainer.warmup_steps by hand")
-        else:
-            share = draft.number(flag.name, 0.0)
+    """Sets the warm-up, given as a fraction of the job's optimizer steps; it replaces a number of steps.
+
+    The steps of epochs follow from the data, which rlrun counts.
+    """
+    total = draft.whole("--num-rollout", 0) * draft.updates
+    fractions = draft.given("--lr-warmup-fraction", "--warmup-ratio")
+    for flag in fractions:
+        share = draft.number(flag.name, 0.0)
+        if total > 0:
             draft.set("trainer.warmup_steps", round(share * total), (flag.name,), f"{flag} of {total} steps")
+        else:
+            draft.set("trainer.warmup_ratio", share, (flag.name,))
+    for flag in draft.given("--lr-warmup-iters"):
+        if fractions:
+            draft.note(flag, "no effect: --lr-warmup-fraction takes precedence")
+        else:
+            draft.set("trainer.warmup_steps", draft.whole(flag.name, 0), (flag.name,))
 
 
 def micro_batches(draft: Draft) -> None:
@@ -126,7 +185,10 @@ def freeze(draft: Draft) -> None:
 
 
 def routing(draft: Draft) -> None:
-    """Sets whose choice of experts is replayed in updates."""
+    """Sets whose choice of experts is replayed in updates, and the precision of routers."""
+    if "--num-experts" in draft.flags and "--moe-router-dtype" not in draft.flags:
+        comment = "Megatron's default without --moe-router-dtype"
+        draft.set("trainer.moe.router_dtype", "trainer", (), comment)
     own, engine = draft.given("--use-routing-replay"), draft.given("--use-rollout-routing-replay")
     for flag in engine:
         draft.set("trainer.moe.routing_replay", "engine", (flag.name,))
@@ -137,6 +199,14 @@ def routing(draft: Draft) -> None:
             draft.set("trainer.moe.routing_replay", "trainer", (flag.name,))
         else:
             draft.note(flag, "no effect: the only update of a rollout step chooses the same experts anyway")
+
+
+def dropout(draft: Draft) -> None:
+    """Notes that Megatron drops a tenth of attention and hidden states, unless the script says otherwise."""
+    rates = {name: draft.number(name, 0.1) for name in ("--attention-dropout", "--hidden-dropout")}
+    if "--num-layers" in draft.flags and (dropped := [name for name, rate in rates.items() if rate]):
+        names = " and ".join(dropped)
+        draft.notes.append(f"rlrun never applies dropout; Megatron does with {names}, by default 0.1")
 
 
 def low_precision(draft: Draft) -> None:

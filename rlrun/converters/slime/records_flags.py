@@ -1,23 +1,17 @@
 """Translates slime's flags about a run's records: checkpoints, trackers and its name."""
 
-import math
 import re
 
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
-
-_KEEP_ALL = 1_000_000
 
 
 def checkpoints(draft: Draft) -> None:
     """Sets the number of steps between checkpoints, and keeps all of them as slime does."""
     interval = next(iter(draft.given("--save-interval")), None)
     if interval:
-        every = draft.whole(interval.name, 1)
-        draft.set("checkpoint.interval", every, (interval.name,))
-        steps = draft.values.get("trainer", {}).get("steps")
-        keep = math.ceil(steps / every) + 1 if isinstance(steps, int) and every > 0 else _KEEP_ALL
-        draft.set("checkpoint.keep", keep, (), "slime keeps every checkpoint")
+        draft.set("checkpoint.interval", draft.whole(interval.name, 1), (interval.name,))
+        draft.set("checkpoint.keep", "all", (), "slime deletes no checkpoint")
     for flag in draft.given("--async-save"):
         if interval:
             draft.set("checkpoint.asynchronous", True, (flag.name,))

@@ -1,8 +1,11 @@
 """Translates slime's flags about sampling, and about which samples are kept."""
 
-import json
+import math
 
 from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.servers_flags import DEFAULT_CONCURRENCY
+from rlrun.models.json_files import parse_json
+from rlrun.specs.sections.rollout import USUAL_PROMPT_TOKENS
 
 _FULLY_ASYNC = "fully_async"
 _SFT = "sft_rollout"
@@ -25,14 +28,13 @@ def rollout_function(draft: Draft) -> None:
         return
     if _FULLY_ASYNC in path:
         draft.set("rollout.mode", "async", ("--rollout-function-path",), "engines never wait")
-        draft.notes.append(
-            "rollout.max_staleness: slime trains on samples of any age; rlrun discards older ones"
-        )
+        _fully_async_staleness(draft)
     elif draft.is_async:
         draft.set("rollout.mode", "async", (), "train_async.py generates while it trains")
         draft.set(
             "rollout.weight_update", "between", (), "with train_async.py one version generates a sample"
         )
+        draft.set("rollout.max_staleness", 1, (), "train_async.py generates one step ahead")
     if flag and _FULLY_ASYNC not in path:
         known = any(name in path for name in _DEFAULT_FUNCTIONS)
         draft.note(
@@ -43,14 +45,38 @@ def rollout_function(draft: Draft) -> None:
         )
 
 
+def _fully_async_staleness(draft: Draft) -> None:
+    """Sets the staleness at which rlrun generates as far ahead as slime, and so discards nothing.
+
+    slime limits only the number of groups: as many run as servers take requests, and as many may wait.
+    """
+    servers = len(draft.values_of("--rollout-external-engine-addrs"))
+    servers = servers or draft.count("--rollout-num-gpus", 1) // draft.count(
+        "--rollout-num-gpus-per-engine", 1
+    )
+    groups = 2 * max(servers, 1) * draft.count("--sglang-server-concurrency", DEFAULT_CONCURRENCY)
+    ahead = math.ceil(groups / draft.count("--rollout-batch-size", 1))
+    steps = draft.values.get("trainer", {}).get("steps", ahead)
+    comment = f"slime has up to {groups} groups in flight or waiting, and discards none; lower it"
+    draft.set("rollout.max_staleness", min(ahead, steps), (), f"{comment} for fresher samples")
+
+
 def partial(draft: Draft) -> None:
     """Sets whether unfinished samples continue in the next step; asynchronous jobs never stop samples."""
     started = draft.given("--partial-rollout")
     for flag in started:
         if draft.values.get("rollout", {}).get("mode") == "async":
             draft.note(flag, "no effect: an asynchronous job never stops a sample")
-        else:
-            draft.set("rollout.partial", True, (flag.name,))
+            continue
+        draft.set("rollout.partial", True, (flag.name,))
+        steps = draft.values.get("trainer", {}).get("steps")
+        if steps is not None:
+            draft.set("rollout.max_staleness", steps, (), "slime continues samples of any age")
+        elif draft.algorithm != "sft":
+            draft.notes.append(
+                "rollout.max_staleness: slime continues samples of any age, and rlrun discards those that "
+                "span more than one step: set it to the number of steps"
+            )
     for flag in draft.given("--mask-offpolicy-in-partial-rollout"):
         if draft.has("rollout.partial"):
             draft.set("rollout.mask_off_policy", True, (flag.name,))
@@ -59,27 +85,72 @@ def partial(draft: Draft) -> None:
 
 
 def lengths(draft: Draft) -> None:
-    """Sets the longest prompt. By default slime drops no prompt; rlrun drops those that are too long."""
-    response = draft.whole("--rollout-max-response-len", 1024)
-    prompt, context = draft.given("--rollout-max-prompt-len"), draft.given("--rollout-max-context-len")
-    if prompt:
+    """Sets the longest prompt, and the lengths of responses of several turns.
+
+    By default slime drops no prompt; rlrun drops those that are too long.
+    """
+    context, prompt = _context(draft), draft.given("--rollout-max-prompt-len")
+    if "--custom-generate-function-path" in draft.flags and draft.algorithm != "sft":
+        _turns(draft)
+    elif prompt:
         draft.set("rollout.max_prompt_tokens", draft.whole(prompt[0].name, 1), (prompt[0].name,))
-        for flag in context:
+        for flag in draft.given("--rollout-max-context-len"):
             draft.note(flag, "rollout.max_prompt_tokens and rollout.max_response_tokens limit the context")
-    elif context and draft.whole(context[0].name, 1) > response:
-        room = draft.whole(context[0].name, 1) - response
-        draft.set("rollout.max_prompt_tokens", room, (context[0].name,), f"{context[0]} minus the response")
+    elif context and context > _response(draft):
+        flag = draft.flags["--rollout-max-context-len"]
+        room = context - _response(draft)
+        draft.set("rollout.max_prompt_tokens", room, (flag.name,), f"{flag} minus the response")
     else:
-        for flag in context:
+        for flag in draft.given("--rollout-max-context-len"):
             draft.note(
                 flag, "--rollout-max-response-len leaves no room for a prompt: set rollout.max_prompt_tokens"
             )
+    if not draft.has("rollout.max_prompt_tokens"):
         draft.notes.append(
             "rollout.max_prompt_tokens: slime drops no prompt; rlrun drops prompts of more than 4096 tokens, "
             "or of more tokens than the model has room for, and reports their number"
         )
     if draft.algorithm == "sft" and "--rollout-max-response-len" not in draft.flags:
         draft.set("rollout.max_response_tokens", _DEMONSTRATION_TOKENS, (), "slime drops no demonstration")
+
+
+def _response(draft: Draft) -> int:
+    return draft.whole("--rollout-max-response-len", 1024)
+
+
+def _context(draft: Draft) -> int | None:
+    """Returns the most tokens of a sample, if the script limits them."""
+    return draft.whole("--rollout-max-context-len", 1) if draft.given("--rollout-max-context-len") else None
+
+
+def _turns(draft: Draft) -> None:
+    """Sets the lengths of a rollout of the user's, which may have several turns.
+
+    slime limits each request by --rollout-max-response-len. The function itself limits all turns together, by
+    --rollout-max-context-len or, as slime's example `retool`, by the tokens that the trainer's GPUs take.
+    """
+    turn, context = _response(draft), _context(draft)
+    response, source = turn, "--rollout-max-response-len"
+    for flag in draft.given("--rollout-max-prompt-len"):
+        draft.set("rollout.max_prompt_tokens", draft.count(flag.name, 1), (flag.name,))
+    if context and context > turn:
+        longest = draft.count("--rollout-max-prompt-len", min(USUAL_PROMPT_TOKENS, (context - turn + 1) // 2))
+        response, source = max(turn, context - longest), "--rollout-max-context-len"
+        if not draft.has("rollout.max_prompt_tokens"):
+            comment = "slime limits prompt and response together: divide its value as your prompts need it"
+            draft.set("rollout.max_prompt_tokens", longest, (source,), comment)
+    elif "--max-tokens-per-gpu" in draft.flags and "--use-dynamic-batch-size" in draft.flags:
+        source = "--max-tokens-per-gpu"
+        ranks = draft.count("--context-parallel-size", 1)
+        response = max(turn, draft.count(source, 1) * ranks)
+    if response > turn:
+        draft.set("rollout.max_response_tokens", response, (source,), "all turns together")
+        draft.set("rollout.max_turn_tokens", turn, ("--rollout-max-response-len",), "of each request")
+    else:
+        draft.notes.append(
+            "rollout.max_response_tokens: limits all turns of --custom-generate-function-path together; "
+            f"raise it, and set rollout.max_turn_tokens = {turn}: slime limits each request"
+        )
 
 
 def time_limits(draft: Draft) -> None:
@@ -100,8 +171,8 @@ def template(draft: Draft) -> None:
         draft.set("data.apply_chat_template", flag in draft.flags, (flag,), comment)
     for given in draft.given("--apply-chat-template-kwargs"):
         try:
-            arguments = json.loads(draft.text(given.name) or "")
-        except (ValueError, RecursionError):
+            arguments = parse_json(draft.text(given.name) or "")
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict) or not all(map(_is_setting, arguments.items())):
             draft.note(given, "not a JSON object of plain values: set model.chat_template_args by hand")

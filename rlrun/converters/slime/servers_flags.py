@@ -10,7 +10,7 @@ from rlrun.converters.slime.settings_file import file_settings
 
 Settings = dict[str, Any]
 
-_CONCURRENCY = 512
+DEFAULT_CONCURRENCY = 512
 """slime's default limit per engine."""
 _QUANTISED = re.compile(r"[-_](?P<kind>fp8|int4|int8|w4a16|awq|gptq)(?=[-_/]|$)", re.IGNORECASE)
 _QUANTISED_FAMILIES = re.compile(r"DeepSeek-(?:R1|V3)(?!-Distill)|Kimi-K2|MiniMax-M[12]", re.IGNORECASE)
@@ -23,7 +23,11 @@ _KIMI_GROUP, _SLIME_GROUP = 32, 128
 
 
 def model(draft: Draft) -> None:
-    """Sets the policy's folder. A quantised folder is for engines; the trainer needs one in bfloat16."""
+    """Sets the policy's folder, and the library of its layers. A quantised folder is for engines; the trainer
+    needs one in bfloat16.
+    """
+    if draft.only_transformers is not None:
+        draft.set("model.implementation", "transformers", ("--spec",), "computes the layers of this family")
     for flag in draft.given("--hf-checkpoint"):
         path = draft.text(flag.name) or ""
         folder = path.rstrip("/")
@@ -104,8 +108,10 @@ def engine(draft: Draft) -> None:
 def _max_running(draft: Draft) -> None:
     """Sets how many samples an engine runs concurrently: the lower of slime's limit and the server's."""
     flags = draft.given("--sglang-server-concurrency", "--sglang-max-running-requests")
-    limits = [draft.whole("--sglang-server-concurrency", _CONCURRENCY)]
-    limits += [draft.whole(flag.name, _CONCURRENCY) for flag in flags if flag.name.endswith("requests")]
+    limits = [draft.whole("--sglang-server-concurrency", DEFAULT_CONCURRENCY)]
+    limits += [
+        draft.whole(flag.name, DEFAULT_CONCURRENCY) for flag in flags if flag.name.endswith("requests")
+    ]
     if draft.given("--rollout-external-engine-addrs"):
         for flag in flags:
             draft.note(flag, "no effect: external engines have their own settings")

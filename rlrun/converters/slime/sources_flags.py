@@ -1,10 +1,9 @@
 """Translates slime's flags about data and rewards."""
 
-import json
-
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
 from rlrun.converters.slime.secrets import without_credentials
+from rlrun.models.json_files import parse_json
 
 _NONZERO_STD = "check_reward_nonzero_std"
 _MEDIA = "--multimodal-keys"
@@ -43,7 +42,7 @@ def images(draft: Draft) -> None:
 def _media_columns(draft: Draft) -> dict[str, str]:
     """Returns the columns of --multimodal-keys by medium: `{"image": "images"}`."""
     try:
-        columns = json.loads(draft.text(_MEDIA) or "{}")
+        columns = parse_json(draft.text(_MEDIA) or "{}")
     except ValueError:
         return {}
     return {str(kind): str(column) for kind, column in columns.items()} if isinstance(columns, dict) else {}

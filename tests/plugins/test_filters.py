@@ -43,6 +43,18 @@ def test_reward_range(params: dict[str, Any], reasons: list[str | None]) -> None
     assert [verdict and verdict.reason for verdict in verdicts] == reasons
 
 
+def test_an_execution_counts_once_however_many_samples_it_has() -> None:
+    """Of two executions one is solved, by the last of its three samples."""
+    fan_out = group([0.5, 0.5, 1, 0])
+    for number, sample in enumerate(fan_out.samples):
+        sample.execution_id = "0-0" if number < 3 else ""
+    assert check_filter("reward_range", {"low": 0.5, "high": 0.5}, [fan_out]) == [None]
+    solved = group([0, 1, 0, 1])
+    for number, sample in enumerate(solved.samples):
+        sample.execution_id = f"0-{number // 2}"
+    assert check_filter("online_difficulty", {"window": 1}, [solved]) == [Drop("always")]
+
+
 SUMMED = [0.6 + 0.3 + 0.1, 1 - 0.9, 0.1 + 0.2]
 """A little below 1, a little below 0.1, a little above 0.3."""
 

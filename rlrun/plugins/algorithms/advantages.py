@@ -8,9 +8,12 @@ ranks. Shapes: n samples of a group, R response tokens of a sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
 
 from rlrun.plugins.types import Group, Sample, Status
+from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,13 +78,34 @@ def is_compared(sample: Sample) -> bool:
     return sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
 
 
-def group_relative(groups: Sequence[Group], normalize_std: bool) -> list[Scores]:
-    """Returns GRPO's advantages: one `[R]` array for each sample, from `centre_rewards` within its group."""
+class Comparison(Section):
+    """How the rewards of a group become advantages."""
+
+    subtract_mean: bool = True
+    """Subtract the mean reward of the group. False: the reward itself is the advantage, so that a group may
+    have a single sample."""
+    normalize_std: bool = True
+    """Divide advantages by the standard deviation of the group's rewards."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.subtract_mean and self.normalize_std and "normalize_std" in self.model_fields_set:
+            raise ValueError("normalize_std has no effect with subtract_mean = false: remove normalize_std")
+        return self
+
+
+def group_relative(groups: Sequence[Group], normalize_std: bool, subtract_mean: bool = True) -> list[Scores]:
+    """Returns GRPO's advantages: one `[R]` array for each sample, from `centre_rewards` within its group.
+
+    Without `subtract_mean` they are the rewards themselves.
+    """
     comparisons = [(group, *comparable_rewards(group)) for group in groups]
     return [
         array
         for group, rewards, executions in comparisons
-        for array in spread_over_tokens(group, centre_rewards(rewards, normalize_std, executions))
+        for array in spread_over_tokens(
+            group, centre_rewards(rewards, normalize_std, executions) if subtract_mean else rewards
+        )
     ]
 
 

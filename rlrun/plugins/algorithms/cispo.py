@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import group_relative
+from rlrun.plugins.algorithms.advantages import Comparison, group_relative
 from rlrun.plugins.algorithms.objective import ObjectiveParams, needs_of, objective
 from rlrun.plugins.algorithms.policy_loss import cispo_loss
 from rlrun.plugins.algorithms.shaping import shape_advantages
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class CISPOParams(ObjectiveParams):
-    """The bounds of the importance weight."""
+class CISPOParams(Comparison, ObjectiveParams):
+    """GRPO's advantages, and the bounds of the importance weight."""
 
-    normalize_std: bool = True
-    """Divide advantages by the group's standard deviation."""
     clip: float = Field(default=1.0, gt=0, le=1)
     """Lower bound of the weight is 1 - clip; the published 1 means no lower bound."""
     clip_high: float = Field(default=0.28, gt=0)
@@ -39,11 +37,13 @@ class CISPO:
 
     def __init__(self, params: CISPOParams) -> None:
         self.params = params
-        self.needs: Needs = needs_of(params, group_relative=True)
+        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
-        return shape_advantages(self.params, groups, group_relative(groups, self.params.normalize_std))
+        params = self.params
+        differences = group_relative(groups, params.normalize_std, params.subtract_mean)
+        return shape_advantages(params, groups, differences)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -weight · advantage · log-prob for each token."""

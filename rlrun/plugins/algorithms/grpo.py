@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlrun.plugins.algorithms.advantages import group_relative
+from rlrun.plugins.algorithms.advantages import Comparison, group_relative
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class GRPOParams(ClipParams):
+class GRPOParams(Comparison, ClipParams):
     """The parameters of GRPO. The defaults are GRPO as published, except that no KL term is added."""
-
-    normalize_std: bool = True
-    """Divides advantages by the standard deviation of the group's rewards."""
 
 
 class GRPO:
@@ -39,11 +36,13 @@ class GRPO:
 
     def __init__(self, params: GRPOParams) -> None:
         self.params = params
-        self.needs: Needs = needs_of(params, group_relative=True)
+        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
-        return shape_advantages(self.params, groups, group_relative(groups, self.params.normalize_std))
+        params = self.params
+        differences = group_relative(groups, params.normalize_std, params.subtract_mean)
+        return shape_advantages(params, groups, differences)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""

@@ -84,7 +84,9 @@ def needs_of(params: ObjectiveParams, group_relative: bool, **further_needs: boo
     return Needs(
         reference=bool(params.kl.in_loss or in_reward),
         teacher=params.distillation is not None,
-        policy_log_probs=bool(params.distillation or in_reward),
+        policy_log_probs=bool(
+            params.distillation or in_reward or (params.correction and params.correction.normalize)
+        ),
         entropy_grad=params.entropy_coef > 0,
         trainer_log_probs=params.correction is not None,
         group_relative=group_relative,
@@ -129,6 +131,8 @@ def _weigh_off_policy(
         correction = correction_weight(params.correction, inputs)
         pg_loss = pg_loss * correction.weight
         metrics |= {"tis/mean": correction.ratio, "tis/clip_frac": correction.outside}
+        if params.correction.rejection is not None:
+            metrics["tis/reject_frac"] = correction.rejected
         if params.correction.veto is not None:
             metrics["tis/veto_frac"] = correction.vetoed
     if params.opsm is not None:

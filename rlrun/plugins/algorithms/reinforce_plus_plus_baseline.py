@@ -20,8 +20,10 @@ else:
 
 
 class BaselineParams(PenalisedParams):
-    """The clipped loss's parameters; REINFORCE++-baseline adds none."""
+    """The clipped loss's parameters, and whether the group's mean is subtracted."""
 
+    subtract_mean: bool = True
+    """Subtract the mean reward of the group. False: only the step's mean is subtracted, by the whitening."""
     normalize_advantages: Literal[True] = True
     """Scale advantages to zero mean and unit variance over all trained tokens of the step. It is part of the
     algorithm and cannot be switched off."""
@@ -37,12 +39,12 @@ class ReinforcePlusPlusBaseline:
 
     def __init__(self, params: BaselineParams) -> None:
         self.params = params
-        self.needs: Needs = needs_of(params, group_relative=True)
+        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns whitened differences. Raises ValueError when no token of the step is trained."""
         samples = [sample for group in groups for sample in group.samples]
-        differences = group_relative(groups, normalize_std=False)
+        differences = group_relative(groups, False, self.params.subtract_mean)
         penalised = [
             values - kl_penalty(self.params.kl, sample)
             for sample, values in zip(samples, differences, strict=True)

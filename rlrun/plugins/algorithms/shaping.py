@@ -1,6 +1,8 @@
-"""Changes that the parameters can make to any algorithm's advantages: a KL penalty, distillation, whitening.
+"""Changes that the parameters can make to any algorithm's advantages: a KL penalty, distillation, whitening,
+and the mean of the correction's weights.
 
 rewards -> minus the KL penalty, token by token -> advantages -> minus distillation -> whitened
+        -> divided by the mean weight of the correction
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import is_compared, whiten
+from rlrun.plugins.algorithms.correction import SMALLEST_MEAN, Correction, mean_weight
 from rlrun.plugins.algorithms.kl import RewardKLSection, reward_penalty
 from rlrun.plugins.types import Group, Sample, Status
 from rlrun.specs.sections.section import Section
@@ -42,14 +45,19 @@ class Shaping(Protocol):
     def normalize_advantages(self) -> bool:
         """Whether to whiten."""
 
+    @property
+    def correction(self) -> Correction | None:
+        """The correction, whose weights may be normalised; None for no correction."""
+
 
 def shape_advantages(params: Shaping, groups: Sequence[Group], advantages: Sequence[Scores]) -> list[Array]:
-    """Subtracts coef · (policy - teacher log-prob) from the advantages, then whitens them, as the parameters
-    say.
+    """Subtracts coef · (policy - teacher log-prob) from the advantages, then whitens them, then divides them
+    by the mean weight of the correction, as the parameters say.
 
     Subtracting is on-policy distillation: the reverse KL to the teacher, token by token
-    (https://thinkingmachines.ai/blog/on-policy-distillation). Raises ValueError when there is no token to
-    whiten.
+    (https://thinkingmachines.ai/blog/on-policy-distillation). The policy loss is proportional to the
+    advantage, so dividing advantages by the mean weight normalises the weights, on all ranks alike. Raises
+    ValueError when there is no token to whiten.
     """
     samples = [sample for group in groups for sample in group.samples]
     result = list(advantages)
@@ -58,11 +66,15 @@ def shape_advantages(params: Shaping, groups: Sequence[Group], advantages: Seque
             values - term.coef * teacher_distance(sample)
             for sample, values in zip(samples, result, strict=True)
         ]
+    # With a teacher, an unscored sample has an advantage too; without one it is left out, at 0.
+    counts = [is_compared(sample) if term is None else is_trainable(sample) for sample in samples]
     if params.normalize_advantages:
-        # With a teacher, an unscored sample has an advantage too; without one it is left out, at 0.
-        counts = [is_compared(sample) if term is None else is_trainable(sample) for sample in samples]
         masks = [sample.loss_mask * count for sample, count in zip(samples, counts, strict=True)]
         result = [values * count for values, count in zip(whiten(result, masks), counts, strict=True)]
+    if params.correction is not None and params.correction.normalize:
+        counted = [sample for sample, count in zip(samples, counts, strict=True) if count]
+        mean = mean_weight(params.correction, counted)
+        result = [values / mean for values in result] if mean > SMALLEST_MEAN else result
     return [values.astype(np.float32) for values in result]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlrun.plugins.thresholds import reaches
-from rlrun.plugins.types import Drop, Group
+from rlrun.plugins.types import Drop, Group, last_samples
 from rlrun.specs.sections.section import Section
 
 Outcome = Literal["always", "never", "sometimes"]
@@ -29,7 +29,10 @@ class OnlineDifficultyParams(Section):
 
 
 class OnlineDifficulty:
-    """Drops a prompt if all samples, or no samples, solved it in each of its last `window` visits."""
+    """Drops a prompt if all executions, or none, solved it in each of its last `window` visits.
+
+    An execution with several samples solves its prompt by its last one.
+    """
 
     Params = OnlineDifficultyParams
     api_version = 1
@@ -56,7 +59,8 @@ class OnlineDifficulty:
         self._visits = {row: deque(visits, maxlen=self.params.window) for row, visits in state.items()}
 
     def _outcome(self, group: Group) -> Outcome:
-        solved = sum(reaches(sample.reward, self.params.solved) for sample in group.samples)
-        if solved == len(group.samples):
+        executions = last_samples(group.samples)
+        solved = sum(reaches(sample.reward, self.params.solved) for sample in executions)
+        if solved == len(executions):
             return "always"
         return "sometimes" if solved else "never"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import model_validator
 
 from rlrun.plugins.thresholds import exceeds
-from rlrun.plugins.types import Drop, Group
+from rlrun.plugins.types import Drop, Group, last_samples
 from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RewardRangeParams(Section):
 
 
 class RewardRange:
-    """Keeps a group if low <= mean reward <= high."""
+    """Keeps a group if low <= mean reward <= high. Each execution counts once, by its last sample."""
 
     Params = RewardRangeParams
     api_version = 1
@@ -45,7 +45,7 @@ class RewardRange:
 
     def __call__(self, group: Group) -> Drop | None:
         """Returns the verdict with the reason `low` or `high`."""
-        mean = float(np.mean([sample.reward for sample in group.samples]))
+        mean = float(np.mean([sample.reward for sample in last_samples(group.samples)]))
         if self.params.low is not None and exceeds(self.params.low, mean):
             return Drop("low")
         if self.params.high is not None and exceeds(mean, self.params.high):

@@ -1,13 +1,16 @@
 """Reads the score from the value that a reward returned."""
 
-import math
 import numbers
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from rlrun.plugins.types import Rewarded
 from rlrun.runner.scoring.protocol import RewardSetup
+
+LARGEST_REWARD = 1e30
+"""The largest magnitude of a reward: sums, squares and float32 tensors can hold it."""
 
 
 class MissingKey(Exception):
@@ -20,7 +23,7 @@ def usual_key(rewarded: object, setup: RewardSetup) -> str | None:
 
 
 def measured(rewarded: Rewarded, key: str | None) -> float:
-    """Returns the finite score of a reward; MissingKey where `key` does not match it, else ValueError."""
+    """Returns the score of a reward; MissingKey where `key` does not match it, else ValueError."""
     value: object = rewarded
     if isinstance(rewarded, Mapping):
         entries = ", ".join(map(str, rewarded)) or "nothing"
@@ -33,7 +36,7 @@ def measured(rewarded: Rewarded, key: str | None) -> float:
         raise MissingKey(f"returns one number, so `key` ({key!r}) has nothing to choose from; remove it")
     if not isinstance(value, numbers.Real | np.bool_):
         raise ValueError(f"returned {type(value).__name__} {value!r}, not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}")
-    return number
+    reward: Any = value  # it may be a Fraction or a whole number that no float can hold
+    if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:  # NaN makes it false
+        raise ValueError(f"returned {str(reward)[:40]}; rewards are at most {LARGEST_REWARD:g} in magnitude")
+    return float(reward)

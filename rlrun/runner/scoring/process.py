@@ -14,6 +14,7 @@ from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.scoring.process_output import ProcessOutput
 from rlrun.runner.scoring.protocol import Call, Outcome, RewardSetup, Setup, Shape, Task, schedule
 from rlrun.specs.problems.codes import Code
+from rlrun.specs.safe_python import own_python
 from rlrun.specs.sections.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
@@ -57,6 +58,11 @@ class RewardProcess:
         self._answers: ProcessOutput | None = None
         self._is_ready = False
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None while it does not run."""
+        return None if self._process is None else self._process.pid
+
     async def start(self) -> None:
         """Returns when the rewards are built; JobError, naming plugin and cause, when they cannot be."""
         await self.spawn()
@@ -67,7 +73,7 @@ class RewardProcess:
         self._is_ready = False
         with self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", "from rlrun.runner.scoring.worker import main; main()"),
+                *own_python("-c", "from rlrun.runner.scoring.worker import main; main()"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -184,6 +190,6 @@ class RewardProcess:
 def _environment() -> dict[str, str]:
     """Returns this environment with the driver's import path, one thread and fixed hashes, without Ray's
     token."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    path = os.pathsep.join(filter(None, sys.path))  # "" is the current folder
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
     return {**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

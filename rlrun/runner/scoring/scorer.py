@@ -113,6 +113,12 @@ class Scorer:
         with self.busy.working({sample.prompt.index for sample in samples}):
             await asyncio.gather(*(chunk.done for chunk in chunks))
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that run."""
+        processes = [*self._processes, self._spare]
+        return [process.pid for process in processes if process.pid is not None]
+
     async def close(self) -> None:
         """Kills every process."""
         for task in self._tasks:

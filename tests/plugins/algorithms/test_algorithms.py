@@ -46,6 +46,25 @@ def test_with_every_term_on(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
+def test_without_the_group_s_mean_the_reward_is_the_advantage(name: str) -> None:
+    algorithm = build("algorithms", name, {"subtract_mean": False})
+    groups = [group([1.0, 0.25]), group([-3.0])]
+    assert [values[0] for values in algorithm.advantages(groups)] == [1.0, 0.25, -3.0]
+    assert not algorithm.needs.group_relative
+    with pytest.raises(PluginError, match="normalize_std has no effect with subtract_mean = false"):
+        build("algorithms", name, {"subtract_mean": False, "normalize_std": True})
+
+
+def test_reinforce_plus_plus_baseline_whitens_raw_rewards_without_the_group_s_mean() -> None:
+    algorithm = build("algorithms", "reinforce_plus_plus_baseline", {"subtract_mean": False})
+    groups = [group([1.0, 0.25], [1, 1]), group([-3.0], [1])]
+    rewards = np.array([1.0, 0.25, -3.0])
+    expected = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    assert [values[0] for values in algorithm.advantages(groups)] == pytest.approx(expected, rel=1e-5)
+    assert not algorithm.needs.group_relative
+
+
 @pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in {*SUPERVISED, "cispo"}])
 def test_the_first_step_is_plain_policy_gradient(name: str) -> None:
     """At ratio 1 every clipped loss is -A, and its gradient -A (GSPO: its sample's mean) on each token."""

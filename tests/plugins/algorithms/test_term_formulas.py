@@ -128,6 +128,32 @@ def test_masked_importance_sampling(level: str, mode: str, veto: float | None) -
     check({"correction": {"type": "mis", "level": level, "mode": mode, **bounds, **more}}, weight)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("rejected_by", ["token", "sequence", "geometric"])
+def test_rejection_has_its_own_level_and_bounds(level: str, rejected_by: str) -> None:
+    """MIS with rejection sampling: weights are truncated, and tokens outside of other bounds are left out."""
+
+    def weight(samples: Samples, i: int, t: int) -> float:
+        kept = 0.7 <= ratio(samples, i, t, rejected_by) <= 1.2
+        return min(ratio(samples, i, t, level), 1.4) if kept else 0.0
+
+    rejection = {"level": rejected_by, "low": 0.7, "high": 1.2}
+    check({"correction": {"type": "mis", "level": level, "high": 1.4, "rejection": rejection}}, weight)
+
+
+@pytest.mark.parametrize(
+    ("correction", "message"),
+    [
+        ({"type": "mis", "rejection": {"low": 2.0, "high": 0.5}}, "low \\(2\\) must be below high \\(0.5\\)"),
+        ({"type": "tis", "normalize": True}, 'only type = "mis" reads normalize'),
+        ({"type": "icepop", "rejection": {"low": 0.5, "high": 2.0}}, 'only type = "mis" reads rejection'),
+    ],
+)
+def test_only_mis_rejects_and_normalises(correction: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        build("algorithms", "grpo", {"correction": correction})
+
+
 @pytest.mark.parametrize("delta", [0.05, 0.3, 2.0])
 def test_off_policy_sequence_masking(delta: float) -> None:
     """DeepSeek-V3.2, section 3.1: M = 0 where A < 0 and the mean of log(π_old / π) exceeds δ, π_old being the

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from rlrun.plugins.types import Prompt, Row, Sample, Status
 from rlrun.runner.scoring.scorer import Scorer
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
+from tests.child_processes import command_lines
 
 DEADLINE = 1.5
 MEMORY = 3.0
@@ -118,7 +118,7 @@ async def test_every_case_ends_within_its_deadline_and_spares_the_others(tmp_pat
     failed = sum(sample.failure is not None for sample in samples)
     assert scorer.errors["math"] >= failed
     print(json.dumps({"cases": len(harmful), "failed": failed, "seconds": round(seconds, 1)}))
-    assert not [one for one in psutil.Process().children(recursive=True) if "jail" in " ".join(one.cmdline())]
+    assert not [line for line in command_lines() if "jail" in line]
 
 
 GARBLED = "import os\ndef f():\n    os.write(4, b'NaN]{' * 1000); print('{\"value\": 1}'); return 1"

@@ -1,10 +1,12 @@
 """The process of one trainer rank: threads, device, determinism, process group, mesh."""
 
 import os
+import random
 from datetime import timedelta
 from functools import cache
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -13,6 +15,7 @@ from rlrun.runner.host.network import use_interface_of
 from rlrun.runner.trainer.compat.device import ON_CPU
 from rlrun.runner.trainer.compat.meshes import ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
 from rlrun.runner.weights.tcp_store import store_server
+from rlrun.specs.cache import private_folder
 from rlrun.specs.sections.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
@@ -22,6 +25,8 @@ RENDEZVOUS_SECONDS = 300
 def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
     """Sets this process up and returns its device; joins the process group where there are several ranks."""
     torch.set_num_threads(setup.threads)
+    # torch.compile loads what it finds in its cache, which another user could fill in /tmp beforehand
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder("inductor")))
     # torchtitan keeps its mesh in thread-local storage, which autograd's own threads would not see
     torch.autograd.set_multithreading_enabled(False)
     if deterministic:
@@ -90,6 +95,17 @@ def _mesh(  # noqa: PLR0917
     )
     dims.build_mesh()
     return dims
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the global generators of torch (on every device), numpy and Python.
+
+    A plugin's loss may draw from them. They are seeded before each optimizer step, so a resumed run draws
+    the same numbers, and checkpoints need no random states.
+    """
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def stop_process() -> None:

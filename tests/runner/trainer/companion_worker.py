@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.specs.sections.companions import companion_layout
+from tests.resolved_specs import resolved
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 
@@ -31,7 +32,7 @@ def run_case(case, rank, world_size, port):
         "teacher": {"path": case["teacher"], "parallel": case["companions"]},
         "critic": {"lr": 1e-2, "optimizer": case["optimizer"], "parallel": case["companions"]},
     }
-    spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | sections)
+    spec = resolved(spec.model_dump(exclude_unset=True) | sections)
     trainer = make_rank(
         case["policy"], spec, rank=rank, world_size=world_size, port=port, teacher=case["teacher"]
     )

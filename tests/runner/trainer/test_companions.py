@@ -17,6 +17,7 @@ from rlrun.runner.planning.rank_layout import check_layout
 from rlrun.specs.sections.companions import ShardingSpec, companion_layout
 from tests.converters.conversions import convert
 from tests.converters.families.test_lora import make_adapter
+from tests.resolved_specs import resolved
 from tests.runner.trainer.trainer_cases import (
     Reference,
     make_branches,
@@ -51,7 +52,7 @@ def start(folder):
 
     def make(algorithm, sections=None, teacher=None, **trainer):
         spec = make_spec(folder, algorithm=algorithm, **trainer)
-        spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | (sections or {}))
+        spec = resolved(spec.model_dump(exclude_unset=True) | (sections or {}))
         ranks.append(make_rank(folder, spec, teacher=teacher))
         return ranks[-1], spec
 
@@ -146,7 +147,7 @@ def make_setup(spec, sections=None):
     values = spec.model_dump(exclude_unset=True)
     for name, section in (sections or {}).items():
         values[name] = values.get(name, {}) | section
-    spec = type(spec).model_validate(values)
+    spec = resolved(values)
     job = make_plan(spec)
     ranks = TrainerRanks(None, [], spec, job, folders=[Path("model")], weights=Path("weights"))
     return ranks._setup(job.ranks[0], "host", ("host", 1))
@@ -155,7 +156,7 @@ def make_setup(spec, sections=None):
 def test_steps_of_the_critic_alone_do_not_count_in_the_policy_s_schedule(folder):
     falling = {"schedule": "linear", "lr": 1.0, "min_lr_ratio": 0.0}
     spec = make_spec(folder, algorithm=PPO, **falling)
-    spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | {"critic": falling})
+    spec = resolved(spec.model_dump(exclude_unset=True) | {"critic": falling})
     rank = make_rank(folder, spec, optimizer_steps=6, critic_only=2)
     sequences = make_sequences(2)
     steps = plan(sequences, spec)
@@ -308,7 +309,7 @@ def companions(folder, teacher, tmp_path_factory):
             for name, (parallel, companions, optimizer) in LAYOUTS.items()
         ]
         out = tmp_path_factory.mktemp(f"ranks-{size}")
-        run_ranks(worker, size, cases, out, timeout=280)
+        run_ranks(worker, size, cases, out)
         found[size] = [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
     return found
 

@@ -63,7 +63,7 @@ def together(folders, tmp_path_factory):
             out, ranks = tmp_path_factory.mktemp("ranks"), ranks_of(layout)
             mine = [name for name in LAYOUTS if ranks_of(name) == ranks]
             arguments = [(name, str(folders[LAYOUTS[name][0]]), LAYOUTS[name][1]) for name in mine]
-            run_ranks(WORKER, ranks, arguments, out, timeout=1500)
+            run_ranks(WORKER, ranks, arguments, out)
             found = [json.loads((out / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
             known.update({name: [rank[name] for rank in found] for name in mine})
         return known[layout]

@@ -26,7 +26,6 @@ from tests.runner.trainer.trainer_cases import (
 )
 from tests.tiny_models import FOREIGN, make_tiny_model
 
-pytestmark = pytest.mark.timeout(3600)
 WORKER = Path(__file__).with_name("lora_worker.py")
 LORA = {"rank": 4, "alpha": 6, "rslora": True}
 ATTENTION = {"targets": ["q_proj", "v_proj"], "rank": 2, "alpha": 4}
@@ -170,7 +169,7 @@ class Runs:
                     else None,
                 }
             )
-        run_ranks(WORKER, ranks, arguments, out, timeout=3000)
+        run_ranks(WORKER, ranks, arguments, out)
         for name in names:
             self._found[name] = [
                 torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(ranks)

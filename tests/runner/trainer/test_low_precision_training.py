@@ -24,7 +24,7 @@ from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_s
 
 pytest.importorskip("torchao", reason="pip install 'rlrun[low-precision]'")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.rank_share import largest_share
 from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.weights.shared_memory import attach
-from rlrun.specs.sections.engine import EngineSpec, SpeculativeSpec
+from rlrun.specs.sections.engine import SpeculativeSpec
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.converters.conversions import convert
 from tests.mtp_models import make_mtp_model
+from tests.resolved_specs import resolved_engine
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 FAMILIES = ("mimo", "glm4_moe", "deepseek_v3")
@@ -99,9 +100,9 @@ def test_the_plan_counts_the_layer(trained):
     alone, both = (largest_share(each, ParallelSpec(fsdp=2)) for each in (model, with_layer))
     assert both.layers == alone.layers + 1
     assert both.parameters == pytest.approx(alone.parameters + further / 2, abs=len(names_of(root)))
-    drafts = EngineSpec(type="sglang", speculative=SpeculativeSpec(algorithm="mtp"))
+    drafts = resolved_engine(type="sglang", speculative=SpeculativeSpec(algorithm="mtp"))
     assert served_weight_bytes(with_layer, drafts)[0] == 2 * parameter_count(with_layer)
-    assert served_weight_bytes(with_layer, EngineSpec())[0] == 2 * parameter_count(model)
+    assert served_weight_bytes(with_layer, resolved_engine())[0] == 2 * parameter_count(model)
 
 
 def _tensors(root):

@@ -78,7 +78,7 @@ def runs(folders, tmp_path_factory):
             if (2 if parallel else 1) == ranks
             for weight in (WEIGHT, 0.0)
         ]
-        run_ranks(WORKER, ranks, arguments, out, timeout=600)
+        run_ranks(WORKER, ranks, arguments, out)
         results |= {path.stem: torch.load(path, weights_only=False) for path in out.glob("*-0.pt")}
     return {name: tuple(results[f"{name}-{weight}-0"] for weight in (WEIGHT, 0.0)) for name in CASES}
 

@@ -18,7 +18,6 @@ from tests.runner.trainer.test_parity import UNCLIPPED
 from tests.runner.trainer.trainer_cases import make_masked_sequences, make_spec, plan, run_ranks
 from tests.tiny_models import make_tiny_model
 
-pytestmark = pytest.mark.timeout(3600)
 WORKER = Path(__file__).with_name("lora_worker.py")
 LORA = {"rank": 4, "alpha": 6, "targets": ["q_proj", "o_proj", "down_proj"]}
 MODEL = {"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 128, "pad_token_id": None, "scale": 0.1}
@@ -75,7 +74,7 @@ class Runs:
             names = [each for each in LAYOUTS if each in self._chosen and ranks_of(each) == ranks]
             out = self._root / f"ranks-{ranks}"
             out.mkdir()
-            run_ranks(WORKER, ranks, [self._case(each) for each in names], out, timeout=3000)
+            run_ranks(WORKER, ranks, [self._case(each) for each in names], out)
             for each in names:
                 files = [out / f"{each}-{rank}.pt" for rank in range(ranks)]
                 self._results[each] = [torch.load(file, weights_only=False) for file in files]

@@ -1,5 +1,9 @@
 import dataclasses
 import json
+import os
+import random
+import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,8 @@ from safetensors.torch import load_file
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.trainer.optim.gradients import NonFiniteError
 from rlrun.runner.weights.shared_memory import attach
+from rlrun.specs.local_code import ALLOW_LOCAL
+from tests import drawing_algorithm
 from tests.runner.trainer.trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model
 
@@ -94,6 +100,31 @@ def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path):
     resumed.load(tmp_path / "step")
     assert [train_metrics(resumed.policy.train(sequences, plan(sequences, spec))) for _ in range(2)] == rest
     assert same(weights(resumed), weights(rank))
+
+
+def test_a_loss_that_draws_repeats_and_resumes(start, tmp_path, monkeypatch):
+    """Whatever else the process draws in between."""
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+    sequences = make_sequences()
+
+    def started(**changes):
+        return start(algorithm={"type": f"{drawing_algorithm.__file__}:Drawing"}, spec_changes=changes)
+
+    def train(rank, spec, steps):
+        torch.rand(7), np.random.rand(7), random.random()
+        return [train_metrics(rank.policy.train(sequences, plan(sequences, spec, 2))) for _ in range(steps)]
+
+    rank, spec = started()
+    first = train(rank, spec, 1)
+    rank.save(tmp_path / "step")
+    rest = train(rank, spec, 2)
+    drawn = [update["train/noise"] for updates in first + rest for update in updates]
+    assert len(set(drawn)) == len(drawn), "every optimizer step draws its own numbers"
+    assert train(*started(), 3) == first + rest
+    resumed, _ = started()
+    resumed.load(tmp_path / "step")
+    assert train(resumed, spec, 2) == rest
+    assert train(*started(seed=1), 1)[0][0]["train/noise"] not in drawn
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(start, tmp_path):
@@ -194,11 +225,20 @@ def test_the_reference_keeps_its_weights_and_is_the_policy_at_first(start):
 
 
 def test_demonstrations_need_neither_rollout_nor_ratio(start):
-    rank, spec = start(algorithm={"type": "sft"}, lr=1e-3)
+    rank, spec = start(algorithm={"type": "sft"}, lr=1e-3, global_batch_size=4)
     sequences = make_sequences()
     losses = [rank.policy.train(sequences, plan(sequences, spec))[0] for _ in range(4)]
     assert losses[-1]["train/loss"] < losses[0]["train/loss"]
     assert not any("rollout" in name or "kl" in name for name in losses[0])
+
+
+def test_what_is_compiled_is_kept_where_no_other_user_can_write(start, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("RLRUN_CACHE", str(tmp_path / "cache"))
+    start()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder == tmp_path / "cache" / "inductor"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def poisoned(sequences):

@@ -158,7 +158,7 @@ def together(folders, tmp_path_factory):
                 for model, parallel, trainer in [LAYOUTS[name]]
                 for seed in (None, seed_of(name))
             ]
-            run_ranks(WORKER, ranks, cases, out, timeout=900)
+            run_ranks(WORKER, ranks, cases, out)
             for name in names:
                 files = [
                     out / f"{name}-{seed}-{rank}.pt"

@@ -158,7 +158,7 @@ def runs(folders, tmp_path_factory):
         }
         for case in CASES
     }
-    run_ranks(WORKER, 2, [arguments[name] for name in TOGETHER], out, timeout=600)
+    run_ranks(WORKER, 2, [arguments[name] for name in TOGETHER], out)
     results = {
         name: [torch.load(out / f"{name}-{rank}.pt", weights_only=False) for rank in range(2)]
         for name in TOGETHER

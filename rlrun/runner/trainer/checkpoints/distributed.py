@@ -1,8 +1,7 @@
-"""Distributed checkpoints: parameters, experts' balancing biases, optimizer state, step, random states.
+"""Distributed checkpoints: parameters, experts' balancing biases, optimizer state, step.
 
 Each rank writes its own parts under names and global shapes that do not depend on the layout, so a run can
-resume on another number of ranks. Random states are per rank: a rank that the checkpoint does not contain
-keeps its current one.
+resume on another number of ranks.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,6 @@ def training_state(
     parameters: Mapping[str, torch.Tensor],
     optimizer: Optimizer,
     step: int,
-    rank: int,
     *,
     lora: LoraShape | None = None,
     int4_group: int | None = None,
@@ -45,7 +43,6 @@ def training_state(
     state = _tensors(parameters, optimizer) | {
         "step": torch.tensor(step),
         "updates": optimizer.updates,
-        f"random.{rank}": torch.get_rng_state(),
     }
     if int4_group is not None:
         state[INT4_GROUP] = torch.tensor(int4_group)
@@ -93,12 +90,11 @@ def load_checkpoint(
     folder: Path,
     parameters: Mapping[str, torch.Tensor],
     optimizer: Optimizer,
-    rank: int,
     *,
     lora: LoraShape | None = None,
     int4_group: int | None = None,
 ) -> int:
-    """Loads parameters, optimizer and random state; returns the number of optimizer steps so far.
+    """Loads parameters and optimizer; returns the number of optimizer steps so far.
 
     Raises ValueError if the checkpoint is incomplete, damaged, of another model, has other adapters than
     `lora` describes, or other matrices than those rounded in groups of `int4_group`.
@@ -115,12 +111,9 @@ def load_checkpoint(
         check_scale(folder, float(scale), lora)
         base = _read_number(reader, folder, stored, LORA_BASE)
         check_base(folder, None if base is None else BASE_KINDS[base], lora)
-    step, updates, random = torch.tensor(0), torch.tensor(0.0), torch.get_rng_state()
+    step, updates = torch.tensor(0), torch.tensor(0.0)
     state |= {"step": step, "updates": updates}
-    if f"random.{rank}" in stored:
-        state[f"random.{rank}"] = random
     _read(reader, folder, state)
-    torch.set_rng_state(random)
     optimizer.updates = updates
     return int(step)
 

@@ -135,7 +135,7 @@ def _step(
 ) -> None:
     """Runs the log-probs that come before an optimizer step, which initialise FSDP, then the step."""
     algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
-    candidates = candidates_of(spec, algorithm.needs)
+    candidates = candidates_of(spec)
     batches = [
         [_sequence(*lengths, algorithm, candidates) for lengths in members] for members in micro_batches
     ]

@@ -11,7 +11,7 @@ from rlrun.runner.planning.rank_layout import most_routed_tokens
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
-from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
@@ -37,7 +37,7 @@ def build_decoders(
 
 
 def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOptions:
-    trainer = spec.trainer
+    trainer, longest = spec.trainer, spec.rollout.max_prompt_tokens + longest_response(spec)
     return DecoderOptions(
         parallel=trainer.parallel,
         dtype=dtype,
@@ -49,7 +49,7 @@ def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOpt
         compiled=trainer.compile,
         balanced=trainer.moe.balancing == "bias",
         lora=trainer.lora.shape if trainer.lora else None,
-        most_tokens=most_routed_tokens(trainer, longest_sample(spec) * (2 if needs_of(spec).pairs else 1)),
+        most_tokens=most_routed_tokens(trainer, longest * (2 if needs_of(spec).pairs else 1)),
         precision=trainer.low_precision,
         as_target=rounds_as_target(spec),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlrun.runner.trainer.optim.muon import GatheringMuon, is_shared_unequally
 from rlrun.runner.trainer.optim.offload import host_zeros, step_in_turns
 from rlrun.runner.trainer.transfers import wait
 from rlrun.specs.sections.optimizer import OptimizerSpec
@@ -42,7 +43,7 @@ class Optimizer:
                 optimizers = [torch.optim.SGD([group], lr=spec.lr, momentum=spec.momentum)]
             case "muon":
                 not_hidden = [weight for name, weight in matrices.items() if name not in hidden]
-                optimizers = [_muon(spec, list(hidden.values())), _adamw(spec, not_hidden, vectors)]
+                optimizers = [*_muon(spec, list(hidden.values())), _adamw(spec, not_hidden, vectors)]
         self._optimizers = optimizers
 
     def zero_grad(self) -> None:
@@ -110,7 +111,7 @@ class Optimizer:
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter
     ) -> dict[str, torch.Tensor]:
         """Returns the state of a parameter before its first step, by kind."""
-        if isinstance(optimizer, torch.optim.SGD | torch.optim.Muon):
+        if isinstance(optimizer, torch.optim.SGD | torch.optim.Muon | GatheringMuon):
             return {"momentum_buffer": self._zeros(parameter)}
         if isinstance(optimizer, torch.optim.AdamW):
             moments = {moment: self._zeros(parameter) for moment in ("exp_avg", "exp_avg_sq")}
@@ -138,7 +139,11 @@ def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _is_hidden(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 2 and not name.startswith(NOT_HIDDEN)
+    """Returns whether a parameter is a matrix of the layers, or a stack of experts' matrices; a convolution's
+    filters have three dimensions too.
+    """
+    is_stack = parameter.ndim == 3 and "experts." in name
+    return (parameter.ndim == 2 or is_stack) and not name.startswith(NOT_HIDDEN)
 
 
 def _adamw(
@@ -156,11 +161,14 @@ def _adamw(
     return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
 
 
-def _muon(spec: OptimizerSpec, matrices: list[nn.Parameter]) -> torch.optim.Muon:
-    return torch.optim.Muon(
-        [{"params": matrices}],
-        lr=spec.lr,
-        weight_decay=spec.weight_decay,
-        momentum=spec.momentum,
+def _muon(spec: OptimizerSpec, parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """Returns torch's Muon for the matrices that it accepts, and ours for the rest."""
+    gathered = [weight for weight in parameters if weight.ndim == 3 or is_shared_unequally(weight)]
+    own = set(gathered)
+    settings = {"lr": spec.lr, "weight_decay": spec.weight_decay, "momentum": spec.momentum}
+    matrices = torch.optim.Muon(
+        [{"params": [weight for weight in parameters if weight not in own]}],
         adjust_lr_fn="match_rms_adamw",  # so that one learning rate suits Muon and AdamW
+        **settings,
     )
+    return [matrices, GatheringMuon(gathered, **settings)]

@@ -8,12 +8,12 @@ from rlrun.specs.sections.optimizer import OptimizerSpec
 def learning_rate(spec: OptimizerSpec, step: int, total: int) -> float:
     """Returns the learning rate of optimizer step `step` (from 0) of `total`.
 
-    Warm-up rises linearly from 0 and reaches the peak after `warmup_steps`. The schedule then runs until
+    Warm-up rises linearly from 0 and reaches the peak after its number of steps. The schedule then runs until
     `total`, where every schedule except the constant one would arrive at `min_lr_ratio`.
     """
-    if step < spec.warmup_steps:
-        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
-    begin = spec.warmup_steps
+    begin = spec.warmup_of(total)
+    if step < begin:
+        return spec.lr * (step + 1) / (begin + 1)
     if spec.schedule == "wsd":
         begin = max(begin, total - (spec.decay_steps or -(-total // 10)))
     progress = min(max(step - begin, 0) / max(total - begin, 1), 1.0)

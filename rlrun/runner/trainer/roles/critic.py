@@ -16,6 +16,7 @@ from rlrun.models.hf_tensor import HfTensor
 from rlrun.plugins.protocols import ActorCritic
 from rlrun.plugins.types import ValueInputs
 from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainSequence, TrainStep
+from rlrun.runner.contracts.seeds import update_seed
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.trainer.checkpoints.distributed import load_checkpoint, training_state
 from rlrun.runner.trainer.compat.data_parallel import reshard
@@ -30,7 +31,7 @@ from rlrun.runner.trainer.passes.forward import Sequences, response_values
 from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.packed_batch import make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
-from rlrun.runner.trainer.process import build_mesh
+from rlrun.runner.trainer.process import build_mesh, seed_generators
 from rlrun.runner.trainer.transfers import to_device
 from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.job import Spec
@@ -77,7 +78,7 @@ class Critic:
             stops=spec.trainer.non_finite == "stop",
         )
         self._algorithm, self._device = algorithm, device
-        self._rank, self._data_rank = setup.rank, data_rank(setup.rank, layout)
+        self._seed, self._data_rank = spec.seed, data_rank(setup.rank, layout)
         self._is_leader = is_data_rank_leader(setup.rank, layout)
 
     def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
@@ -96,11 +97,11 @@ class Critic:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns parameters, optimizer and step, for a checkpoint."""
-        return training_state(self._parameters.masters, self._optimizer, self._updates.count, self._rank)
+        return training_state(self._parameters.masters, self._optimizer, self._updates.count)
 
     def load(self, folder: Path) -> None:
         """Loads a written `state`, also from another layout."""
-        self._updates.count = load_checkpoint(folder, self._parameters.masters, self._optimizer, self._rank)
+        self._updates.count = load_checkpoint(folder, self._parameters.masters, self._optimizer)
         self._parameters.refresh()
 
     def release(self) -> list[torch.Tensor]:
@@ -111,6 +112,7 @@ class Critic:
 
     def _train_step(self, sequences: Sequences, step: TrainStep) -> dict[str, float]:
         meter = Meter()
+        seed_generators(update_seed(self._seed, "critic", self._updates.count, self._data_rank))
         self._optimizer.zero_grad()
         for batch in step.micro_batches[self._data_rank]:
             self._accumulate([sequences[i] for i in batch], [step.scale[i] for i in batch], meter)
@@ -118,7 +120,9 @@ class Critic:
         values["train/critic/grad_norm"] = self._updates.gradient_norm()
         metrics = read(values, self._device)
         update = self._updates.apply(metrics.pop("train/critic/loss"), metrics["train/critic/grad_norm"])
-        return finite_metrics(metrics | {f"train/critic/{name}": value for name, value in update.items()})
+        metrics |= {f"train/critic/{name}": value for name, value in update.items()}
+        meter.check_declared(metrics)
+        return finite_metrics(metrics)
 
     def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
         """Adds the gradients of one micro-batch to the parameters, and its metrics to `meter`."""
@@ -131,8 +135,8 @@ class Critic:
         outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.mask))
         loss = (outputs.loss * batch.weights).sum()
         self._model.backward(loss)
-        metrics = {**outputs.metrics, "values": old, "returns": returns, "critic/loss": outputs.loss.detach()}
-        meter.add({f"train/{name}": (value * batch.weights).sum() for name, value in metrics.items()})
+        meter.add_token_means({**outputs.metrics, "values": old, "returns": returns}, batch.weights)
+        meter.add({"train/critic/loss": loss.detach()})
 
     def _concatenate(self, sequences: Sequence[TrainSequence], name: str) -> torch.Tensor:
         """Returns one field of all sequences, end to end, on the device."""
@@ -161,7 +165,7 @@ def _packed_model(
         precision=precision,
     )
     decoders = build_model(model, dims, options)
-    share = bool(spec.trainer.share_prefixes)
+    share = spec.trainer.share_prefixes
     settings = ModelSettings(1.0, 1, layout, device, dtype, ends=True, precision=precision, share=share)
     return PackedModel(decoders, model, dims, settings)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rlrun.models.architecture import Architecture
 from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainStep
+from rlrun.runner.contracts.seeds import update_seed
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.trainer.checkpoints.distributed import load_checkpoint, training_state
 from rlrun.runner.trainer.compat.data_parallel import reshard
@@ -28,7 +29,7 @@ from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
 from rlrun.runner.trainer.passes.routing_replay import Replay
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
-from rlrun.runner.trainer.process import build_mesh
+from rlrun.runner.trainer.process import build_mesh, seed_generators
 from rlrun.runner.trainer.roles.policy_parts import (
     model_settings,
     policy_parameters,
@@ -53,7 +54,7 @@ class Learner:
         device: torch.device,
     ) -> None:
         """Builds the model and loads its weights. Raises ValueError if the model cannot be used."""
-        self._rank, self._device = setup.rank, device
+        self._seed, self._device = spec.seed, device
         self._lora = spec.trainer.lora.shape if spec.trainer.lora else None
         parallel, moe = spec.trainer.parallel, spec.trainer.moe
         self._data_rank = data_rank(setup.rank, parallel)
@@ -120,25 +121,28 @@ class Learner:
         are not finite (`trainer.non_finite = "stop"`); the weights are untouched then.
         """
         sequences = self._replay.in_training(sequences)
+        meters = [Meter() for _ in steps]
         stopwatches = [Stopwatch(self._device) for _ in steps]
         metrics = [
-            self._train_step(sequences, step, stopwatch)
-            for step, stopwatch in zip(steps, stopwatches, strict=True)
+            self._train_step(sequences, step, meter, stopwatch)
+            for step, meter, stopwatch in zip(steps, meters, stopwatches, strict=True)
         ]
         self._replay.forget()
         wait(self._device)
-        return [
+        metrics = [
             values | self._facts | stopwatch.seconds()
             for values, stopwatch in zip(metrics, stopwatches, strict=True)
         ]
+        for meter, values in zip(meters, metrics, strict=True):
+            meter.check_declared(values)
+        return metrics
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Returns parameters, optimizer, step and random state, for a checkpoint."""
+        """Returns parameters, optimizer and step, for a checkpoint."""
         return training_state(
             self.parameters.saved,
             self.optimizer,
             self._updates.count,
-            self._rank,
             lora=self._lora,
             int4_group=self.parameters.int4_group,
         )
@@ -149,7 +153,6 @@ class Learner:
             folder,
             self.parameters.saved,
             self.optimizer,
-            self._rank,
             lora=self._lora,
             int4_group=self.parameters.int4_group,
         )
@@ -164,8 +167,10 @@ class Learner:
         reshard(self.model.decoders)
         return [*self.parameters.held, *self.optimizer.held]
 
-    def _train_step(self, sequences: Sequences, step: TrainStep, stopwatch: Stopwatch) -> dict[str, float]:
-        meter = Meter()
+    def _train_step(
+        self, sequences: Sequences, step: TrainStep, meter: Meter, stopwatch: Stopwatch
+    ) -> dict[str, float]:
+        seed_generators(update_seed(self._seed, "policy", self._updates.count, self._data_rank))
         self.optimizer.zero_grad()
         if self._expert_load is not None:
             self._expert_load.reset()

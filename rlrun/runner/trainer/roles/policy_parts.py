@@ -32,7 +32,7 @@ def model_settings(
         routed=records_experts(model),
         precision=spec.trainer.low_precision,
         kept_logits=spec.trainer.kept_logits * 2**20,
-        share=bool(spec.trainer.share_prefixes),
+        share=spec.trainer.share_prefixes,
         as_target=rounds_as_target(spec),
     )
 

@@ -67,7 +67,7 @@ class TrainerRank:
         if rounds_as_target(spec):
             use_server_kernels()
         elif spec.true_on_policy:
-            compute_exactly(getattr(torch, spec.trainer.dtype))
+            compute_exactly()
         use_flash_attention(spec.trainer.flash_attention, device)
         check_support(spec.trainer.parallel, device)
         if device.type == "cpu":
@@ -189,7 +189,7 @@ class TrainerRank:
         return self._writer
 
     def save(self, folder: str | Path) -> Digests:
-        """Writes parameters, optimizer, step and RNG into `folder`; returns the checksums of the files that
+        """Writes parameters, optimizer and step into `folder`; returns the checksums of the files that
         this rank wrote. Raises OSError if the disk is full.
         """
         digests: Digests = {}

@@ -51,7 +51,7 @@ class Teacher:
             self._parameters = Parameters(decoders, model, trained=False)
             self._parameters.load(lambda tensor: weights.read(tensor.name))
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
-        share = bool(spec.trainer.share_prefixes)
+        share = spec.trainer.share_prefixes
         settings = ModelSettings(temperature, chunk, layout, device, dtype, share=share)
         self._model = PackedModel(decoders, model, dims, settings)
         self._data_rank = data_rank(setup.rank, layout)

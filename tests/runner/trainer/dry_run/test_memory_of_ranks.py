@@ -16,7 +16,8 @@ from rlrun.runner.planning.deep_plan import DryRun
 from rlrun.runner.planning.memory import training_phase
 from rlrun.runner.planning.rank_share import rank_shares
 from rlrun.runner.trainer.dry_run.rank import dry_run
-from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
+from rlrun.specs.sections.trainer import ParallelSpec
+from tests.resolved_specs import resolved_trainer
 from tests.runner.trainer.trainer_cases import make_spec, run_ranks
 from tests.tiny_models import make_tiny_model
 
@@ -73,7 +74,7 @@ def test_ranks_hold_what_is_planned(
 ) -> None:
     family, layout = LAYOUTS[number]
     model, parallel = read_architecture(folders[family]), ParallelSpec(**layout)
-    phase = training_phase(model, TrainerSpec(steps=1, dtype="float32", parallel=parallel), gpu=False)
+    phase = training_phase(model, resolved_trainer(steps=1, dtype="float32", parallel=parallel), gpu=False)
     for name in HELD:
         assert phase.part_bytes(name) == pytest.approx(max(rank[name] for rank in together[number]), rel=0.1)
     if parallel.pipeline > 1:

@@ -90,11 +90,10 @@ def test_what_is_missing_is_said(monkeypatch, on_cpu, cure):
 
 def on_ranks(folder, tmp_path, cases):
     """Each case compiled and not, on two ranks."""
-    run_ranks(WORKER, 2, [(str(folder), *case) for case in cases], tmp_path, timeout=1500)
+    run_ranks(WORKER, 2, [(str(folder), *case) for case in cases], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # of compilers, on a busy machine
 def test_compiled_layers_on_several_ranks(tmp_path):
     folder = make_tiny_model(tmp_path / "qwen3", scale=0.1, num_hidden_layers=4, pad_token_id=None)
     layouts = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
@@ -104,7 +103,6 @@ def test_compiled_layers_on_several_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_compiled_layers_of_experts_on_several_ranks(folder, tmp_path):
     """Experts shared out, the first update's choice of them taken over, their load evened out."""
     told = {"moe": {"routing_replay": "trainer", "balancing": "bias"}}

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlrun.runner.trainer.optim import muon
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
@@ -36,15 +37,57 @@ def test_sgd_has_momentum_and_decays_matrices_apart_from_it():
 
 
 def test_muon_moves_hidden_matrices_along_orthogonal_directions_and_leaves_the_rest_to_adamw():
-    muon, adamw = parameters(), parameters()
-    before = muon["layers.0.attention.wo.weight"].detach().clone()
-    Optimizer(OptimizerSpec(optimizer="muon", weight_decay=0.0), muon).step(0.1)
+    ours, adamw = parameters(), parameters()
+    before = ours["layers.0.attention.wo.weight"].detach().clone()
+    Optimizer(OptimizerSpec(optimizer="muon", weight_decay=0.0), ours).step(0.1)
     Optimizer(OptimizerSpec(weight_decay=0.0), adamw).step(0.1)
     for name in ("tok_embeddings.weight", "norm.weight"):
-        torch.testing.assert_close(muon[name], adamw[name])
-    moved = (before - muon["layers.0.attention.wo.weight"].detach()) / (0.1 * 0.2 * 8**0.5)
+        torch.testing.assert_close(ours[name], adamw[name])
+    moved = (before - ours["layers.0.attention.wo.weight"].detach()) / (0.1 * 0.2 * 8**0.5)
     singular = torch.linalg.svdvals(moved)
     assert singular.min() > 0.5 and singular.max() < 1.5
+
+
+EXPERTS = "layers.0.moe.routed_experts.inner_experts.w1_EFD"
+
+
+@pytest.mark.parametrize("shape", [(5, 24, 16), (5, 16, 24), (3, 16, 16), (1, 8, 40)])
+@pytest.mark.parametrize("small_chunks", [False, True])
+def test_muon_steps_with_each_expert_as_torch_does_with_a_matrix(shape, small_chunks, monkeypatch):
+    if small_chunks:
+        monkeypatch.setattr(muon, "_CHUNK_NUMBERS", 2 * shape[1] * shape[2])
+    torch.manual_seed(0)
+    stack = nn.Parameter(torch.randn(shape))
+    matrices = [nn.Parameter(matrix.clone()) for matrix in stack.detach()]
+    spec = OptimizerSpec(optimizer="muon", momentum=0.9, weight_decay=0.2)
+    ours = Optimizer(spec, {EXPERTS: stack})
+    theirs = torch.optim.Muon(matrices, momentum=0.9, weight_decay=0.2, adjust_lr_fn="match_rms_adamw", lr=1)
+    for rate in (0.1, 0.05, 0.1):
+        # gradients of very different sizes, which one norm for the whole stack would mix
+        stack.grad = torch.randn(shape) * 10.0 ** torch.arange(shape[0]).view(-1, 1, 1)
+        for matrix, gradient in zip(matrices, stack.grad, strict=True):
+            matrix.grad = gradient.clone()
+        ours.step(rate)
+        theirs.param_groups[0]["lr"] = rate
+        theirs.step()
+    torch.testing.assert_close(stack.detach(), torch.stack([m.detach() for m in matrices]), atol=2e-3, rtol=0)
+
+
+def test_muon_leaves_biases_of_experts_and_convolutions_to_adamw():
+    shapes = {
+        "layers.0.moe.routed_experts.inner_experts.mlp1_bias_EG": (4, 6),
+        "layers.0.attention.conv1d.weight": (8, 1, 4),
+    }
+    generator = torch.Generator().manual_seed(0)
+    runs = []
+    for name in ("muon", "adamw"):
+        ours = {key: nn.Parameter(torch.zeros(shape)) for key, shape in shapes.items()}
+        for each in ours.values():
+            each.grad = torch.randn(each.shape, generator=generator.manual_seed(0))
+        Optimizer(OptimizerSpec(optimizer=name), ours).step(0.1)
+        runs.append(ours)
+    for key in shapes:
+        torch.testing.assert_close(runs[0][key], runs[1][key])
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])

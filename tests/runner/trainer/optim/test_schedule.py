@@ -14,6 +14,9 @@ def rates(**settings):
     [
         ({}, [1.0] * 10),
         ({"warmup_steps": 3}, [0.25, 0.5, 0.75] + [1.0] * 7),
+        ({"warmup_ratio": 0.3}, [0.25, 0.5, 0.75] + [1.0] * 7),
+        ({"warmup_ratio": 0.0}, [1.0] * 10),
+        ({"warmup_ratio": 0.99}, [step / 10 for step in range(1, 11)]),
         ({"schedule": "linear"}, [1 - step / 10 for step in range(10)]),
         ({"schedule": "linear", "min_lr_ratio": 0.5}, [1 - step / 20 for step in range(10)]),
         (
@@ -27,7 +30,19 @@ def rates(**settings):
             [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 0.5],
         ),
     ],
-    ids=["constant", "warm-up", "linear", "floor", "both", "wsd", "wsd-floor", "wsd-warm-up"],
+    ids=[
+        "constant",
+        "warm-up",
+        "share",
+        "no-share",
+        "whole",
+        "linear",
+        "floor",
+        "both",
+        "wsd",
+        "wsd-floor",
+        "wsd-warm-up",
+    ],
 )
 def test_schedules(settings, expected):
     assert rates(**settings) == pytest.approx(expected)

@@ -8,7 +8,7 @@ Lengths: P tokens of a prompt, R tokens of a response. Until the trainer everyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -201,6 +201,15 @@ class Group:
 
     prompt: Prompt
     samples: list[Sample]
+
+
+def last_samples(samples: Iterable[Sample]) -> list[Sample]:
+    """Returns the last sample of each execution, whose reward is the execution's.
+
+    Whatever is counted or averaged per execution is computed over these, because an agent's execution may
+    have any number of samples.
+    """
+    return list({sample.execution: sample for sample in samples}.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,17 @@ class RunFolderError(ValueError):
     code = Code.RUN_FOLDER
 
 
+class LaunchRefused(ValueError):
+    """A launch cannot start: no process was started, and no run was claimed or changed. Exit code 2.
+
+    `code` is the kind of problem, which `rlrun explain` explains.
+    """
+
+    def __init__(self, message: str, code: Code) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class EngineError(JobError):
     """An engine cannot be reached, or it refuses a call. In a rollout only the group fails and the job
     continues; anywhere else the error ends the job.

@@ -15,6 +15,7 @@ from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Needs, Prompt, Sample
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence, TrainStep
+from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.contracts.weight_updates import WeightUpdate
@@ -106,6 +107,8 @@ class RolloutContext:
     """The deadlines of the requests to the engines."""
     pending: PendingRequests = field(default_factory=PendingRequests)
     """The requests that the engines have not answered."""
+    limit: ExecutionLimit = field(default_factory=ExecutionLimit)
+    """How many executions run at once."""
     record_mask: bool = False
     """Engines return the sampling mask of each sample that is trained on."""
 

@@ -8,7 +8,6 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
@@ -20,10 +19,8 @@ from rlrun.runner.rollouts.group_producer import engine_sampling, group_limit, r
 from rlrun.runner.rollouts.grouping import groups_of
 from rlrun.runner.rollouts.sessions import RolloutSettings
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.sections.evaluation import EvalDatasetSpec, EvalSpec
+from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.rollout import RolloutSpec
-
-Number = TypeVar("Number", int, float)
 
 ShowProgress = Callable[[str, int, int], None]
 """Takes the name of an activity, how many items of it are done, and how many there are."""
@@ -44,28 +41,17 @@ class EvalSet:
     """A sample with at least this reward passes, for pass@k."""
 
 
-def eval_set(
-    dataset: EvalDatasetSpec, defaults: EvalSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]
-) -> EvalSet:
-    """Returns a dataset with its own settings, where unset those of `[eval]`, then those of `[rollout]`."""
+def eval_set(dataset: EvalDatasetSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]) -> EvalSet:
+    """Returns a dataset with its settings; those that are not of evaluations come from `[rollout]`."""
 
     sampling = replace(
         engine_sampling(rollout),
-        temperature=_first_set(dataset.temperature, defaults.temperature, rollout.temperature),
-        top_p=_first_set(dataset.top_p, defaults.top_p, rollout.top_p),
-        max_new_tokens=_first_set(
-            dataset.max_response_tokens, defaults.max_response_tokens, rollout.max_response_tokens
-        ),
+        temperature=dataset.temperature,
+        top_p=dataset.top_p,
+        max_new_tokens=dataset.max_response_tokens,
     )
-    samples = _first_set(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
-    settings = rollout_settings(rollout, f"eval-{dataset.name}", samples, sampling)
+    settings = rollout_settings(rollout, f"eval-{dataset.name}", dataset.samples_per_prompt, sampling)
     return EvalSet(dataset.name, prompts, settings, dataset.pass_threshold)
-
-
-def _first_set(dataset: Number | None, section: Number | None, rollout: Number) -> Number:
-    if dataset is not None:
-        return dataset
-    return section if section is not None else rollout
 
 
 @dataclass(frozen=True, slots=True)

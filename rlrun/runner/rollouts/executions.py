@@ -8,6 +8,7 @@ prompt ──▶ n sessions ──▶ rollout plugin ──▶ n × trajectories
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from rlrun.plugins.generation import Trajectory
@@ -63,8 +64,19 @@ class Executions:
     ) -> list[list[list[Trajectory]]]:
         """Returns what `run` returns for each prompt, with all executions in lockstep for determinism.
 
+        Where fewer executions may run at once, as many prompts as have room take turns.
+
         Single executions have no deadline here; errors of the engines are raised.
         """
+        size = self._policy.limit.groups(len(prompts), self._settings.samples) or 1
+        results: list[list[list[Trajectory]]] = []
+        for first in range(0, len(prompts), size):
+            results += await self._run_in_lockstep(prompts[first : first + size], send_batch)
+        return results
+
+    async def _run_in_lockstep(
+        self, prompts: Sequence[Prompt], send_batch: SendBatch
+    ) -> list[list[list[Trajectory]]]:
         barrier = Barrier(send_batch)
         tasks = [asyncio.create_task(execution) for execution in self._in_slots(prompts, barrier)]
         try:
@@ -115,10 +127,12 @@ class Executions:
     async def _run_session(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
         """Runs one execution, with a deadline unless `seconds` is None; errors fail only this execution."""
         try:
-            execution = self._policy.rollout.run(session)
-            if seconds is not None:
-                execution = run_with_deadline(self._policy, execution, session.requests, seconds)
-            result = await execution
+            # the deadline begins when there is room; executions in lockstep must all run
+            async with nullcontext() if seconds is None else self._policy.limit.slot():
+                execution = self._policy.rollout.run(session)
+                if seconds is not None:
+                    execution = run_with_deadline(self._policy, execution, session.requests, seconds)
+                result = await execution
         except Exception as error:  # the boundary to other people's rollout plugins, and to failing engines
             return self._failed(session.prompt, session.number, error)
         return self._checked(result, session.prompt, session.number)

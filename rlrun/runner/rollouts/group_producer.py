@@ -155,7 +155,7 @@ def group_limit(max_samples: int | None, samples_per_group: int) -> AbstractAsyn
 
 def rollout_settings(spec: RolloutSpec, purpose: str, samples: int, sampling: Sampling) -> RolloutSettings:
     """Returns the settings of every prompt of one purpose, within the limits of the spec."""
-    max_tokens = spec.prompt_limit + sampling.max_new_tokens
+    max_tokens = spec.max_prompt_tokens + sampling.max_new_tokens
     timeout = spec.seconds_for(sampling.max_new_tokens)
     return RolloutSettings(purpose, samples, sampling, max_tokens, timeout, spec.max_turn_tokens)
 

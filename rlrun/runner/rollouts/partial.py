@@ -149,7 +149,7 @@ class PartialSource(RolloutSource):
             if self._failures:
                 raise self._failures[0]
             if len(self._ready) + len(self._running) < batch_size and not self._is_exhausted():
-                for _ in range(self._spec.oversample or batch_size):
+                for _ in range(self._spec.oversample):
                     self._start(await self._feed.take())
                     self._tally.submitted += 1
             if not self._running:

@@ -150,12 +150,13 @@ def stop_string_end(tokens: Tokens, part_start: int, sampling: Sampling, decode:
     """Returns the number of tokens up to the end of a stop string that begins before `part_start`.
 
     Engines search for stop strings only in the tokens that they generate themselves, so they miss one that
-    begins in an earlier part. None if there is no such stop string.
+    begins in an earlier part. None if there is no such stop string. As in engines, it may end before
+    `min_new_tokens`.
     """
     if not sampling.stop or not 0 < part_start < len(tokens):
         return None
     reach = max(len(stop.encode()) for stop in sampling.stop) + _TEXTLESS_TOKENS
-    ends = range(max(part_start + 1, sampling.min_new_tokens), min(len(tokens), part_start + reach) + 1)
+    ends = range(part_start + 1, min(len(tokens), part_start + reach) + 1)
     texts = decode([tokens[max(0, end - reach) : end] for end in ends])
     for end, text in zip(ends, texts, strict=True):
         if any(stop in text for stop in sampling.stop):

@@ -19,6 +19,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in
 from rlrun.plugins.rollouts.agent.rollout import Agent, AgentParams
 from rlrun.plugins.types import Row, Status
+from tests.waiting import PATIENCE, wait_for_ends
 
 Messages = list[dict[str, Any]]
 HI = {"role": "user", "content": "a question"}
@@ -409,14 +410,14 @@ async def test_a_command_is_killed_with_all_that_it_started(tmp_path: Path) -> N
     pids = tmp_path / "pids"
     program = f"""
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"])
 open({str(pids)!r} + ".part", "w").write(f"{{os.getpid()}} {{child.pid}}")
 os.rename({str(pids)!r} + ".part", {str(pids)!r})
-time.sleep(60)
+time.sleep(6000)
 """
     rollout = build("rollouts", "agent", {"command": [sys.executable, "-c", program]})
     running = asyncio.create_task(rollout.run(ScriptedSession(["4"])))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while not pids.exists():  # noqa: ASYNC110 (another process makes it)
             await asyncio.sleep(0.01)
     processes = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
@@ -424,8 +425,7 @@ time.sleep(60)
     with pytest.raises(asyncio.CancelledError):
         await running
     await rollout.close()
-    _, alive = psutil.wait_procs(processes, timeout=60)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    await asyncio.to_thread(wait_for_ends, processes)
 
 
 def test_the_built_in_agent_keeps_its_contract() -> None:

@@ -13,10 +13,11 @@ from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.rollout_source import Batch
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Engines, Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import TypingEngines
 
-SPEC = RolloutSpec(batch_size=4, samples_per_prompt=2, max_response_tokens=8, mode="async")
+SPEC = resolved_rollout(batch_size=4, samples_per_prompt=2, max_response_tokens=8, mode="async")
 
 
 def source(engines: Engines, spec: RolloutSpec = SPEC, filters=()) -> AsynchronousSource:

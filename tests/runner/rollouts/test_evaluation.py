@@ -1,17 +1,21 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
 from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import Group, Status
 from rlrun.runner.contracts.errors import EngineError, JobError
-from rlrun.runner.rollouts.evaluation import Evaluator, eval_set, evaluation_metrics
+from rlrun.runner.rollouts.evaluation import EvalSet, Evaluator, eval_set, evaluation_metrics
 from rlrun.runner.rollouts.sessions import RolloutSettings
-from rlrun.specs.sections.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved, resolved_rollout
 from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
 from tests.runner.typing_engines import TypingEngines
 
-ROLLOUT = RolloutSpec(samples_per_prompt=8, temperature=1.0, top_p=0.9, max_response_tokens=64, stop=("#",))
+ROLLOUT = resolved_rollout(
+    samples_per_prompt=8, temperature=1.0, top_p=0.9, max_response_tokens=64, stop=("#",)
+)
 
 
 @pytest.mark.parametrize(
@@ -30,17 +34,22 @@ ROLLOUT = RolloutSpec(samples_per_prompt=8, temperature=1.0, top_p=0.9, max_resp
 def test_settings_fall_back_to_the_section_then_to_the_rollout(
     dataset: dict, section: dict, expected: tuple
 ) -> None:
-    spec = EvalDatasetSpec(name="held_out", type="jsonl", **dataset)
-    one = eval_set(spec, EvalSpec(**section), ROLLOUT, [])
+    one = set_of(ROLLOUT, 0, section, **dataset)
     sampling = one.settings.sampling
     found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.settings.samples)
     assert found == expected
     assert sampling.stop == ("#",)
 
 
-def held_out(count: int = 3, samples: int = 2):
-    spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=samples)
-    return eval_set(spec, EvalSpec(), ROLLOUT, [prompt(index) for index in range(count)])
+def set_of(rollout: RolloutSpec, count: int, section: dict, **dataset: Any) -> EvalSet:
+    datasets = [{"name": "held_out", "type": "jsonl"} | dataset]
+    evaluation = section | {"datasets": datasets}
+    spec = resolved({"model": {"path": "m"}, "data": {}, "rollout": rollout, "eval": evaluation})
+    return eval_set(spec.eval.datasets[0], spec.rollout, [prompt(index) for index in range(count)])
+
+
+def held_out(count: int = 3, samples: int = 2) -> EvalSet:
+    return set_of(ROLLOUT, count, {}, samples_per_prompt=samples)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -74,8 +83,7 @@ async def test_an_engine_that_does_not_answer_is_named() -> None:
 async def test_a_sample_past_its_time_is_left_out_and_ends_nothing() -> None:
     engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (1, 1) else 3)
     rollout = ROLLOUT.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
-    spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=2)
-    one = eval_set(spec, EvalSpec(), rollout, [prompt(index) for index in range(3)])
+    one = set_of(rollout, 3, {}, samples_per_prompt=2)
     metrics = (await Evaluator([one], policy(engines), 10).run()).metrics  # type: ignore[arg-type]
     assert (metrics["eval/held_out/failed"], metrics["eval/held_out/late"]) == (1, 1)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
@@ -160,8 +168,7 @@ def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit:
 
 def test_a_long_evaluation_has_more_time_and_the_same_limit_per_turn() -> None:
     rollout = ROLLOUT.model_copy(update={"max_turn_tokens": 32})
-    dataset = EvalDatasetSpec(name="held_out", type="jsonl", max_response_tokens=10_000)
-    settings = eval_set(dataset, EvalSpec(), rollout, []).settings
+    settings = set_of(rollout, 0, {}, max_response_tokens=10_000).settings
     assert (settings.timeout, settings.turn_limit) == (2000, 32)
 
 

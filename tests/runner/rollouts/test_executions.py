@@ -18,7 +18,7 @@ from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.group_producer import GroupProducer
 from rlrun.runner.rollouts.sessions import RolloutSettings
 from rlrun.runner.rollouts.tally import Tally
-from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Engines, policy, prompt
 
 WANTED = RolloutSettings(
@@ -299,7 +299,7 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
             made.extend(await group.generate(group.sessions[0].prompt.tokens))
             raise AssertionError("nobody reads what is left")
 
-    spec = RolloutSpec(samples_per_prompt=2)
+    spec = resolved_rollout(samples_per_prompt=2)
     producer = GroupProducer(spec, policy(engines, rollout=Asks()), Filters([]))
     assert await producer.produce(prompt(0), Tally, cancelled) is None
     assert [one.finish for one in made] == ["abort", "abort"]
@@ -307,6 +307,6 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
 
 
 async def answer(rollout: object, engines: Engines, tally: Tally):
-    spec = RolloutSpec(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
+    spec = resolved_rollout(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
     producer = GroupProducer(spec, policy(engines, rollout=rollout), Filters([]))
     return await producer.produce(prompt(3), lambda: tally, asyncio.Event())

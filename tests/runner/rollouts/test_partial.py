@@ -16,10 +16,11 @@ from rlrun.runner.rollouts.partial import PartialSource
 from rlrun.runner.rollouts.rollout_source import Batch
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
-SPEC = RolloutSpec(
+SPEC = resolved_rollout(
     batch_size=3, samples_per_prompt=2, oversample=5, max_response_tokens=500, partial=True, max_staleness=2
 )
 FIFO = Fifo(AgeParams())
@@ -28,7 +29,7 @@ FIFO = Fifo(AgeParams())
 def source(
     engines: TypingEngines, spec: RolloutSpec = SPEC, filters: Any = (), strategy: Any = FIFO
 ) -> PartialSource:
-    prompts: Any = Instant(spec.oversample or spec.batch_size)
+    prompts: Any = Instant(spec.oversample)
     return PartialSource(spec, policy(engines), prompts, Filters(list(filters)), strategy)  # type: ignore[arg-type]
 
 
@@ -273,7 +274,7 @@ async def test_starvation_says_how_many_were_tried() -> None:
         return Drop("all_0")
 
     engines = TypingEngines(skewed)
-    spec = SPEC.model_copy(update={"oversample": None, "max_attempts": 2})
+    spec = SPEC.model_copy(update={"oversample": SPEC.batch_size, "max_attempts": 2})
     starved = source(engines, spec, [("nonzero_std", nothing)])
     with pytest.raises(JobError, match=r"of 6 groups tried 0 were kept, 3 .* 6 by nonzero_std \(all_0\)"):
         await starved.next(0)

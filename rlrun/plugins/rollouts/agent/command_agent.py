@@ -10,12 +10,17 @@ from contextlib import ExitStack, suppress
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from rlrun.models.json_files import parse_json
 from rlrun.plugins.agent_task import AgentTask
+from rlrun.plugins.launch_variable import LAUNCH_VARIABLE
 
 _TAIL = 64 * 1024
 """Number of bytes at the end of the output in which the last line is looked for."""
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM")
 """Variables that are passed to every program, besides those that begin with LC_. They hold no secrets."""
+
+running_programs: set[int] = set()
+"""Ids of the programs that run now; each has its own session."""
 
 
 async def run_command(
@@ -40,12 +45,14 @@ async def run_command(
             cwd=stack.enter_context(tempfile.TemporaryDirectory()),
             start_new_session=True,
         )
+        running_programs.add(process.pid)
         try:
             await process.communicate(json.dumps(task.as_json(), default=str).encode())
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            running_programs.discard(process.pid)
         if process.returncode != 0:
             raise RuntimeError(f"{command[0]} ended with status {process.returncode}: {_last_line(err)}")
         return _parse_reward_line(_last_line(out))
@@ -57,7 +64,7 @@ def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[st
     They are chosen from a list of allowed names. A list of forbidden names would not be safe: the driver's
     environment holds keys of hubs, trackers and clouds, and Ray's token, under names that cannot be foreseen.
     """
-    names = {*_PASSED, *passed, *(name for name in own if name.startswith("LC_"))}
+    names = {*_PASSED, LAUNCH_VARIABLE, *passed, *(name for name in own if name.startswith("LC_"))}
     environment = {name: own[name] for name in sorted(names) if name in own}
     environment |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
     host = urlsplit(task.base_url).hostname
@@ -74,7 +81,7 @@ def _last_line(file: IO[bytes]) -> str:
 
 def _parse_reward_line(line: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

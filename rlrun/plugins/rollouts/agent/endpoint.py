@@ -5,7 +5,6 @@ request ──▶ execution of the key ──▶ Record.ask ──▶ session.ge
 
 import asyncio
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlrun.models.json_files import parse_json
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.http_guard import Guard, bearer
 from rlrun.plugins.rollouts.agent.chat_request import ChatRequest
@@ -110,10 +110,10 @@ class Endpoint:
         if served is None:
             return _unknown_key()
         try:
-            chat_request = ChatRequest.of(json.loads(await request.read()))
+            chat_request = ChatRequest.of(parse_json(await request.read()))
             messages = await asyncio.to_thread(served.images.read, chat_request.messages)
             conversation = served.record.ask(messages, chat_request.tools)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             return _refused(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task"

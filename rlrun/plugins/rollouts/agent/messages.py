@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from rlrun.models.json_files import parse_json
 from rlrun.plugins.images import Image
 from rlrun.plugins.rollouts.agent.message_images import images_of
 from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse_calls
@@ -96,5 +97,5 @@ def _call(call: ToolCall, name: str) -> dict[str, Any]:
 def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     with suppress(TypeError, ValueError):  # arguments that are not JSON are shown as they are
-        function["arguments"] = json.loads(function.get("arguments") or "{}")
+        function["arguments"] = parse_json(function.get("arguments") or "{}")
     return {"id": call.get("id"), "type": "function", "function": function}

@@ -30,6 +30,10 @@ class AgentParams(Section):
     """The agent as a program and its arguments, started for each execution. The program reads the task as
     JSON from its standard input, has OPENAI_BASE_URL and OPENAI_API_KEY in its environment, and may print a
     JSON object as its last line."""
+    max_programs: int | None = Field(default=None, ge=1)
+    """Maximum number of programs that run at once, in training and evaluations together. Further executions
+    wait, and their deadlines begin when their programs start. None: 8 per core of the driver's host, and at
+    most as many as fit into half of its memory with 256 MiB for each."""
     environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
     """Further variables of rlrun's environment to pass to the program, such as `["HTTPS_PROXY"]`. PATH, HOME,
     USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM are always passed; others, which may hold
@@ -50,8 +54,9 @@ class AgentParams(Section):
             raise ValueError(
                 "needs either a table [rollout.function.agent] or a command, not both or neither"
             )
-        if self.environment and self.command is None:
-            raise ValueError("environment is for a command; an agent's class runs in rlrun's own process")
+        for name in ("environment", "max_programs"):
+            if getattr(self, name) and self.command is None:
+                raise ValueError(f"{name} is for a command; an agent's class runs in rlrun's own process")
         return self
 
 

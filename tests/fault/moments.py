@@ -72,8 +72,8 @@ def _pids_of_processes() -> Callable[[str], int]:
     processes: dict[str, Any] = {}
     launch = Cluster.launch
 
-    def launch_and_note(cluster: Cluster, requests: Any) -> Any:
-        made = launch(cluster, requests)
+    async def launch_and_note(cluster: Cluster, requests: Any) -> Any:
+        made = await launch(cluster, requests)
         processes.update({process.name: process for process in made})
         return made
 

@@ -8,7 +8,7 @@ import psutil
 from rlrun.specs.problems.codes import Code
 from tests.integration.jobs import Ended, Jobs, Running
 
-LINGER_SECONDS = 20.0
+LINGER_SECONDS = 120.0
 """How long processes may take to disappear, on a busy machine."""
 
 

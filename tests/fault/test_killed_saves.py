@@ -12,6 +12,7 @@ from rlrun.runner.checkpoints.folder import checkpoints_in, clear_unfinished
 from rlrun.runner.checkpoints.reading import open_checkpoint
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
 from tests.runner.real_trainer import DRIVER, RealTrainer
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +21,7 @@ def test_killed_at_any_moment_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -
     command = [sys.executable, "-m", "tests.fault.killed_saves", str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True
     )
     kills = int(done.stdout)
     print(f"{kills} moments")

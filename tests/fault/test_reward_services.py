@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.fault.ids import check_each_once
-from tests.integration.jobs import ASLEEP, SECONDS, Jobs
+from tests.integration.jobs import ASLEEP, Jobs
+from tests.waiting import PATIENCE
 
 
 class Service(BaseHTTPRequestHandler):
@@ -21,7 +22,7 @@ class Service(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         type(self).asked += 1
         if self.path == "/slow":
-            self.ended.wait(SECONDS)
+            self.ended.wait(PATIENCE)
         if self.path == "/flaky" and self.asked <= 8:
             self.send_error(503)
             return

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import pytest
 
 from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
-from tests.integration.jobs import ASLEEP, SECONDS, Jobs, Running
+from tests.integration.jobs import ASLEEP, Jobs, Running
+from tests.waiting import wait_until
 
 AGENTS_SECONDS = 180.0
 """For Ray's agents to start on a busy machine; only then do they see that their raylet has ended."""
@@ -91,10 +91,11 @@ def test_only_one_of_two_simultaneous_resumes_continues_and_its_ray_requires_a_t
     state = killed.folder.read_state() | {"scratch": str(link), "processes": {"trainer 0": os.getpid()}}
     killed.folder.write_state(state)
     resumes = [jobs.start("contended", "--resume", **settings) for _ in range(4)]
-    deadline = time.monotonic() + SECONDS
-    while sum(each.process.poll() is None for each in resumes) > 1:
-        assert time.monotonic() < deadline, resumes[0].output
-        time.sleep(0.05)
+    wait_until(
+        lambda: sum(each.process.poll() is None for each in resumes) <= 1,
+        "the end of all jobs but one",
+        lambda: resumes[0].output,
+    )
     [winner] = [each for each in resumes if each.process.poll() is None]
     assert [each.process.returncode for each in resumes if each is not winner] == [2, 2, 2]
     assert winner.output.count("contended is still running") == 3

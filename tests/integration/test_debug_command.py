@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.integration.jobs import MAIN, SECONDS, Jobs
+from tests.integration.jobs import MAIN, Jobs
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ def test_one_prompt_from_row_to_loss(jobs: Jobs) -> None:
         env=os.environ | jobs.environment,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PATIENCE,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from tests.integration.jobs import Ended, Jobs
+from tests.waiting import PATIENCE
 
 SFT = """
 [rollout]
@@ -67,7 +68,7 @@ def test_the_same_spec_gives_the_same_run_killed_and_resumed_or_not(jobs: Jobs, 
     killed.signal(signal.SIGKILL)
     killed.process.wait()
     hold.unlink()
-    assert not psutil.wait_procs(orphans, timeout=60)[1]
+    assert not psutil.wait_procs(orphans, timeout=PATIENCE)[1]
     resumed = jobs.run("killed", "--resume")
     assert resumed.code == 0, resumed.output
     assert resumed.curve == reference.curve

@@ -28,12 +28,13 @@ from rlrun.runner.planning.device_map import DeviceLocation
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 from tests.sglang_cpu.log_probs import largest_difference
 from tests.sglang_cpu.policies import LocalPolicy
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
-SECONDS = 120.0
 PROMPT = np.arange(5, 25, dtype=np.int32)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "colocated": {"gpus_per_node": 2},
@@ -43,7 +44,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def spec_of(address: str, cluster: dict[str, Any], **engine: Any) -> Spec:
     """Two ranks, and one server of two GPUs."""
-    return Spec.model_validate(
+    return resolved(
         {
             "model": {"path": "m"},
             "data": {"path": "d"},
@@ -68,7 +69,7 @@ async def reserved(spec: Spec, plan: Plan) -> AsyncIterator[Cluster]:
 
 async def devices(process: Process) -> Sequence[str]:
     """Returns the ids of the GPUs that a process uses: those given to a server, else those that CUDA sees."""
-    await process.identify(SECONDS)
+    await process.identify(PATIENCE)
     seen: str = await process._actor.__ray_call__.remote(lambda _: visible_gpus())
     assert not process.gpus or process.gpus[0] == seen
     return process.gpus or (seen,)
@@ -81,9 +82,9 @@ async def test_processes_that_share_a_gpu_in_the_plan_share_it_in_ray(
     spec = spec_of(ray_cluster, LAYOUTS[name])
     plan, folder = make_plan(spec, cores=4), RunFolder(tmp_path)
     async with reserved(spec, plan) as cluster:
-        ranks = cluster.launch(trainer_requests(plan, cluster.placement, folder))
+        ranks = await cluster.launch(trainer_requests(plan, cluster.placement, folder))
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
-        [server] = cluster.launch(requests)
+        [server] = await cluster.launch(requests)
         found: defaultdict[DeviceLocation, set[str]] = defaultdict(set)
         planned = [*((rank.location,) for rank in plan.ranks), plan.engines[0].locations]
         for places, process in zip(planned, [*ranks, server], strict=True):
@@ -102,7 +103,7 @@ async def test_a_job_on_cpus_sees_none_of_the_gpus_of_its_host(ray_cluster: str,
     plan, folder = make_plan(spec, cores=4), RunFolder(tmp_path)
     async with reserved(spec, plan) as cluster:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
-        processes = cluster.launch([trainer_requests(plan, cluster.placement, folder)[0], *requests])
+        processes = await cluster.launch([trainer_requests(plan, cluster.placement, folder)[0], *requests])
         assert [await devices(process) for process in processes] == [("",), ("",)]
 
 
@@ -138,7 +139,7 @@ async def test_a_server_of_two_nodes_is_one_server(ray_cluster: str, tmp_path: P
             spec.engine, plan.engines, cluster.placement.engines, RunFolder(tmp_path / "run")
         )
         served = policy_model_setup(spec, plan, ModelFiles(models[0], None), tmp_path)
-        [handle] = engine_handles(spec, served, plan.engines, cluster, cluster.launch(requests))
+        [handle] = engine_handles(spec, served, plan.engines, cluster, await cluster.launch(requests))
         assert len(handle.processes) == 2
         async with await handle.start() as client:
             await check_generation(client, models[0], 0)
@@ -154,7 +155,7 @@ async def test_a_server_of_two_nodes_is_one_server(ray_cluster: str, tmp_path: P
         further = tree([handle.processes[1].pid])[1:]
         further[0].kill()
         with pytest.raises(JobError, match=r"engine 0.* failed: EngineError: the SGLang server ended"):
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE):
                 await handle.watch()
         async with await handle.restart() as client:
             assert not [one for one in before if one.is_running()]

@@ -15,7 +15,6 @@ from tests.integration.jobs import Jobs
 
 MODEL = RECIPES / "quickstart" / "model"
 MEGABYTES = 8
-SECONDS = 1800.0
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +55,8 @@ def test_prompts_and_demonstrations_fit_their_limits(quickstart: Spec, demonstra
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS)
 def test_the_policy_learns(jobs: Jobs) -> None:
-    ended = jobs.start("quickstart", spec="quickstart", seed=3).wait(SECONDS)
+    ended = jobs.start("quickstart", spec="quickstart", seed=3).wait()
     assert ended.code == 0, ended.output
     accuracy = [line["eval/held-out/pass@1"] for line in ended.metrics if "eval/held-out/pass@1" in line]
     assert accuracy[-1] >= 0.8

@@ -76,7 +76,7 @@ def test_a_server_that_is_killed_is_started_again_with_the_current_weights(jobs:
     running.until_step(2)
     actor = psutil.Process(running.pid("engine 0"))
     next(one for one in actor.children() if "sglang" in " ".join(one.cmdline())).kill()
-    ended = running.wait(600)
+    ended = running.wait()
     assert ended.code == 0, ended.output
     assert "engine 0 failed: EngineError: the SGLang server ended (signal SIGKILL)" in ended.output
     assert "is back after" in ended.output
@@ -148,7 +148,7 @@ def test_a_router_and_a_server_behind_it_that_are_killed_are_started_again(jobs:
     again = router_of(running)
     actor = psutil.Process(running.pid("engine 0"))
     next(one for one in actor.children() if "launch_server" in " ".join(one.cmdline())).kill()
-    ended = running.wait(600)
+    ended = running.wait()
     assert ended.code == 0, ended.output
     assert "the router (sglang-router) ended (signal SIGKILL)" in ended.output
     assert "starting it again (2 restarts left)" in ended.output

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ from rlrun.runner.records.state import is_alive
 from rlrun.runner.sweeps.optuna_search import suggest
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
 from rlrun.specs.derived.sweep_trials import Range
-from tests.integration.jobs import SECONDS, Jobs
+from tests.integration.jobs import Jobs
+from tests.waiting import PATIENCE, wait_until
 
 STEPS = 6
 HELD_STEP = 5
 """The last step before the reward `short` waits for HOLD: step 6 begins with prompt 40."""
 FOUR = ("--sweep", "trainer.lr=3e-3,1e-3", "--sweep", "seed=1,2")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 
 class Sweeping:
@@ -45,11 +45,12 @@ class Sweeping:
 
     def until(self, statuses: list[str], *, step: int = 0) -> None:
         """Waits until the trials have these statuses, and those that run have done a step."""
-        deadline = time.monotonic() + SECONDS
-        while not self._is(statuses, step):
+
+        def are() -> bool:
             assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < deadline, self.folder.states()
-            time.sleep(0.1)
+            return self._is(statuses, step)
+
+        wait_until(are, f"trials {statuses}", lambda: str(self.folder.states()))
 
     def _is(self, statuses: list[str], step: int) -> bool:
         if not self.folder.record.exists():
@@ -60,7 +61,7 @@ class Sweeping:
 
     def wait(self) -> str:
         """Returns what it has printed."""
-        return self.process.communicate(timeout=SECONDS)[0]
+        return self.process.communicate(timeout=PATIENCE)[0]
 
 
 def started(folder: SweepFolder) -> list[Any]:
@@ -76,10 +77,10 @@ def test_a_killed_sweep_goes_on_where_it_stopped(jobs: Jobs, tmp_path: Path) -> 
     first = started(sweep.folder)
     sweep.process.send_signal(signal.SIGKILL)
     sweep.process.wait()
-    deadline = time.monotonic() + SECONDS
-    while any(is_alive(sweep.folder.run_of(trial).read_state()) for trial in sweep.folder.trials()):
-        assert time.monotonic() < deadline, "the trials of a sweep that was killed did not end"
-        time.sleep(0.1)
+    runs = [sweep.folder.run_of(trial) for trial in sweep.folder.trials()]
+    wait_until(
+        lambda: not any(is_alive(run.read_state()) for run in runs), "the end of a killed sweep's trials"
+    )
     assert [state.status for state in sweep.folder.states()] == ["done", "done", "interrupted", "interrupted"]
     hold.unlink()
 
@@ -154,7 +155,7 @@ def test_a_sweep_from_python(jobs: Jobs) -> None:
         env=os.environ | jobs.environment,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PATIENCE,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -58,6 +58,6 @@ def test_other_layouts(jobs: Jobs, degree: str) -> None:
 @pytest.mark.slow
 def test_the_quickstart(jobs: Jobs) -> None:
     settings = {"true_on_policy": True, "eval__interval": 100}
-    ended = jobs.start("quickstart", spec="quickstart", **settings).wait(1800.0)
+    ended = jobs.start("quickstart", spec="quickstart", **settings).wait()
     assert ended.code == 0, ended.output
     assert [line[DIFFERENCE] for line in ended.metrics if line["step"]] == [0.0] * 40

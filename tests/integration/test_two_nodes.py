@@ -14,6 +14,7 @@ from rlrun.runner.records.run_folder import RunFolder
 from tests.integration.jobs import ASLEEP, Ended, Jobs, Running
 from tests.integration.nodes import HEAD, SECOND, TwoNodes, can_make_networks
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +34,7 @@ async def main():
     spec = Spec.model_validate(json.loads(sys.argv[1]))
     plan = make_plan(spec)
     async with reserved(spec, plan) as cluster:
-        ranks = cluster.launch(trainer_requests(plan, cluster.placement, RunFolder(Path(sys.argv[2]))))
+        ranks = await cluster.launch(trainer_requests(plan, cluster.placement, RunFolder(Path(sys.argv[2]))))
         print(json.dumps([(rank.host, *await devices(rank)) for rank in ranks]))
 
 asyncio.run(main())
@@ -99,7 +100,7 @@ def test_ranks_follow_one_another_on_a_node_and_have_a_gpu_each(nodes: TwoNodes,
         "engine": {"type": "sglang"},
     }
     command = [*nodes.enter, sys.executable, "-c", PLACED, json.dumps(spec), str(tmp_path)]
-    placed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    placed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert placed.returncode == 0, placed.stderr
     ranks = json.loads(placed.stdout)
     assert sorted((host, gpu) for host, gpu in ranks) == [(h, g) for h in (HEAD, SECOND) for g in "01"]
@@ -202,7 +203,7 @@ def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: Two
     running.until_step(6)
     check_addresses(nodes, running)
     nodes.kill_second()
-    ended = running.wait(200)
+    ended = running.wait()
     assert ended.code == 3, ended.output
     assert f"node {SECOND} is lost; waiting up to 2 s for another one in its place" in ended.output
     [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
@@ -218,7 +219,7 @@ def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: Two
     running.until(lambda: f"step {max(before) + 1}/16" in running.output, "a step beyond the first loss")
     nodes.kill_second()
     nodes.start_second()
-    resumed = running.wait(200)
+    resumed = running.wait()
     assert resumed.code == 0, resumed.output
     assert "the trainer is back after" in resumed.output
     after = steps_of(resumed.folder)

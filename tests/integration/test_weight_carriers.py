@@ -16,10 +16,12 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_sequences, make_spec, plan
 from tests.sglang_cpu.servers import ENVIRONMENT, tiny_setup
 from tests.sglang_cpu.trainer_ranks import PipedRank, trainer_ranks
 from tests.tiny_models import make_tiny_model
+from tests.waiting import PATIENCE
 
 LAYOUT = {"pipeline": 2, "fsdp": 2}
 DATA_RANKS = [0, 1, 0, 1]
@@ -44,7 +46,7 @@ def spec_of(model: Path, servers: int, carrier: dict[str, object]) -> Spec:
     spec = make_spec(model, LAYOUT, lr=1e-3)
     engine = {"type": "sglang", "dtype": "float32", "tensor": servers, "weight_check": "all", **carrier}
     cluster = {"gpus_per_node": 4} if engine.pop("on_devices", False) else {}
-    return Spec.model_validate(spec.model_dump() | {"engine": engine | {"count": 1}, "cluster": cluster})
+    return resolved(spec.model_dump() | {"engine": engine | {"count": 1}, "cluster": cluster})
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,9 @@ async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
         pool.connect(trainer)
         for carrier in CARRIERS:
             spec = spec_of(model, tensor, carrier)
-            await asyncio.gather(*(rank.call("use", spec.model_dump_json(), deadline=60) for rank in ranks))
+            await asyncio.gather(
+                *(rank.call("use", spec.model_dump_json(), deadline=PATIENCE) for rank in ranks)
+            )
             for _ in range(3):
                 if version:
                     await policy_of(trainer, spec).train(sequences)

@@ -14,7 +14,7 @@ from asyncio import to_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlrun.converters.folders.checksums import CHECKSUMS, Digests, checksum, checksums_text
 from rlrun.runner.checkpoints.folder import (
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Saves the checkpoints of one run, and keeps the newest `keep` of them."""
+    """Saves the checkpoints of one run, and keeps the newest `keep` of them, or all."""
 
-    def __init__(self, folder: Path, keep: int, *, asynchronous: bool = False) -> None:
+    def __init__(self, folder: Path, keep: int | Literal["all"], *, asynchronous: bool = False) -> None:
         """`asynchronous`: `save` returns when the state is copied; the next `save`, or `wait_until_written`,
         waits for the files.
         """
@@ -112,6 +112,8 @@ class Checkpoints:
         return next(reversed(checkpoints_in(self._folder).values()), None)
 
     def _prune(self, step: int) -> None:
+        if self._keep == "all":
+            return
         for path in checkpoints_to_delete(self._folder, step, self._keep):
             try:
                 delete(path)

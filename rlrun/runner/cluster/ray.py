@@ -9,21 +9,27 @@ Only the modules `ray*` of this folder talk to Ray.
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from typing import Any, TypeVar
 
 import psutil
 
 from rlrun.runner.cluster.placement import Placement
-from rlrun.runner.cluster.ray_environment import OWN_GPUS_ONLY, ray
-from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server
+from rlrun.runner.cluster.ray_environment import PROCESS_VARIABLES, ray
+from rlrun.runner.cluster.ray_health import (
+    JoinedCluster,
+    dead_server,
+    give_up_ray,
+    note_sessions,
+    servers_log,
+)
 from rlrun.runner.cluster.ray_process import ASIDE, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
+from rlrun.runner.cluster.ray_thread import RayThread
 from rlrun.runner.cluster.scratch import Scratch
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.host.background import cancel_all, finish_when_cancelled, in_background
+from rlrun.runner.host.background import cancel_all, in_background
 from rlrun.runner.host.child_processes import children, end_or_kill, kill
 from rlrun.runner.host.failures import ProcessFailure
 from rlrun.runner.host.segment_files import remove_segments_of
@@ -33,6 +39,10 @@ from rlrun.specs.sections.cluster import ClusterSpec
 Result = TypeVar("Result")
 
 _CLOSE_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
+"""How long a call to Ray that nobody waits for may take to end before it is given up."""
+_END_SECONDS = 60.0
+"""Deadline for Ray to end, on a busy host."""
 _LOOK_SECONDS = 1.0
 """Time between two checks whether Ray is alive."""
 
@@ -49,7 +59,7 @@ class Cluster:
         self._waiting: asyncio.Future[None] | None = None
         self._scratch = scratch
         self.placement = placement
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._thread = RayThread()
         where = f"the cluster at {spec.address}" if spec.address else "this host"
         self._reserved = Reservation(placement, where)
         self._children_before: set[psutil.Process] = set()
@@ -66,6 +76,11 @@ class Cluster:
         if self.is_local:
             self._scratch.note(pids)
         return {"processes": pids}
+
+    def process_groups(self) -> dict[int, str]:
+        """Returns the role of each of the job's processes on this host, by its id."""
+        here = self._processes if self.is_local else []
+        return {process.pid: process.name.split()[0] for process in here if process.pid is not None}
 
     def peak_memory(self) -> dict[str, float]:
         """Returns the peak memory in bytes of the largest process of each role."""
@@ -85,18 +100,21 @@ class Cluster:
 
         Raises JobError if the cluster cannot be joined or has less than the spec asks for.
         """
-        await self._in_thread(self._begin)
+        await self._thread.run(self._begin)
         take_back_signals()
-        await self._reserved.make()
-        await self._in_thread(self._reserved.look)
+        await self._thread.run(self._reserved.make)
+        await self._thread.run(self._reserved.look)
 
-    def launch(self, requests: Sequence[Request]) -> list[Process]:
+    async def launch(self, requests: Sequence[Request]) -> list[Process]:
         """Begins to start processes, all at once; calls to them wait until they run.
 
         Raises JobError if Ray is lost.
         """
         if self._lost is not None:  # the GCS would be asked where to start them, and would not answer
             raise JobError(self._lost, code=Code.CLUSTER)
+        return await self._thread.run(self._launch, requests)
+
+    def _launch(self, requests: Sequence[Request]) -> list[Process]:
         reserved = self._reserved
         launched = [
             Process(request, self._actor(request), reserved.node(request.slot), reserved.reach(request.slot))
@@ -118,7 +136,7 @@ class Cluster:
             kill(process.pid for process in processes if process.pid is not None)
         else:
             await self._wait_for_nodes()
-        return self.launch([process.request for process in processes])
+        return await self.launch([process.request for process in processes])
 
     async def _wait_for_nodes(self) -> None:
         """Waits for all processes together, in a thread: Ray's calls block where Ray itself is lost."""
@@ -154,17 +172,25 @@ class Cluster:
             await asyncio.wait([working, losing], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise JobError(losing.result(), code=Code.CLUSTER)
+            details = servers_log(self._scratch.ray) if self.is_local else ""
+            raise JobError(losing.result(), details, code=Code.CLUSTER)
         finally:
             await cancel_all([working, losing])
 
     async def close(self) -> None:
         """Ends every process, and Ray if the job started it; takes seconds, whatever state they are in."""
+        if not await self._thread.is_free(_GRACE_SECONDS):
+            await in_background(self._give_up)
+            return
         running = [process for process in self._processes if process.pid is not None]
         closing = [process.call("close", deadline=_CLOSE_SECONDS) for process in running]
         await asyncio.gather(*closing, return_exceptions=True)
-        await self._in_thread(self._end)
-        self._thread.shutdown()
+        ending = asyncio.ensure_future(self._thread.run(self._end))
+        if await self._thread.is_free(_END_SECONDS):
+            await ending
+        else:
+            await in_background(self._give_up)
+        self._thread.stop()
 
     def _begin(self) -> None:
         if self._spec.address is not None:
@@ -172,6 +198,7 @@ class Cluster:
             self._joined = JoinedCluster(ray.get_runtime_context().gcs_address)
             return
         self._children_before = children()
+        note_sessions(self._scratch.note_session)
         start_here(ceil(self.placement.cpus), self._scratch.ray)
 
     def _actor(self, request: Request) -> Any:
@@ -180,7 +207,7 @@ class Cluster:
             "num_gpus": request.slot.gpus,
             "max_restarts": 0,
             "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
-            "runtime_env": {"env_vars": OWN_GPUS_ONLY | dict(request.environment)},
+            "runtime_env": {"env_vars": PROCESS_VARIABLES | dict(request.environment)},
         }
         if request.kind.called_aside:
             actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)
@@ -202,6 +229,13 @@ class Cluster:
             kill(process.pid for process in self._processes if process.pid is not None)
         remove_segments_of(pids)
 
+    def _give_up(self) -> None:
+        """Kills everything that the job started on this host, without calling Ray."""
+        give_up_ray()
+        if self.is_local:
+            end_or_kill(children() - self._children_before, wait=0.0)
+            remove_segments_of([process.pid for process in self._processes if process.pid is not None])
+
     def _pids_here(self) -> list[int]:
         """Returns the ids of the job's processes on this host. Those of other hosts mean nothing here."""
         processes = [*self._processes, *self._replaced]
@@ -209,9 +243,3 @@ class Cluster:
             own_address = ray.util.get_node_ip_address()
             processes = [process for process in processes if process.host == own_address]
         return [process.pid for process in processes if process.pid is not None]
-
-    async def _in_thread(self, function: Any) -> None:
-        """Runs a function in the thread that owns Ray, and waits for its end even when this task is
-        cancelled.
-        """
-        await finish_when_cancelled(asyncio.get_running_loop().run_in_executor(self._thread, function))

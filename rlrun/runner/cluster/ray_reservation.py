@@ -4,7 +4,6 @@ Ray places all bundles of a group on one host (STRICT_PACK). In a single group o
 the bundles of planned nodes, and neighbouring ranks would be on different hosts.
 """
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 from rlrun.runner.cluster.actor import visible_gpus
 from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_nodes
-from rlrun.runner.cluster.ray_environment import OWN_GPUS_ONLY, ray
+from rlrun.runner.cluster.ray_environment import PROCESS_VARIABLES, ray
 from rlrun.runner.cluster.ray_nodes import Node, alive_nodes, node_ids
 from rlrun.runner.contracts.errors import JobError, NodeLost
 from rlrun.specs.problems.codes import Code
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 _SECONDS = 60.0
 """Deadline for the cluster to reserve the bundles, and for the nodes to report their GPUs."""
 _POLL_SECONDS = 1.0
-_A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01, "runtime_env": {"env_vars": OWN_GPUS_ONLY}}
+_A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01, "runtime_env": {"env_vars": PROCESS_VARIABLES}}
 """The options of a short remote call in a bundle that no process uses yet."""
 
 
@@ -43,8 +42,10 @@ class Reservation:
         self._gpus: dict[int, str] = {}
         """GPU ids, by planned bundle, of the bundles that belong to slots with several GPUs."""
 
-    async def make(self) -> None:
-        """Reserves the bundles. Raises JobError if the cluster is too small or still busy after a minute.
+    def make(self) -> None:
+        """Reserves the bundles, and blocks until they are reserved.
+
+        Raises JobError if the cluster is too small or still busy after a minute.
 
         A job that only generates, with external engines, starts no processes and reserves nothing.
         """
@@ -55,9 +56,8 @@ class Reservation:
             for bundles in self._bundles_by_node()
         ]
         try:
-            async with asyncio.timeout(_SECONDS):
-                await asyncio.gather(*(group.ready() for group in self._groups))
-        except TimeoutError:
+            ray.get([group.ready() for group in self._groups], timeout=_SECONDS)
+        except ray.exceptions.GetTimeoutError:
             raise JobError(
                 f"the cluster did not free {_amounts(self._required())} within {_SECONDS:g} s; it has "
                 f"{_amounts(ray.available_resources())} free. Wait for other jobs to end, or lower "

@@ -10,12 +10,12 @@ import secrets
 import shutil
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlrun.runner.cluster.ray_environment import ray
-from rlrun.runner.cluster.ray_health import end_ray
+from rlrun.runner.cluster.ray_health import end_ray, take_started
 from rlrun.runner.contracts.errors import JobError
 from rlrun.specs.problems.codes import Code
 
@@ -25,6 +25,20 @@ _REACHED_SECONDS = 10.0
 """Deadline for a connection to the cluster's host."""
 _TRIES = 3
 """How often Ray is started before rlrun gives up. On an overloaded host a try fails after 30 seconds."""
+
+
+class _WithoutFolders(ray.job_config.JobConfig):
+    """Ray puts the driver's current folder on the path of its workers, before the installed packages: a
+    `triton.py` there would run in each process of the job. This configuration has no such folders.
+    """
+
+    @property
+    def _py_driver_sys_path(self) -> list[str]:
+        return []
+
+    @_py_driver_sys_path.setter
+    def _py_driver_sys_path(self, folders: Sequence[str]) -> None:
+        """Ignores the folders; Ray's own `__init__` sets an empty list."""
 
 
 def start_here(cores: int, folder: Path) -> None:
@@ -51,14 +65,16 @@ def _init(cores: int, folder: Path) -> None:
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
+        job_config=_WithoutFolders(),
         _temp_dir=str(folder),
     )
 
 
 def _take_back_start(folder: Path) -> None:
     """Ends the processes of a failed start, and empties the folder for the next try."""
+    started = take_started()
     ray.shutdown()
-    end_ray()
+    end_ray(started)
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -99,7 +115,8 @@ def join(address: str) -> None:
     try:
         _check_that_somebody_listens(address)
         _stay_on_loopback(False)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(address=address, job_config=_WithoutFolders(), **quiet)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise JobError(
             f"the Ray cluster at cluster.address = {address!r} could not be joined: {error}; "

@@ -11,7 +11,6 @@ A run's files never decide which folder is removed. All files are opened relativ
 nobody can replace a folder between the check and the removal.
 """
 
-import json
 import logging
 import os
 import re
@@ -22,8 +21,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlrun.runner.host.atomic_files import read_bytes, write_json
+from rlrun.models.foreign_files import read_bytes
+from rlrun.models.json_files import parse_json
+from rlrun.runner.host.atomic_files import write_json
 from rlrun.runner.host.file_lock import try_lock
+from rlrun.runner.host.guardian import Guardian, guarded
 from rlrun.runner.host.process_identity import Owner, boot_id
 from rlrun.runner.host.segment_files import remove_segments_of, remove_stale_segments
 
@@ -47,10 +49,11 @@ class _Marker(Owner):
 
 
 class Scratch:
-    """The temporary folder of this launch."""
+    """The temporary folder of this launch, and the guardian of its processes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, guardian: Guardian) -> None:
         self.path = path
+        self._guardian = guardian
 
     @property
     def ray(self) -> Path:
@@ -61,17 +64,25 @@ class Scratch:
         """Records the ids of the job's processes, so that a later launch can remove their shared memory."""
         write_json(self.path / _PROCESSES, {name: pid for name, pid in pids.items() if pid is not None})
 
+    def note_session(self, session: int) -> None:
+        """Makes the processes of a session end with this launch, also if it is killed."""
+        self._guardian.note_session(session)
+
 
 @contextmanager
 def scratch_folder() -> Iterator[Scratch]:
-    """Creates a folder and removes it when the block ends; a later launch does so if this one is killed."""
+    """Creates a folder and removes it when the block ends; a later launch does so if this one is killed.
+
+    Processes that are started in the block end with it, also if this process is killed.
+    """
     parent = _parents()[0]
     path = Path(tempfile.mkdtemp(prefix="rlrun-", dir=parent))
     lock = _mark(path)
-    scratch = Scratch(path)
-    scratch.ray.mkdir(mode=0o700)
     try:
-        yield scratch
+        with guarded(path.name) as guardian:
+            scratch = Scratch(path, guardian)
+            scratch.ray.mkdir(mode=0o700)
+            yield scratch
     finally:
         with suppress(OSError), _opened(parent) as above, _opened(path.name, above) as folder:
             _remove(folder, path.name, above)
@@ -143,8 +154,8 @@ def _has_ended(owner: Owner, locked: bool | None) -> bool:
 
 def _pids_that_ended(folder: int) -> list[int]:
     try:
-        recorded = json.loads(read_bytes(Path(_PROCESSES), _MOST_BYTES, folder=folder))
-    except (OSError, ValueError, RecursionError):
+        recorded = parse_json(read_bytes(Path(_PROCESSES), _MOST_BYTES, folder=folder))
+    except (OSError, ValueError):
         return []
     pids = recorded.values() if isinstance(recorded, dict) else []
     return [pid for pid in pids if type(pid) is int and pid > 0 and not Path(f"/proc/{pid}").exists()]

@@ -96,8 +96,8 @@ async def start_processes(
     `timed` awaits a phase and shows its name and duration.
     """
     await timed("starting Ray" if cluster.is_local else "joining the cluster", cluster.start())
-    processes = cluster.launch(trainer_requests(plan, cluster.placement, folder))
-    groups = _engines(spec, plan, models, folder, cluster)
+    processes = await cluster.launch(trainer_requests(plan, cluster.placement, folder))
+    groups = await _engines(spec, plan, models, folder, cluster)
     loading_trainer, loading_engines = await in_background(_phases, spec)
     if not cluster.is_local:
         await _check_hosts(processes, groups[None], [*models.of_trainer, folder.path, *_adapters(spec)])
@@ -156,7 +156,7 @@ def _phases(spec: Spec) -> tuple[str, str]:
     return f"loading the trainer{trainer}", f"loading the engines{engines}"
 
 
-def _engines(
+async def _engines(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
 ) -> dict[str | None, list[Handle]]:
     """Launches the engines' processes and returns the handles by section name, the policy's under None."""
@@ -168,7 +168,8 @@ def _engines(
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
         setup = policy_model_setup(spec, plan, models.policy, folder.weights)
-        groups[None] += engine_handles(spec, setup, plan.engines, cluster, cluster.launch(requests))
+        processes = await cluster.launch(requests)
+        groups[None] += engine_handles(spec, setup, plan.engines, cluster, processes)
     for number, section in enumerate(spec.engines):
         if shares_policy(section):
             continue
@@ -182,7 +183,7 @@ def _engines(
         assert model is not None, "validation requires the path of a model that rlrun serves"
         pairs = zip(plan.named_engines, cluster.placement.named_engines, strict=True)
         plans, slots = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
-        processes = cluster.launch(engine_requests(section, plans, slots, folder))
+        processes = await cluster.launch(engine_requests(section, plans, slots, folder))
         setup = named_model_setup(section, model)
         groups[section.name] = list(engine_handles(spec, setup, plans, cluster, processes))
     return groups

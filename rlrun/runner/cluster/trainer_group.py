@@ -19,6 +19,7 @@ from rlrun.runner.batches.columns import split_log_probs, to_columns
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainSequence, TrainStep
 from rlrun.runner.contracts.step_clock import Span
+from rlrun.runner.contracts.update_metrics import combine_ranks
 from rlrun.runner.contracts.weight_updates import (
     GroupAddress,
     Readers,
@@ -100,7 +101,7 @@ class TrainerGroup:
 
     async def _metrics(self, arguments: Sequence[tuple[Any, ...]]) -> list[dict[str, float]]:
         answers: list[list[dict[str, float]]] = await self._timed("train", arguments)
-        return [_with_slowest_times(step) for step in zip(*answers, strict=True)]
+        return [combine_ranks(step) for step in zip(*answers, strict=True)]
 
     async def begin_profile(self) -> None:
         """Makes every rank record what it computes, until `end_profile`."""
@@ -271,15 +272,6 @@ class TrainerGroup:
             for rank, own in zip(self._ranks, arguments, strict=True)
         ]
         return await gather_or_first_cause(calls)
-
-
-def _with_slowest_times(metrics_by_rank: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns an optimizer step's metrics with the slowest rank's times; all others are the same on every
-    rank.
-    """
-    first = metrics_by_rank[0]
-    times = {name for name in first if name.startswith("perf/")}
-    return first | {name: max(metrics[name] for metrics in metrics_by_rank) for name in times}
 
 
 def _merge(tables: Sequence[dict[str, str]]) -> dict[str, str]:

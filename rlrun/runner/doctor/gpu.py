@@ -22,6 +22,7 @@ from rlrun.runner.doctor.installation import ask_torch, check_torch_and_gpus
 from rlrun.runner.doctor.sglang_start import start_sglang
 from rlrun.runner.planning.hardware import driver_gpus, local_gpu
 from rlrun.specs.reading.engine_types import is_installed
+from rlrun.specs.safe_python import own_python
 
 _SECONDS = 120.0
 """How long one measurement may take, the import of torch included."""
@@ -74,7 +75,7 @@ def _run(commands: Sequence[Sequence[str]]) -> list[Answer]:
     module = "rlrun.runner.doctor.measurements"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            own_python("-m", module, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for words in commands
     ]

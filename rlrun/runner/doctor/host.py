@@ -22,6 +22,7 @@ from rlrun.runner.doctor.installation import (
     installed_packages,
 )
 from rlrun.runner.planning.hardware import GIB, driver_gpus
+from rlrun.specs.processor import multiplies_bfloat16
 
 RAY_PORT = 6379
 _SANDBOX_CURES = {
@@ -46,6 +47,7 @@ def examine_host(folder: Path) -> Iterator[Check]:
         yield from check_torch_and_gpus(ask_torch(), driver_gpus())
     yield check_sglang(installed_packages().get("sglang"))
     yield check_torchao(installed_packages().get("torchao"))
+    yield check_bfloat16(native=multiplies_bfloat16())
     yield check_compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
     yield check_disk(folder, shutil.disk_usage(_existing(folder)).free)
     yield check_shared_memory(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None)
@@ -60,6 +62,16 @@ def check_compiler(path: str | None) -> Check:
         cure = "install g++ or clang++: with compiled operators generation on CPUs is several times as fast"
         return Check("C++ compiler", "note", "none: jobs use plain torch operators", cure)
     return Check("C++ compiler", "ok", path)
+
+
+def check_bfloat16(*, native: bool) -> Check:
+    """Checks for instructions for bfloat16, which an unset `dtype` follows in jobs on CPUs."""
+    if native:
+        found = "the processor has instructions for it: an unset dtype is bfloat16"
+        return Check("bfloat16 on CPU", "ok", found)
+    found = "the processor has no instructions for it: an unset dtype is float32 in jobs on CPUs"
+    cure = "leave `dtype` unset: bfloat16 would be several times slower in jobs on this CPU"
+    return Check("bfloat16 on CPU", "note", found, cure)
 
 
 def check_disk(folder: Path, free: int) -> Check:

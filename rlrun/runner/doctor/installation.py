@@ -3,11 +3,11 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 
 from rlrun.runner.doctor.check import Check, Verdict
+from rlrun.specs.safe_python import own_python
 
 _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)\s*(?P<sign>==|>=)\s*(?P<version>[\w.]+)\s*;.*extra == .(?P<extra>[\w-]+)"
@@ -116,7 +116,7 @@ def ask_torch() -> dict[str, object] | str:
     """Returns torch's answers about this host, or the reason why it gave none."""
     try:
         process = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=True
+            own_python("-c", _PROBE), capture_output=True, text=True, timeout=120, check=True
         )
         answer: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

@@ -26,6 +26,7 @@ from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.network import use_interface_of
 from rlrun.runner.weights.buckets import Bucket, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
+from rlrun.specs.safe_python import own_python
 
 ON_GPU = torch.cuda.is_available()
 PRODUCT = 8192 if ON_GPU else 256
@@ -159,7 +160,7 @@ def _seconds(device: torch.device, function: Callable[[], object]) -> float:
 
 
 def _start(name: str, input: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rlrun.runner.doctor.measurements", name]
+    command = own_python("-m", "rlrun.runner.doctor.measurements", name)
     process = subprocess.run(command, input=input, stdout=subprocess.PIPE, text=True, timeout=90, check=True)
     answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return answer

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -44,21 +43,6 @@ def json_bytes(value: Any) -> bytes:
 def is_unfinished(path: Path) -> bool:
     """Whether this is a temporary file of `write_bytes` that a killed process left behind."""
     return _UNFINISHED.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
-
-
-def read_bytes(path: Path, max_bytes: int, *, folder: int | None = None) -> bytes:
-    """Returns the content of a file that rlrun did not write; OSError or ValueError if it cannot be read.
-
-    Raises ValueError for more than `max_bytes`, and for anything but a regular file: opening a pipe would
-    wait for a writer, and a device has no end. `folder` is the descriptor of the folder of a relative path.
-    """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a regular file")
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes} bytes")
-    return content
 
 
 def sync_tree(folder: Path) -> None:

@@ -5,12 +5,15 @@ from contextlib import suppress
 
 import psutil
 
+from rlrun.runner.host.guardian import guardians
+
 _WAIT_SECONDS = 3.0
 
 
 def children() -> set[psutil.Process]:
-    """Returns every process that this process started, and those that they started in turn."""
-    return set(psutil.Process().children(recursive=True))
+    """Returns every process that this process started, and those that they started in turn; no guardian."""
+    below = psutil.Process().children(recursive=True)
+    return {process for process in below if process.pid not in guardians}
 
 
 def end_or_kill(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from rlrun.models.foreign_files import open_regular
 from rlrun.runner.contracts.errors import JobError, NodeLost
 from rlrun.runner.host.background import cancel_all
 from rlrun.specs.paths import display_path
@@ -92,7 +93,8 @@ class ProcessFailure(JobError):
 def log_end(log: Path) -> str:
     """Returns the last lines of a log, and the path of the whole log."""
     try:
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        with open_regular(log) as file:
+            lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
         return f"(its log would be {display_path(log)})"
     return "\n".join([*(f"  {line}" for line in lines), log_location(log)])

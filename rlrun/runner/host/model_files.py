@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.config_defaults import with_family_defaults
-from rlrun.models.hub import download
+from rlrun.models.foreign_files import open_regular
+from rlrun.models.hub import Say, download, say_nothing
 from rlrun.models.json_files import read_json_object
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import LaunchRefused
 from rlrun.runner.host.remote_code import CodeFile, code_files, code_problem
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.model import ModelSpec
@@ -36,41 +37,49 @@ class ModelFiles:
         return with_family_defaults(config) | own
 
 
-def fetch_model(spec: ModelSpec) -> ModelFiles:
+def fetch_model(spec: ModelSpec, say: Say = say_nothing) -> ModelFiles:
     """Returns the policy's files; does not download weights that are initialised at random.
 
-    Raises JobError if there are none, or if the tokenizer's code is needed and not trusted.
+    Raises LaunchRefused if there are none, or if the tokenizer's code is needed and not trusted.
     """
     code = spec.trust_remote_code
-    files = fetch_files("model.path", spec.path, spec.revision, weights=not spec.random_init, code=code)
+    files = fetch_files(
+        "model.path", spec.path, spec.revision, weights=not spec.random_init, code=code, say=say
+    )
     if problem := code_problem(files.folder, is_trusted=code):
-        raise JobError(problem, code=Code.MODEL)
+        raise LaunchRefused(problem, Code.MODEL)
     return replace(files, code=code_files(files.folder)) if code else files
 
 
 def fetch_files(
-    key: str, path: str, revision: str | None = None, *, weights: bool = True, code: bool = False
+    key: str,
+    path: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    code: bool = False,
+    say: Say = say_nothing,
 ) -> ModelFiles:
     """Returns the local folder `path`, or the files of the hub's model `path`, downloaded if necessary.
 
-    `key` is the spec's key for the JobError that is raised if there is neither. `code`: Python files are
-    downloaded, too.
+    `key` is the spec's key for the LaunchRefused that is raised if there is neither. `code`: Python files are
+    downloaded, too. `say` shows a line before the hub is asked.
     """
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return ModelFiles(folder.absolute(), None)
     if folder.is_absolute() or folder.exists():
-        raise JobError(
-            f"{key} = {path!r} has no config.json; name a Hugging Face folder or id", code=Code.MODEL
+        raise LaunchRefused(
+            f"{key} = {path!r} has no config.json; name a Hugging Face folder or id", Code.MODEL
         )
     patterns = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
     patterns += ["*.safetensors"] * weights + ["*.py"] * code
     try:
-        downloaded = download(path, patterns, revision)
+        downloaded = download(path, patterns, revision, say=say)
     except ValueError as error:
-        raise JobError(
+        raise LaunchRefused(
             f"{key} = {path!r} is not a folder, and it could not be downloaded from the hub: {error}",
-            code=Code.MODEL,
+            Code.MODEL,
         ) from error
     return ModelFiles(downloaded, downloaded.name)
 
@@ -96,7 +105,7 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(_READ_BYTES):
                 digest.update(block)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlrun.models.foreign_files import open_regular
 from rlrun.runner.contracts.errors import JobError
 from rlrun.specs.problems.codes import Code
 
@@ -28,7 +29,7 @@ end a rank that waited too long for the others."""
 def fatal_signal(log: Path, start: int) -> str | None:
     """Returns the last signal that faulthandler logged after byte `start`, such as `SIGBUS (Bus error)`."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(start)
             errors = _FATAL.findall(file.read().decode(errors="replace"))
     except OSError:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.placement import place
@@ -17,11 +16,11 @@ from rlrun.runner.engines.pool.gateway import Gateway, make_gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import gather_or_first_cause
-from rlrun.runner.host.model_files import ModelFiles, check_weights, fetch_files
+from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.batch_sources import saved_source
 from rlrun.runner.job.inputs import Inputs, read_inputs
-from rlrun.runner.planning.plan import Plan, make_plan
-from rlrun.runner.prompts.shared_vocabulary import check_same_tokens
+from rlrun.runner.job.resume_checks import check_steps
+from rlrun.runner.planning.plan import Plan, make_plan, plan_for_mode
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.saved_source import SavedSource
 from rlrun.runner.scoring.scorer import Scorer
@@ -52,7 +51,7 @@ class RunningJob:
 
 async def start_job(
     spec: Spec,
-    model: ModelFiles,
+    models: Models,
     folder: RunFolder,
     scratch: Scratch,
     stack: AsyncExitStack,
@@ -63,18 +62,18 @@ async def start_job(
 
     `timed` awaits a phase and shows it by its name.
     """
-    reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, model)))
+    reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, models.policy)))
     plan = make_plan(spec)
     if plan.steps is None:
         plan = make_plan(spec, rows=len((await reading).stream))
     assert plan.steps is not None
+    check_steps(spec.debug.step or plan.steps, folder)  # epochs have so many steps as the rows give
     steps, plan = spec.debug.step or plan.steps, plan_for_mode(plan, spec.debug.mode)
-    saved = saved_source(spec, steps, model)
+    saved = saved_source(spec, steps, models.policy)
     cluster = Cluster(spec.cluster, place(plan), scratch, spec.fault_tolerance.node_timeout)
     stack.push_async_callback(cluster.close)
     scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
     stack.push_async_callback(scorer.close)  # before the cluster, which waits for all child processes
-    models = await in_background(_fetch_models, spec, model)
     processes = start_processes(spec, plan, models, folder, cluster, timed=timed)
     starting = asyncio.create_task(cluster.while_alive(processes))
     scorers = _start_scorer(scorer, starting if spec.engines else None)
@@ -82,7 +81,7 @@ async def start_job(
     await gather_or_first_cause([reading, starting, scoring])  # errors of files explain those of processes
     stack.push_async_callback(reading.result().close)
     started = starting.result()
-    gateway = make_gateway(spec, model, folder)
+    gateway = make_gateway(spec, models.policy, folder)
     pools = _pools(spec, started, gateway)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
@@ -109,26 +108,6 @@ def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str,
     return pools
 
 
-def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
-    teacher = None
-    if spec.teacher is not None and spec.teacher.path is not None:
-        teacher = fetch_files("teacher.path", spec.teacher.path, spec.teacher.revision)
-    named_models = {
-        section.name: fetch_files(f"engines[{number}].path", section.path, section.revision)
-        if section.path
-        else None
-        for number, section in enumerate(spec.engines)
-    }
-    scoring_models = [("teacher", teacher)]
-    for role, section in (("teacher", spec.teacher), ("reference", spec.reference)):
-        if section is not None and section.engine:
-            scoring_models.append((role, named_models[section.engine]))
-    for role, files in scoring_models:
-        if files is not None:
-            check_same_tokens(policy, role, files)
-    return Models(policy, teacher, named_models)
-
-
 async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None) -> None:
     """Starts the scorer; if rewards can call engines, waits until those have started."""
     if starting is None:
@@ -138,13 +117,6 @@ async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None
     if not starting.cancelled() and starting.exception() is None:
         named_engines = starting.result().named_engines
         await scorer.start({name: group.addresses for name, group in named_engines.items()})
-
-
-def plan_for_mode(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
-    """Returns the part of the plan that a debug mode starts, with the placement of the whole job."""
-    if mode is None:
-        return plan
-    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
 
 
 def trainer_of(started: Processes, pool: EnginePool | None) -> TrainerGroup:
@@ -157,6 +129,5 @@ def trainer_of(started: Processes, pool: EnginePool | None) -> TrainerGroup:
 
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:
     needs = needs_of(spec)
-    await in_background(check_weights, spec.model, model.folder)
     kinds = {"rollout": needs.rollout, "pairs": needs.pairs}
     return await in_background(read_inputs, spec, model.folder, **kinds, code=model.code)

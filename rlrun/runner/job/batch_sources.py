@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.validation import needs_of
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.inputs import Inputs
@@ -17,14 +16,13 @@ from rlrun.runner.rollouts.partial import PartialSource
 from rlrun.runner.rollouts.saved_source import SavedSource
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.runner.scoring.scorer import unique_names
-from rlrun.specs.derived.sampling_mask import records_mask
 from rlrun.specs.sections.job import Spec
 
 
 def policy_source(spec: Spec, policy: RolloutContext, inputs: Inputs) -> BatchSource:
     """Returns a source of the policy's samples: synchronous, asynchronous or partial."""
     rollout = spec.rollout
-    prompts = inputs.prompts(rollout.oversample or rollout.batch_size)
+    prompts = inputs.prompts(rollout.oversample)
     filters = filters_of(spec)
     if rollout.partial:
         strategy = build("buffers", rollout.buffer.type, rollout.buffer.params)
@@ -54,5 +52,5 @@ def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None
     assert spec.debug.rollouts is not None, "a rule of the spec requires it"
     checkpoint_before(spec.debug)
     run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
-    masked = records_mask(spec, needs_of(spec))
+    masked = spec.rollout.sampling_mask
     return SavedSource(run, first, last, model.config()["vocab_size"], masked=masked)

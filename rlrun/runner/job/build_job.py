@@ -10,10 +10,12 @@ from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.batches.packing import Cost, plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.carriers import Role
+from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.interfaces import FrozenModel, RolloutContext, WeightReceiver
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.engines.pool.served_model import ServedModel
+from rlrun.runner.host.memory import host_memory
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.batch_sources import demonstration_source, policy_source
@@ -23,16 +25,16 @@ from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices, Shar
 from rlrun.runner.job.job import BatchSource, Job, RolloutJob
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
+from rlrun.runner.planning.device_map import available_cores
 from rlrun.runner.planning.hardware import local_gpu
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource, DrainBeforeUpdate
 from rlrun.runner.rollouts.evaluation import Evaluator
+from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
-from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.policy_model import read_policy
-from rlrun.specs.derived.sampling_mask import records_mask
 from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_shares_policy
 from rlrun.specs.sections.job import Spec
 
@@ -73,7 +75,7 @@ def make_job(
         make_patches=running.inputs.tokenizer.images.patches,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
-        recompute_old=old_log_probs_of(spec, corrected=needs.trainer_log_probs) == "trainer",
+        recompute_old=spec.trainer.old_log_probs == "trainer",
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
@@ -142,6 +144,7 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
     if running.pool is None:
         return None
     inputs, pool = running.inputs, running.pool
+    programs = program_limit(spec, available_cores(), host_memory().total)
     return RolloutContext(
         pool,
         inputs.tokenizer,
@@ -150,7 +153,8 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         inputs.rollout,
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
-        record_mask=records_mask(spec, needs_of(spec)),
+        limit=ExecutionLimit(None if programs is None else programs.number),
+        record_mask=spec.rollout.sampling_mask,
     )
 
 
@@ -255,5 +259,5 @@ def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget:
         cost=Cost.of_model(config),
         together=needs_of(spec).pairs,
         micro_batch_size=spec.trainer.micro_batch_size,
-        share_prefixes=bool(spec.trainer.share_prefixes),
+        share_prefixes=spec.trainer.share_prefixes,
     )

@@ -76,7 +76,7 @@ def read_inputs(
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args, code)
     source = build("data", spec.data.type, spec.data.params)
-    limit = spec.rollout.prompt_limit
+    limit = spec.rollout.max_prompt_tokens
     demonstrations = None
     if not rollout:
         demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
@@ -201,8 +201,8 @@ def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools, check: Callable[[
     for dataset in spec.eval.datasets:
         source = build("data", dataset.type, dataset.params)
         in_order = dataset.model_copy(update={"shuffle": False})
-        limit = spec.rollout.prompt_limit
+        limit = spec.rollout.max_prompt_tokens
         encode = _prompt_encoder(tokenizer, dataset, tools, limit, check)
         stream = PromptStream(source, encode, in_order, limit, spec.seed)
-        sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
+        sets.append(eval_set(dataset, spec.rollout, stream.epoch()))
     return sets

@@ -197,6 +197,11 @@ class Job(RolloutJob):
     compiles: bool = False
     """torch compiles the trainer's layers in the first step of a launch, which then takes longer."""
 
+    @property
+    def compares_log_probs(self) -> bool:
+        """Whether the log-probs of engines and trainer must be equal; demonstrations have none of engines."""
+        return self.true_on_policy and self.algorithm.needs.rollout
+
     def evaluates_after(self, step: int) -> bool:
         """Whether the evaluation runs after a step."""
         return step == self.steps or is_due(step - 1, self.eval_interval)

@@ -1,6 +1,8 @@
 """A launch from spec to exit code: the run folder, the start of the job, the loop, the end.
 
-claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ attempts ─▶ report
+check files, GPUs, models ─▶ claim folder ─▶ check a resume ─┐
+┌────────────────────────────────────────────────────────────┘
+└▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ attempts ─▶ report
                  Ctrl-C, SIGTERM, SIGHUP ─▶ the loop saves ─┐
                                                 any failure ┴▶ end every process ─▶ state.json, exit code
 """
@@ -8,41 +10,50 @@ claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ran
 import asyncio
 import logging
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.hub import say_nothing
 from rlrun.models.low_precision import note_on
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.checkpoints.folder import newest_step
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint
+from rlrun.runner.cluster.host_gpus import check_gpus
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.cluster.start import Models
+from rlrun.runner.contracts.errors import JobError, LaunchRefused
 from rlrun.runner.host.atomic_files import write_json, write_text
 from rlrun.runner.host.background import finish_when_cancelled, in_background
 from rlrun.runner.host.failures import run_watched
 from rlrun.runner.host.garbage import rare_collections
-from rlrun.runner.host.model_files import ModelFiles, fetch_model
+from rlrun.runner.host.memory import MemoryWatch, host_memory
+from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.assembly import start_job
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
+from rlrun.runner.job.model_fetch import fetch_models
 from rlrun.runner.job.preflight import check_files
-from rlrun.runner.job.signals import INTERRUPTED, stop_on_signals
+from rlrun.runner.job.resume_checks import check_resume
+from rlrun.runner.job.signals import INTERRUPTED, held_signals, released_signals, stop_on_signals
 from rlrun.runner.job.stopping import StopRequest, resume_hint
-from rlrun.runner.job.watching import diagnose_engines, watch
-from rlrun.runner.planning.planned_model import fit_spec
+from rlrun.runner.job.watching import diagnose_engines, memory_of, watch
+from rlrun.runner.planning.device_map import available_cores
+from rlrun.runner.planning.planned_model import resolve_for_job
 from rlrun.runner.records.claim import claim_folder
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, start_logging
 from rlrun.runner.records.journal import Journal
-from rlrun.runner.records.kept_choices import keep_engines, keep_sharing
+from rlrun.runner.records.kept_choices import keep_choices
 from rlrun.runner.records.learning_curve import write_curve
-from rlrun.runner.records.lock import check_same_code, check_same_run, make_lock, read_lock
+from rlrun.runner.records.lock import check_same_run, make_lock, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.scoring.scorer import unique_names
+from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.sample_limits import sample_limits
 from rlrun.specs.derived.shared_prefixes import SharingChoice
 from rlrun.specs.paths import display_path
@@ -65,16 +76,25 @@ def launch(
     """Runs a job to its end; returns the exit code: 0 done, 3 failed, 130 interrupted.
 
     `quiet` shows only problems on the console, and `verbose` also the messages of the driver's log.
-    Before anything is started, raises SpecError if files of the model or the data cannot be used, and
-    RunFolderError if the run's name cannot be used.
+    Before anything is started, raises SpecError if files of the model or the data cannot be used or GPUs are
+    missing, RunFolderError if the run's name cannot be used, and LaunchRefused if models cannot be downloaded
+    or a run cannot be resumed.
     """
-    check_files(loaded, online=True)
+    say = say_nothing if quiet else _say_early
+    check_files(loaded, online=True, say=say)
+    check_gpus(loaded)
+    models = fetch_models(loaded.spec, say)
+    given, (loaded, sharing) = loaded, _resolve(loaded, models.policy)
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
+        stack.enter_context(held_signals())
         folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=resume, new=new))
+        locked = None
         if folder.lock.exists():
-            locked = read_lock(folder.lock)
-            loaded = keep_sharing(keep_engines(loaded, locked), locked)
+            before = read_lock(folder.lock)
+            with released_signals():  # hashing a large model takes a while, and nothing was changed yet
+                loaded, sharing = _resolve(keep_choices(given, before), models.policy)
+                locked = check_resume(loaded, models.policy, folder, before)
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
         console = Console(folder.name, quiet=quiet)
@@ -82,7 +102,8 @@ def launch(
         handlers = start_logging(folder, console, hide, verbose=verbose)
         _allow_open_files()
         try:
-            return asyncio.run(_supervise(loaded, folder, scratch, console, hide, resume=resume))
+            launched = _Launch(loaded, sharing, models, folder, scratch, locked, resume=resume)
+            return asyncio.run(_supervise(launched, console, hide))
         finally:
             for handler in handlers:
                 logging.getLogger().removeHandler(handler)
@@ -90,16 +111,39 @@ def launch(
                 handler.close()
 
 
-async def _supervise(
-    loaded: LoadedSpec,
-    folder: RunFolder,
-    scratch: Scratch,
-    console: Console,
-    hide: Callable[[str], str],
-    *,
-    resume: bool,
-) -> int:
-    """Runs the job, stops it on request, and records how it ended."""
+def _resolve(loaded: LoadedSpec, model: ModelFiles) -> tuple[LoadedSpec, SharingChoice | None]:
+    """Returns the spec that the job runs with, and its choice of shared prefixes if it leaves that open."""
+    resolved = resolve_for_job(loaded.spec, model)
+    return replace(loaded, spec=resolved.spec), resolved.sharing
+
+
+def _say_early(text: str) -> None:
+    """Shows a line before the run has a console."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launch that was not refused."""
+
+    loaded: LoadedSpec
+    """With the defaults that follow from the rest of the spec and from the models."""
+    sharing: SharingChoice | None
+    models: Models
+    folder: RunFolder
+    scratch: Scratch
+    locked: dict[str, Any] | None
+    """The lock of this launch, if it resumes a run that has one."""
+    resume: bool
+
+
+async def _supervise(launch: _Launch, console: Console, hide: Callable[[str], str]) -> int:
+    """Runs the job, stops it on request, and records how it ended.
+
+    Raises LaunchRefused, with state.json as it was, if the run cannot be resumed.
+    """
+    loaded, folder, scratch = launch.loaded, launch.folder, launch.scratch
+    before = folder.read_state()
     trackers = zip(unique_names(loaded.spec.trackers), loaded.spec.trackers, strict=True)
     journal = Journal(
         folder,
@@ -109,47 +153,40 @@ async def _supervise(
     )
     journal.note({"scratch": str(scratch.path)})
     stop = StopRequest()
-    task = asyncio.create_task(_run(loaded, folder, scratch, console, journal, stop=stop, resume=resume))
+    task = asyncio.create_task(_run(launch, console, journal, stop=stop))
     stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
-    code, status, error, failed = DONE, "done", None, None
+    code, status, error, failed, refused = DONE, "done", None, None, False
     try:
         await task
         if stop.asked:
             code, status = INTERRUPTED, "interrupted"
     except asyncio.CancelledError:
         code, status = INTERRUPTED, "interrupted"
+    except LaunchRefused:
+        refused = bool(before)
+        raise
     except Exception as failure:
         error, failed = _explain(failure, folder, console, hide), failure
         code, status = (INTERRUPTED, "interrupted") if stop.by_user else (FAILED, "failed")
     finally:
         console.close()
-        journal.close(status, error, None if failed is None else _code_of(failed))
+        if refused:
+            journal.withdraw(before)
+        else:
+            journal.close(status, error, None if failed is None else _code_of(failed))
     _conclude(folder, console, status, advise=not isinstance(failed, DamagedCheckpoint))
     return code
 
 
-async def _run(
-    loaded: LoadedSpec,
-    folder: RunFolder,
-    scratch: Scratch,
-    console: Console,
-    journal: Journal,
-    *,
-    stop: StopRequest,
-    resume: bool,
-) -> None:
-    spec, stack = loaded.spec, AsyncExitStack()
+async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: StopRequest) -> None:
+    loaded, folder, resume = launch.loaded, launch.folder, launch.resume
+    spec, model, stack = loaded.spec, launch.models.policy, AsyncExitStack()
     try:
         console.say(f"{folder.name}: starting; all its files go to {folder.shown}")
-        model = await in_background(fetch_model, spec.model)
-        if folder.lock.exists():
-            check_same_code(read_lock(folder.lock), model)
-        locking = asyncio.create_task(in_background(make_lock, loaded, model))
-        spec, sharing = await in_background(fit_spec, spec, model)
-        loaded = replace(loaded, spec=spec)
-        for line in _notes(loaded, model, sharing):
+        locking = asyncio.create_task(_lock(launch))
+        for line in _notes(loaded, model, launch.sharing):
             console.say(line)
-        running = await start_job(spec, model, folder, scratch, stack, timed=console.timed)
+        running = await start_job(spec, launch.models, folder, launch.scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
         journal.save_tokens(running.inputs.tokenizer.pieces)
         journal.note(running.cluster.note_processes())
@@ -163,13 +200,22 @@ async def _run(
         else:
             attempts = Attempts(loaded, model, running, folder, journal=journal, say=say, stop=stop)
             work = attempts.run(resume=resume)
-        with rare_collections():
-            await run_watched(work, watch(spec, running, stop, say), partial(diagnose_engines, running))
-        if stop.cause is not None:
-            raise JobError(stop.cause, code=Code.CLUSTER)
+        memory = MemoryWatch(partial(memory_of, running))
+        with rare_collections(), memory.named_in_failures():
+            watching = watch(spec, running, stop, say, memory)
+            await run_watched(work, watching, partial(diagnose_engines, running))
+            if stop.cause is not None:
+                raise JobError(stop.cause, code=Code.CLUSTER)
     finally:
         # a job that is told to stop while it ends still ends everything
         await finish_when_cancelled(stack.aclose())
+
+
+async def _lock(launch: _Launch) -> dict[str, Any]:
+    """Returns the lock of a launch; hashing the files of a large model takes as long as the job's start."""
+    if launch.locked is not None:
+        return launch.locked
+    return await in_background(make_lock, launch.loaded, launch.models.policy)
 
 
 def _notes(loaded: LoadedSpec, model: ModelFiles, sharing: SharingChoice | None) -> Iterator[str]:
@@ -182,8 +228,11 @@ def _notes(loaded: LoadedSpec, model: ModelFiles, sharing: SharingChoice | None)
     if (precision := spec.trainer.low_precision) is not None:
         yield note_on(precision, on_cpu=not spec.cluster.gpus_per_node)
     yield from loaded.engine_reasons()
+    yield from loaded.dtype_reasons()
     if sharing is not None:
         yield str(sharing)
+    if (programs := program_limit(spec, available_cores(), host_memory().total)) is not None:
+        yield str(programs)
     yield sample_limits(spec, rollout=needs_of(spec).rollout)
 
 

@@ -23,10 +23,11 @@ from rlrun.runner.batches.ranks_by_prompt import ranks_by_prompt
 from rlrun.runner.batches.sequences import images_of, to_sequences, with_current_tokens
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import StepClock
+from rlrun.runner.contracts.update_metrics import combine_updates
 from rlrun.runner.job.job import Job, Progress
-from rlrun.runner.job.performance import StepUsage, summary_of_updates
+from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.step_end import evaluate, evaluate_first, finish_step, saved_when_stopped
-from rlrun.runner.job.sync_probe import check_equality
+from rlrun.runner.job.sync_probe import check_pass, check_update
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.rollouts.rollout_source import Batch
 
@@ -110,7 +111,13 @@ async def prepare(
     packed = PackedSteps(job.policy.pack(sequences), critic_steps)  # 5
     job.journal.doing("compiling and training" if compiling else "training")
     passes = Passes(
-        job.algorithm, job.policy, job.reference, job.teacher, job.critic, recompute_old=job.recompute_old
+        job.algorithm,
+        job.policy,
+        job.reference,
+        job.teacher,
+        job.critic,
+        recompute_old=job.recompute_old,
+        compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,
     )
     return batch, await passes.run(clock, batch.groups, sequences, packed), packed  # 6
 
@@ -123,12 +130,12 @@ async def train(
     """
     metrics: dict[str, float] = {}
     if job.critic is not None:
-        metrics = summary_of_updates(await job.critic.train(sequences, packed.critic))
+        metrics = combine_updates(await job.critic.train(sequences, packed.critic))
     if finished >= job.critic_only_steps:
         updates = await job.policy.train(sequences, packed.policy)
-        if job.true_on_policy:
-            check_equality(updates, finished + 1)
-        metrics |= summary_of_updates(updates)
+        if job.compares_log_probs:
+            check_update(updates, finished + 1)
+        metrics |= combine_updates(updates)
     if is_due(finished, job.reference_interval):
         await job.trainer.update_reference()
     return metrics

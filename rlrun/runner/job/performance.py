@@ -1,4 +1,4 @@
-"""Computes the metrics `perf/…` of a step, and combines those of its optimizer steps. Pure functions."""
+"""Computes the metrics `perf/…` of a step. Pure functions."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from rlrun.runner.records.metrics import add_prefix
 from rlrun.runner.rollouts.rollout_source import Batch
 
 _TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
-_COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps", "train/critic/skipped_steps"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +117,3 @@ def reward_wait(spans: Sequence[Span]) -> dict[str, float]:
 def memory_metrics(peaks: Mapping[str, float]) -> dict[str, float]:
     """Returns `perf/peak_memory/<role>` in bytes."""
     return {f"perf/peak_memory/{role}": peak for role, peak in peaks.items()}
-
-
-def summary_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combines the metrics of a step's optimizer steps: the mean, except for the sum of counts and times, the
-    maximum of maxima, and the last learning rate.
-    """
-    merged = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        if name.endswith("/lr"):
-            merged[name] = values[-1]
-        elif name.startswith("perf/") or name in _COUNTS:
-            merged[name] = sum(values)
-        else:
-            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
-    return merged

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlrun.models.config_defaults import text_config, with_family_defaults
+from rlrun.models.config_defaults import with_family_defaults
 from rlrun.models.config_json import read_config
-from rlrun.models.hub import cached_config, download
+from rlrun.models.hub import Say, cached_config, download, say_nothing
 from rlrun.models.transformers_models import refuse_unsupported
 from rlrun.plugins.registry import load
 from rlrun.plugins.validation import needs_of
@@ -24,25 +24,27 @@ from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings
 from rlrun.runner.prompts.template_files import template_problem
 from rlrun.specs.derived.engine_layout import layout_of
-from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, SpecError, coded
 from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.rules.engines.router_rules import launched_arguments
 from rlrun.specs.rules.family_rules import family_findings
 from rlrun.specs.rules.optimizer_rules import optimizer_sections
 from rlrun.specs.sections.job import Spec
 
 
-def check_files(loaded: LoadedSpec, *, online: bool = False) -> None:
+def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_nothing) -> None:
     """Raises SpecError with every problem of the model's and the data's files and of optional packages.
 
-    `online`: the config.json of a model on the hub is downloaded. Otherwise it is checked only if it is in
-    the cache.
+    `online`: a job is about to start. The config.json of a model on the hub is downloaded, otherwise it is
+    checked only if it is in the cache; and the interpreters of servers are asked for their arguments. `say`
+    shows a line before the hub is asked.
     """
     spec = loaded.spec
     findings = [
-        *coded(_model(spec, online), Code.MODEL),
+        *coded(launched_arguments(spec) if online else (), Code.ENGINE),
+        *coded(_model(spec, online, say), Code.MODEL),
         *coded(adapter_findings(spec), Code.ADAPTER),
         *coded(data_findings(spec), Code.DATA),
         *coded(_trackers(spec), Code.PACKAGE),
@@ -52,22 +54,16 @@ def check_files(loaded: LoadedSpec, *, online: bool = False) -> None:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
 
 
-def fitted_to_model(spec: Spec) -> Spec:
-    """Returns the spec with the prompt limit of its model, if the model's folder is on this host already."""
-    folder = Path(spec.model.path)
-    try:
-        config = text_config(read_config(folder)) if folder.is_dir() else {}
-        positions = config.get("max_position_embeddings")
-    except ValueError:
-        positions = None
-    return fit_to_model(spec, positions if isinstance(positions, int) else None)
-
-
-def _model(spec: Spec, online: bool) -> Iterator[Finding]:
+def _model(spec: Spec, online: bool, say: Say) -> Iterator[Finding]:
     """Checks a local folder, and the family of a model on the hub, whose other files are not here yet."""
     folder, path = Path(spec.model.path), ("model", "path")
     if not folder.is_absolute() or not folder.is_dir():
-        on_hub = None if folder.is_absolute() else _config_from_hub(spec, online)
+        try:
+            on_hub = None if folder.is_absolute() else _config_from_hub(spec, online, say)
+        except ValueError as error:
+            reason = f"it could not be downloaded from the hub: {error}"
+            yield Finding(path, f"{spec.model.path!r} is not a folder, and {reason}")
+            return
         if on_hub is not None:
             yield from _model_on_hub(spec, on_hub)
         return
@@ -103,17 +99,14 @@ def _code_finding(spec: Spec, folder: Path) -> Finding | None:
     return Finding(("model", key), problem) if problem else None
 
 
-def _config_from_hub(spec: Spec, online: bool) -> Path | None:
-    """Returns a folder with the config.json of a model on the hub; None if there is none.
+def _config_from_hub(spec: Spec, online: bool, say: Say) -> Path | None:
+    """Returns a folder with the config.json of a model on the hub; None if it is not cached and not `online`.
 
-    Why a download fails is reported when the whole model is downloaded.
+    Raises ValueError, with the reason, if it cannot be downloaded.
     """
     if not online:
         return cached_config(spec.model.path, spec.model.revision)
-    try:
-        return download(spec.model.path, ["config.json"], spec.model.revision)
-    except ValueError:
-        return None
+    return download(spec.model.path, ["config.json"], spec.model.revision, say=say)
 
 
 def _family_problem(spec: Spec, folder: Path) -> str:

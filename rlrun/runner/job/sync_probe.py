@@ -33,13 +33,27 @@ LEAST_SHARE = 0.2
 """The share of the trainer's moves that an engine must follow; about the temperature if all is well."""
 
 
-def check_equality(updates: Sequence[Mapping[str, float]], step: int) -> None:
-    """Raises JobError unless engines and trainer had the same log-probs in a step with `true_on_policy`.
+def check_pass(step: int, sequences: Sequence[TrainSequence], log_probs: Sequence[LogProbs]) -> None:
+    """Raises JobError unless engines and trainer have the same log-probs in a step with `true_on_policy`.
 
-    `updates`: the metrics of the step's optimizer steps. Only the first is checked: where the ratio is to the
-    engine's log-probs, later ones compare with weights that were updated meanwhile.
+    `log_probs`: the trainer's, from a pass over all sequences before the first update. Tokens that are not
+    trained on, or that older weights made, do not count.
     """
-    difference = updates[0].get(f"{DIFFERENCE}_max", 0.0) if updates else 0.0
+    for sequence, ours in zip(sequences, log_probs, strict=True):
+        compared = sequence.loss_mask if sequence.current is None else sequence.loss_mask * sequence.current
+        _check_difference(np.abs((ours - sequence.rollout_log_probs)[compared > 0]).max(initial=0.0), step)
+
+
+def check_update(updates: Sequence[Mapping[str, float]], step: int) -> None:
+    """Raises JobError as `check_pass` does, by the metrics of the first of a step's optimizer steps.
+
+    That is enough where it is the only one. Later ones may compare with weights that were updated meanwhile,
+    so that a step with several has a pass, too.
+    """
+    _check_difference(updates[0][f"{DIFFERENCE}_max"], step)
+
+
+def _check_difference(difference: float, step: int) -> None:
     if difference == 0.0:
         return
     raise JobError(

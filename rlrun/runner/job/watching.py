@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
+from rlrun.plugins.rollouts.agent.command_agent import running_programs
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Handle
 from rlrun.runner.cluster.start_engines import EngineHandle
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
+from rlrun.runner.host.memory import GroupMemory, MemoryWatch, job_memory
 from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.stopping import StopRequest, announcement
 from rlrun.specs.problems.codes import Code
@@ -26,15 +28,25 @@ def _every_engine(running: RunningJob) -> list[Handle]:
     return [handle for group in groups for handle in group.handles]
 
 
-async def watch(spec: Spec, running: RunningJob, stop: StopRequest, say: Callable[[str], None]) -> None:
+async def watch(
+    spec: Spec, running: RunningJob, stop: StopRequest, say: Callable[[str], None], memory: MemoryWatch
+) -> None:
     """Never returns; raises the first failure that a restart of an engine cannot repair."""
     watches = [
         watch_engines(spec, running, say),
         watch_ray(running.cluster, stop, say, spec.checkpoint.stop_timeout),
+        memory.run(),
     ]
     if running.pool is not None and spec.engine.type == "sglang":
         watches.append(running.pool.watch_queues())
     await gather_or_first_cause(watches)
+
+
+def memory_of(running: RunningJob) -> list[GroupMemory]:
+    """Returns the resident memory of the job's processes on this host by what they do."""
+    names = dict.fromkeys(tuple(running_programs), "programs of the agent")
+    names |= dict.fromkeys(running.scorer.pids, "rewards")
+    return job_memory(names | running.cluster.process_groups(), "Ray")
 
 
 async def watch_ray(cluster: Cluster, stop: StopRequest, say: Callable[[str], None], seconds: float) -> None:

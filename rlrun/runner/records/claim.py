@@ -9,7 +9,8 @@ show the locks of other hosts; there state.json alone decides.
 
 import logging
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,19 +43,39 @@ def claim_folder(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Itera
 
 
 def is_claimed_by(folder: RunFolder, pid: int) -> bool:
-    """Returns whether a process of this host has the folder's lock file open, which only its driver has."""
+    """Returns whether a process of this host holds the folder's lock, which only its driver does.
+
+    A copied folder may name any process, and have a link in place of the lock to a file that this process has
+    open: only a file of the folder itself counts.
+    """
     with suppress(OSError):
-        lock = folder.driver_lock.stat()
+        lock = folder.driver_lock.lstat()
+        if not stat.S_ISREG(lock.st_mode) or lock.st_nlink != 1:
+            return False
         for opened in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                if os.path.samestat(lock, opened.stat()):
+                if os.path.samestat(lock, opened.stat()) and _holds_lock(folder, pid, opened.name):
                     return True
     return False
 
 
+def _holds_lock(folder: RunFolder, pid: int, descriptor: str) -> bool:
+    """Returns whether a process has locked the file that it has open, or could not, for want of locks on the
+    file system.
+    """
+    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+    if any(line.startswith("lock:") and {"FLOCK", "WRITE"} <= set(line.split()) for line in lines):
+        return True
+    own = os.open(folder.driver_lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return try_lock(own) is None
+    finally:
+        os.close(own)
+
+
 def _resume(folder: RunFolder) -> tuple[RunFolder, int]:
     _check_is_a_run(folder)
-    _check_has_no_links(folder)
+    check_has_no_links([folder.path, *folder.written()])
     lock = _lock(folder)
     if lock is None:
         raise RunFolderError(_still_running(folder))
@@ -126,9 +147,14 @@ def _check_is_a_run(folder: RunFolder) -> None:
     raise RunFolderError(f"there is no run {folder.shown} to resume{existing}")
 
 
-def _check_has_no_links(folder: RunFolder) -> None:
-    """Raises RunFolderError for a link, through which the launch would change files outside of the folder."""
-    for path in folder.written():
+def check_has_no_links(paths: Iterable[Path]) -> None:
+    """Raises RunFolderError for a link, through which the launch would change files outside of the folder.
+
+    Also for a pipe or a device, which would stop the launch.
+    """
+    for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunFolderError(f"{display_path(path)} is not a regular file: move it away")
         if path.is_symlink():
             raise RunFolderError(
                 f"{display_path(path)} is a link, and a run writes and removes files only in its own folder; "

@@ -15,6 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlrun.runner.host.printed_text import printable
+from rlrun.runner.host.rich_console import SafeConsole
+
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -47,7 +50,7 @@ class Console:
         """`quiet`: only problems are shown; the driver's log has everything."""
         self._name = name
         self._quiet = quiet
-        self._terminal = terminal or Terminal(stderr=True)
+        self._terminal = terminal or SafeConsole(stderr=True)
         self._live: Live | None = None
         self._steps = 0
         self._step = 0
@@ -113,12 +116,12 @@ class Console:
 
     def say(self, text: str, style: str = "") -> None:
         """Prints a line above the panel and into the driver's log."""
-        logger.info("%s", text)
+        logger.info("%s", printable(text))
         self.show(text, style)
 
     def problem(self, text: str, style: str = "") -> None:
         """Prints a line into the driver's log and, also if the console is quiet, on the terminal."""
-        logger.info("%s", text)
+        logger.info("%s", printable(text))
         self.show_problem(text, style)
 
     def show(self, text: str, style: str = "") -> None:
@@ -155,7 +158,7 @@ class Console:
         self._metrics |= metrics
         self._step_metrics = metrics if "perf/step_time" in metrics else self._step_metrics
         line = self._line(metrics)
-        logger.info("%s", line)
+        logger.info("%s", printable(line))
         self.show(line if self._live is None else self._short_line(metrics))
 
     def close(self) -> None:

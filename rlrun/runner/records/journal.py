@@ -168,6 +168,14 @@ class Journal:
                 logger.error("%s could not be written: %s", self._folder.shown, problem)
         close_trackers(self._trackers)
 
+    def withdraw(self, before: Mapping[str, Any]) -> None:
+        """Writes the state that the run had before this launch, which was refused."""
+        self._end_event.set()
+        self._heartbeat.join()
+        self._submit(self._folder.write_state, dict(before))
+        self._writer.shutdown(wait=True)
+        close_trackers(self._trackers)
+
     def _write_step(self, step: int, metrics: dict[str, float]) -> None:
         line = {"step": step} | finite_metrics(metrics)
         with self._folder.metrics.open("a", encoding="utf-8") as file:

@@ -28,6 +28,9 @@ _PANELS = {
 }
 """The metrics of each further panel; `*` stands for the name of a dataset."""
 
+_LARGEST_DRAWN = 1e300
+"""The difference of two values must be finite, too."""
+
 Series = dict[str, list[tuple[int, float]]]
 
 
@@ -47,7 +50,7 @@ def _curves(lines: Sequence[Mapping[str, Any]], patterns: Sequence[str]) -> Seri
     names = dict.fromkeys(name for line in lines for name in line)
     chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     curves = {
-        name: [(line["step"], line[name]) for line in lines if _is_finite(line.get(name))] for name in chosen
+        name: [(line["step"], line[name]) for line in lines if _is_drawn(line.get(name))] for name in chosen
     }
     return {name: points for name, points in curves.items() if points}
 
@@ -57,8 +60,8 @@ def _changing(curves: Series) -> Series:
     return {name: points for name, points in curves.items() if any(value for _, value in points)}
 
 
-def _is_finite(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
+def _is_drawn(value: Any) -> bool:
+    return value is not None and abs(value) < _LARGEST_DRAWN
 
 
 def write_curve(folder: RunFolder, title: str, width: int) -> str:

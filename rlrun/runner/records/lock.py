@@ -4,11 +4,11 @@ Secrets are stored as the references that the spec has.
 """
 
 import hashlib
-import json
+import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,19 +16,25 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlrun.models.foreign_files import read_bytes
+from rlrun.models.json_files import parse_json
 from rlrun.plugins.registry import PluginError, load
 from rlrun.runner.contracts.errors import RunFolderError
-from rlrun.runner.host.atomic_files import read_bytes
 from rlrun.runner.host.model_files import ModelFiles, fingerprint
 from rlrun.specs.paths import display_path, path_fields
+from rlrun.specs.problems.suggestions import all_models
 from rlrun.specs.reading.differences import Difference, find_differences
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.section import is_derived
 
 _PACKAGES = ("rlrun", "torch", "torchtitan", "transformers", "ray", "numpy", "safetensors", "reasoning-gym")
 _FIXED = ("seed", "model", "data")
 """Sections that must not change when a run is resumed."""
+_DERIVED = {
+    name for model in all_models(Spec) for name, field in model.model_fields.items() if is_derived(field)
+}
 _NAMES = ("name", "runs_dir")
 """Keys that do not affect what a run does."""
 _MOST_BYTES = 64 << 20
@@ -68,11 +74,11 @@ class _Locked(BaseModel):
 def read_lock(path: Path) -> dict[str, Any]:
     """Returns a lock that an earlier launch wrote. Raises RunFolderError if the file is not a lock."""
     try:
-        locked = json.loads(read_bytes(path, _MOST_BYTES))
+        locked = parse_json(read_bytes(path, _MOST_BYTES))
         _Locked.model_validate(locked)
     except ValidationError:
         raise RunFolderError(f"{display_path(path)} is not a lock file: it has no spec and model") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"{display_path(path)} cannot be read: {error}") from None
     return dict(locked)
 
@@ -87,16 +93,26 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[Differen
 
     Raises RunFolderError if the seed, the data or the model changed, which the checkpoints depend on.
     """
-    differences = find_differences(before["spec"], now["spec"])
-    changes = [difference for difference in differences if _section(difference) not in _NAMES]
+    changes = check_same_spec(before, now["spec"])
+    if before["model"]["sha256"] != now["model"]["sha256"]:
+        raise RunFolderError(
+            f"the files of {now['model']['folder']} changed since the run began: start another run (--new)"
+        )
+    return changes
+
+
+def check_same_spec(before: dict[str, Any], spec: dict[str, Any]) -> list[Difference]:
+    """Returns the keys that a resume changes; RunFolderError if the checkpoints depend on one of them."""
+    differences = find_differences(before["spec"], spec)
+    changes = [
+        difference
+        for difference in differences
+        if _section(difference) not in _NAMES and not _is_newly_resolved(difference)
+    ]
     if fixed := [difference for difference in changes if _section(difference) in _FIXED]:
         raise RunFolderError(
             f"the spec changed since the run began: {'; '.join(map(str, fixed))}. The run's checkpoints "
             "depend on these keys: change them back, or start another run (--new)"
-        )
-    if before["model"]["sha256"] != now["model"]["sha256"]:
-        raise RunFolderError(
-            f"the files of {now['model']['folder']} changed since the run began: start another run (--new)"
         )
     return changes
 
@@ -112,15 +128,28 @@ def check_same_code(before: dict[str, Any], model: ModelFiles) -> None:
         )
 
 
+def _is_newly_resolved(difference: Difference) -> bool:
+    """Returns whether an earlier version of rlrun left a default open in its lock that is resolved now."""
+    return difference.before is None and difference.key.rpartition(".")[2] in _DERIVED
+
+
 def _section(difference: Difference) -> str:
     return difference.key.partition(".")[0]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Returns the commit of the repository around `folder` and whether files changed; None without one."""
+    """Returns the commit of the repository around `folder` and whether files changed; None without one.
+
+    A repository may come from elsewhere, and its own configuration names programs that `git status` runs: a
+    monitor of files, hooks, filters. None of them is run, so a file that a filter changes counts as changed.
+    """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
-        return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain"))}
+        names = _git(folder, "config", "--list", "--name-only", "-z").split("\0")
+        filters = [name for name in names if name.startswith("filter.")]
+        without_programs = _git_settings(["core.fsmonitor", "core.hooksPath", *filters])
+        status = ("--no-optional-locks", "status", "--porcelain", "--ignore-submodules=all")
+        return {"commit": commit, "changed": bool(_git(folder, *status, variables=without_programs))}
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -148,9 +177,24 @@ def _data_hashes(spec: Spec) -> Iterator[tuple[str, str]]:
                     yield f"{key}.{name}", hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+def _git_settings(names: Sequence[str]) -> dict[str, str]:
+    """Returns variables that unset settings of git; `-c` cannot, where a name has an equals sign."""
+    variables = {"GIT_CONFIG_COUNT": str(len(names))}
+    for number, name in enumerate(names):
+        variables |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": ""}
+    return variables
+
+
+def _git(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+    process = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        env=os.environ | (variables or {}),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    return process.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from rlrun.plugins.thresholds import reaches
-from rlrun.plugins.types import Group, Sample, Status
+from rlrun.plugins.types import Group, Sample, Status, last_samples
 
 _REPETITION_WINDOW = 10_000
 _REPETITION_RATIO = 10.0
@@ -55,7 +55,7 @@ def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> di
 
 def execution_rewards(samples: Sequence[Sample]) -> list[float]:
     """Returns the reward of each execution; if it has several samples, the reward of the last one."""
-    return list({sample.execution: sample.reward for sample in samples}.values())
+    return [sample.reward for sample in last_samples(samples)]
 
 
 def is_due(step: int, interval: int | None) -> bool:
@@ -71,10 +71,11 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     finished = [[sample for sample in group.samples if sample.status.is_finished] for group in groups]
     scored = [execution_rewards(samples) for samples in finished]
     samples = [sample for group in finished for sample in group]
-    metrics = _reward_metrics(samples) | sample_metrics(samples) | pass_rates(scored)
+    executions = last_samples(samples)
+    metrics = _reward_metrics(executions) | sample_metrics(samples) | pass_rates(scored)
     metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)
     staleness = [version - sample.oldest_version for sample in samples if sample.versions]
-    metrics |= _info_metrics(samples)
+    metrics |= _info_metrics(executions)
     metrics |= {f"staleness/{k}": v for k, v in statistics(staleness).items() if k in ("mean", "max")}
     return add_prefix("rollout", metrics)
 
@@ -98,21 +99,21 @@ def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
-def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    rewards = np.array([sample.reward for sample in samples], dtype=np.float64)
+def _reward_metrics(executions: Sequence[Sample]) -> dict[str, float]:
+    rewards = np.array([sample.reward for sample in executions], dtype=np.float64)
     if not len(rewards):
         return {}
     metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-    for name in sorted({name for sample in samples for name in sample.rewards}):
-        values = [sample.rewards[name] for sample in samples if name in sample.rewards]
+    for name in sorted({name for sample in executions for name in sample.rewards}):
+        values = [sample.rewards[name] for sample in executions if name in sample.rewards]
         metrics[f"rewards/{name}"] = float(np.mean(values))
     return metrics
 
 
-def _info_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Returns the mean of each number that rollouts put into `info`, over the samples that have it."""
+def _info_metrics(executions: Sequence[Sample]) -> dict[str, float]:
+    """Returns the mean of each number that rollouts put into `info`, over the executions that have it."""
     values_by_name: dict[str, list[float]] = {}
-    for sample in samples:
+    for sample in executions:
         for name, value in sample.info.items():
             if isinstance(value, int | float):
                 values_by_name.setdefault(name, []).append(float(value))

@@ -4,13 +4,14 @@ A crash may cut the last line short, and a failing disk may break any line. Only
 lost: readers skip it, and a resume moves it to `superseded/`.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.foreign_files import open_regular
+from rlrun.models.json_files import parse_json
 from rlrun.specs.paths import display_path
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,11 @@ class MetricsLine:
 
 def read_lines(path: Path) -> list[MetricsLine]:
     """Returns all lines of the file, the broken ones included; none if there is no file."""
-    raw_lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    try:
+        with open_regular(path) as file:
+            raw_lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
     return [MetricsLine(number, raw, parse_metrics(raw)) for number, raw in enumerate(raw_lines, start=1)]
 
 
@@ -66,8 +71,8 @@ def warn_of_broken(path: Path, lines: Sequence[MetricsLine], fate: str) -> None:
 def parse_metrics(raw: bytes) -> dict[str, Any] | None:
     """Returns the metrics of a line; None if it holds anything else, or is cut short."""
     try:
-        metrics = json.loads(raw)
-    except (ValueError, RecursionError):
+        metrics = parse_json(raw)
+    except ValueError:
         return None
     if not raw.endswith(b"\n") or not isinstance(metrics, dict) or type(metrics.get("step")) is not int:
         return None

@@ -5,13 +5,15 @@ could fill the memory. The decompressed size is therefore bounded by the file's 
 factor of 3 to 30.
 """
 
-import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from rlrun.models.foreign_files import open_regular
+from rlrun.models.json_files import parse_json
 from rlrun.specs.paths import display_path
 
 _CHUNK_BYTES = 1 << 20
@@ -55,8 +57,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Returns the JSON object of a line. Raises UnreadableFile, naming the line, if it does not hold one."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise UnreadableFile(f"{display_path(path)}:{number} is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise UnreadableFile(f"{display_path(path)}:{number} is not a sample: it is not a JSON object")
@@ -83,9 +85,9 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _chunks(path: Path) -> Iterator[bytes]:
     """Yields the decompressed bytes. Raises UnreadableFile for too many, or fewer than were written."""
-    limit = max(_ALWAYS_READ, _MOST_RATIO * path.stat().st_size)
     num_read = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        limit = max(_ALWAYS_READ, _MOST_RATIO * os.fstat(file.fileno()).st_size)
         expected = zstandard.frame_content_size(file.read(_HEADER_BYTES))
         file.seek(0)
         with zstandard.ZstdDecompressor().stream_reader(file) as reader:

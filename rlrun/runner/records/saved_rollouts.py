@@ -166,12 +166,18 @@ def _prompt(record: Mapping[str, Any], find_image: FindImage) -> Prompt:
 
 
 def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) -> Sample:
+    tokens = decode_array(record["response_tokens"], INT_DTYPE)
+    log_probs, loss_mask = (decode_array(record[name], FLOAT_DTYPE) for name in ("log_probs", "loss_mask"))
+    mask = decode_mask(record.get("sampling_mask"))
+    lengths = [len(tokens), len(log_probs), len(loss_mask), len(tokens) if mask is None else len(mask)]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"its tokens, log-probs and masks have different lengths: {lengths}")
     return Sample(
         id=record["id"],
         prompt=prompt,
-        tokens=decode_array(record["response_tokens"], INT_DTYPE),
-        log_probs=decode_array(record["log_probs"], FLOAT_DTYPE),
-        loss_mask=decode_array(record["loss_mask"], FLOAT_DTYPE),
+        tokens=tokens,
+        log_probs=log_probs,
+        loss_mask=loss_mask,
         versions=tuple(VersionSpan(*span) for span in record["versions"]),
         status=Status(record["status"]),
         text=record["response"],
@@ -183,6 +189,6 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
         reward_details=record.get("details", {}),
         verdicts=record.get("verdicts", []),
         experts=decode_experts(record["experts"]),
-        sampling_mask=decode_mask(record.get("sampling_mask")),
+        sampling_mask=mask,
         images=placed_images(record, "response", find_image),
     )

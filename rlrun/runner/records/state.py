@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, ValidationError
 
+from rlrun.models.foreign_files import read_bytes
 from rlrun.runner.contracts.errors import RunFolderError
-from rlrun.runner.host.atomic_files import read_bytes
+from rlrun.runner.host.printed_text import printable
 from rlrun.runner.host.process_identity import MAX_PID, Owner
 from rlrun.specs.paths import display_path
 
@@ -24,11 +25,6 @@ _YEARS = range(2000, 9000)
 """Years that are valid in every time zone."""
 
 
-def _printable(text: str) -> str:
-    """Replaces control characters, which a terminal would execute."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
-
-
 def _timestamp(text: str) -> str:
     when = datetime.fromisoformat(text)
     if when.tzinfo is None or when.year not in _YEARS:
@@ -36,7 +32,7 @@ def _timestamp(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_printable)]
+Text = Annotated[str, AfterValidator(printable)]
 Timestamp = Annotated[str, AfterValidator(_timestamp)]
 
 
@@ -86,5 +82,5 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        return _printable(f"{where}: {first['msg']}" if where else first["msg"])[:200]
+        return printable(f"{where}: {first['msg']}" if where else first["msg"])[:200]
     return str(error.strerror if isinstance(error, OSError) else error)

@@ -8,12 +8,12 @@ no GPUs               trials share the cores
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.planning.hardware import driver_gpus
 from rlrun.runner.planning.plan import make_plan
+from rlrun.specs.safe_python import own_python
 from rlrun.specs.sections.job import Spec
 
 Slot = Mapping[str, str]
@@ -76,7 +76,7 @@ def _visible_gpus() -> list[str]:
 
 def _free_resources(address: str) -> dict[str, float]:
     """Asks a Ray cluster what is free, in a process of its own: Ray replaces signal handlers."""
-    command = [sys.executable, "-c", _FREE_RESOURCES, address]
+    command = own_python("-c", _FREE_RESOURCES, address)
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
     except subprocess.SubprocessError as error:

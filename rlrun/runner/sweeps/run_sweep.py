@@ -11,7 +11,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from rlrun.runner.job.signals import INTERRUPTED
 from rlrun.runner.sweeps.room import Slot
 from rlrun.runner.sweeps.sweep_folder import SweepFolder, TrialState
 from rlrun.runner.sweeps.trials import Trial, settings_of
+from rlrun.specs.safe_python import own_python
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +45,7 @@ class LaunchArguments:
     def command(self, folder: SweepFolder, trial: Trial, *, resume: bool) -> list[str]:
         """Returns the command that launches a trial."""
         settings = [*settings_of(trial.values), f"runs_dir={folder.path.absolute().as_posix()!r}"]
-        command = [sys.executable, "-m", "rlrun", "launch", *self.files, *self.options]
+        command = own_python("-m", "rlrun", "launch", *self.files, *self.options)
         command += [f"--set={setting}" for setting in settings]
         return [*command, f"--name={trial.name}", *["--resume"] * resume]
 
@@ -131,7 +131,7 @@ def _start(
         raise RunFolderError(
             f"{run.shown} is still running: rlrun stop {trial.name} --runs-dir {folder.shown}"
         )
-    with (folder.logs / f"{trial.name}.log").open("ab") as log:
+    with folder.open_log(trial) as log:
         process = subprocess.Popen(
             arguments.command(folder, trial, resume=resume),
             stdin=subprocess.PIPE,
@@ -172,5 +172,5 @@ def _report(folder: SweepFolder, running: _Running, code: int, say: Callable[[st
     status = "failed" if failed else state.status
     say(f"{running.trial.name}: {status} at step {state.step} after {seconds:.0f} s{score}")
     if failed:
-        say(f"  see {folder.logs / running.trial.name}.log")
+        say(f"  see {folder.log_of(running.trial)}")
     return not failed

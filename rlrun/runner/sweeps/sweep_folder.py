@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ValidationError
 
+from rlrun.models.foreign_files import read_bytes
 from rlrun.runner.contracts.errors import RunFolderError
-from rlrun.runner.host.atomic_files import read_bytes, write_json
+from rlrun.runner.host.atomic_files import write_json
 from rlrun.runner.host.file_lock import try_lock
+from rlrun.runner.records.claim import check_has_no_links
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import PRIVATE, RunFolder
 from rlrun.runner.sweeps.trials import Trial, best_of
@@ -67,10 +69,14 @@ class SweepFolder:
     def claimed(self, *, resume: bool) -> Iterator[None]:
         """Creates or continues the folder; no other sweep can use it before the block ends.
 
-        Raises RunFolderError if the name is in use, there is no sweep to resume, or the sweep is running.
+        Raises RunFolderError if the name is in use, there is no sweep to resume, the sweep is running, or a
+        file that it would write is a link.
         """
         if resume and not self.record.exists():
             raise RunFolderError(f"there is no sweep {self.shown} to resume")
+        if resume:
+            self._read()  # refuses a record that is not one before anything is written
+            check_has_no_links(self._written())
         try:
             self.path.mkdir(mode=PRIVATE, parents=True, exist_ok=resume)
         except FileExistsError:
@@ -85,6 +91,21 @@ class SweepFolder:
             yield
         finally:
             os.close(lock)
+
+    def log_of(self, trial: Trial) -> Path:
+        """Returns the path of what the launches of a trial print."""
+        return self.logs / f"{trial.name}.log"
+
+    def open_log(self, trial: Trial) -> BinaryIO:
+        """Opens the log of a trial to append to it. Raises OSError for a link, or a pipe without a reader."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.fdopen(os.open(self.log_of(trial), flags, 0o600), "ab")
+
+    def _written(self) -> Iterator[Path]:
+        """Yields the paths that the sweep and the launches of its trials may write to."""
+        yield from (self.path, self.record, self.logs)
+        yield from self.path.glob("[0-9]*")
+        yield from self.logs.glob("*")
 
     def write(self, trials: Sequence[Trial], metric: str, *, larger: bool) -> None:
         """Replaces the list of trials."""

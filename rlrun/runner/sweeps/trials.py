@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.derived.sweep_trials import Values, axes_of, grid
@@ -16,12 +18,15 @@ from rlrun.specs.sections.sweep_section import SweepSpec
 
 _LONGEST_NAME = 80
 
+TrialName = Annotated[str, Field(pattern=r"^[0-9][A-Za-z0-9.-]*$", max_length=_LONGEST_NAME)]
+"""The name of a trial in sweep.json, which may come from elsewhere: it cannot leave the sweep's folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A run of the sweep."""
 
-    name: str
+    name: TrialName
     values: Values
 
 

@@ -35,6 +35,13 @@ async def test_the_newest_ones_are_kept_by_number_not_by_name(tmp_path: Path) ->
     assert names(tmp_path) == ["step-10", "step-11"]
 
 
+async def test_none_is_deleted_if_all_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep="all")
+    for step in (1, 2, 3, 4):
+        await checkpoints.save(Trainer(), step, {})
+    assert names(tmp_path) == ["step-1", "step-2", "step-3", "step-4"]
+
+
 async def test_one_that_is_there_already_stays(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     await checkpoints.save(Trainer(), 3, {"data": 1})

@@ -16,15 +16,15 @@ from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.host.remote_code import CodeFile
 from rlrun.runner.planning.plan import make_plan
-from rlrun.specs.sections.job import Spec
 from tests.converters.families.test_lora import make_adapter
+from tests.resolved_specs import resolved
 from tests.tiny_models import make_tiny_model
 
 
 def setup_of(kind: str, head_dtype: str, **changes: Any) -> Any:
     """The setup of the first engine of a job."""
     files = ModelFiles(changes.pop("folder", Path("tiny")), None, changes.pop("code", None))
-    spec = Spec.model_validate(
+    spec = resolved(
         {
             "model": {"path": "tiny"},
             "data": {},

@@ -8,10 +8,11 @@ import pytest
 from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_nodes, place
 from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 
 def spec(parallel: dict[str, int], cluster: dict[str, Any], engines: int | None = None) -> Spec:
-    return Spec.model_validate(
+    return resolved(
         {
             "model": {"path": "m"},
             "data": {"path": "d"},
@@ -88,7 +89,7 @@ def test_engines_of_other_models_have_devices_of_their_own() -> None:
     ]
     for cluster, bundles, seats in rows:
         document = spec({}, cluster).model_dump() | {"engines": others}
-        plan = make_plan(Spec.model_validate(document), cores=6 if not cluster else 3)
+        plan = make_plan(resolved(document), cores=6 if not cluster else 3)
         placement = place(plan)
         assert [(one.name, one.index) for one in plan.named_engines] == [("judge", 0), ("judge", 1)]
         assert list(placement.bundles) == bundles
@@ -105,7 +106,7 @@ def test_bundles_of_a_node_are_reserved_together() -> None:
 
 def servers(parallel: dict[str, int], cluster: dict[str, Any], tensor: int) -> Placement:
     document = spec(parallel, cluster).model_dump() | {"engine": {"type": "sglang", "tensor": tensor}}
-    return place(make_plan(Spec.model_validate(document), cores=8))
+    return place(make_plan(resolved(document), cores=8))
 
 
 def test_a_server_over_gpus_sits_in_one_bundle_and_reaches_the_others() -> None:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from rlrun.runner.cluster import ray_health, ray_session
-from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server, end_ray
+from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server, end_ray, take_started
 from rlrun.runner.contracts.errors import JobError
 
 TOO_SLOW = Exception("The current node timed out during startup.")
@@ -24,7 +24,7 @@ def started(tmp_path: Path) -> Iterator[dict[str, int]]:
         program.symlink_to("/bin/sleep")
         pids[name] = ray_health._OwnSession([str(program), "3600"]).pid
     yield pids
-    end_ray()
+    end_ray(take_started())
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 

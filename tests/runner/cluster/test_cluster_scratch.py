@@ -14,6 +14,7 @@ import pytest
 
 from rlrun.runner.cluster import scratch
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
+from rlrun.runner.host.guardian import guarded
 
 LAUNCH = """
 import sys, tempfile
@@ -216,6 +217,7 @@ def test_damaged_notes_do_not_keep_a_folder(content: str, left: Path) -> None:
 
 
 def test_notes_are_replaced_in_one_piece(tmp_path: Path) -> None:
-    for pid in (1, 2):
-        Scratch(tmp_path).note({"trainer 0": pid})
+    with guarded("rlrun-a-test") as guardian:
+        for pid in (1, 2):
+            Scratch(tmp_path, guardian).note({"trainer 0": pid})
     assert [path.name for path in tmp_path.iterdir()] == ["processes.json"]

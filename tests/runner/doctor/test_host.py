@@ -7,6 +7,7 @@ import pytest
 
 from rlrun.runner.doctor.check import Check
 from rlrun.runner.doctor.host import (
+    check_bfloat16,
     check_compiler,
     check_disk,
     check_open_files,
@@ -45,6 +46,8 @@ ON_GPU = {"cuda": True, "built": "12.8", "threads": 1, "nccl": [2, 27, 3], "gpus
         (check_torchao(None, NEEDED), "note", "only low precision needs it"),
         (check_torchao("0.17.0", NEEDED), "note", "0.17.0; tested with 0.18.0"),
         (check_torchao("0.18.0+cpu", NEEDED), "ok", "0.18.0"),
+        (check_bfloat16(native=False), "note", "an unset dtype is float32"),
+        (check_bfloat16(native=True), "ok", "an unset dtype is bfloat16"),
         (check_compiler(None), "note", "plain torch operators"),
         (check_compiler("/usr/bin/c++"), "ok", "/usr/bin/c++"),
         (check_disk(Path("runs"), 500 * GIB), "ok", "500 GiB free"),

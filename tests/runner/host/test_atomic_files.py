@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.host.atomic_files import is_unfinished, read_bytes, write_text
+from rlrun.runner.host.atomic_files import is_unfinished, write_text
 
 WRITE = """
 import sys
@@ -45,11 +45,3 @@ def test_temporary_files_are_known_by_their_names(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
     assert {name: is_unfinished(tmp_path / name) for name in names} == names
-
-
-def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"1234")
-    assert read_bytes(path, 4) == b"1234"
-    with pytest.raises(ValueError, match="more than 3 bytes"):
-        read_bytes(path, 3)

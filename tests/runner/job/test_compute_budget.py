@@ -7,8 +7,7 @@ from rlrun.models.config_json import architecture
 from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.planning.hardware import find_gpu
 from rlrun.runner.planning.plan import make_plan
-from rlrun.specs.sections.job import Spec
-from rlrun.specs.sections.trainer import TrainerSpec
+from tests.resolved_specs import resolved, resolved_trainer
 
 MODEL = architecture(
     {
@@ -42,8 +41,8 @@ def test_who_has_how_many(cluster: dict[str, Any], counts: tuple[int, int] | Non
         "trainer": {"steps": 1, "parallel": {"fsdp": 4}},
         "cluster": cluster,
     }
-    plan = make_plan(Spec.model_validate(document), cores=2)
-    found = gpus_of_job(plan, MODEL, TrainerSpec(steps=1), find_gpu("H200"))
+    plan = make_plan(resolved(document), cores=2)
+    found = gpus_of_job(plan, MODEL, resolved_trainer(steps=1), find_gpu("H200"))
     assert (found and (found.trainer, found.engines)) == counts
 
 
@@ -57,7 +56,7 @@ def test_training_is_six_operations_a_parameter_and_attention_to_all_tokens_befo
 
 def test_a_token_meets_every_matrix_once() -> None:
     plan = make_plan(
-        Spec.model_validate(
+        resolved(
             {
                 "model": {"path": "a/b"},
                 "data": {},
@@ -66,7 +65,7 @@ def test_a_token_meets_every_matrix_once() -> None:
             }
         )
     )
-    found = gpus_of_job(plan, MODEL, TrainerSpec(steps=1), None)
+    found = gpus_of_job(plan, MODEL, resolved_trainer(steps=1), None)
     assert found is not None and found.flops is None
     matrices = 2 * (64 * 12 * 16 + 3 * 64 * 96) + 64 * 320
     assert 6 * matrices < found.token_operations < 6.06 * matrices

@@ -8,17 +8,15 @@ import pytest
 from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.job.inputs import Demonstrations, read_inputs
 from rlrun.runner.prompts.tokenizer import Tokenizer
-from rlrun.specs.sections.job import Spec
 from tests.chat_templates import make_chat_tokenizer
+from tests.resolved_specs import resolved
 from tests.tiny_models import make_tiny_model
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_row_met_twice_in_one_batch_is_demonstrated_twice(tmp_path: Path, keep: bool) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
-    spec = Spec.model_validate(
-        {"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}}
-    )
+    spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
     demonstrations = Demonstrations(spec, Tokenizer(folder), keep=keep)
     row = Row(id="7", prompt="What is 2 + 2?", response="4")
     prompts = [Prompt(row, place, demonstrations.encode(row)) for place in range(2)]
@@ -29,9 +27,7 @@ def test_a_row_met_twice_in_one_batch_is_demonstrated_twice(tmp_path: Path, keep
 
 def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
-    spec = Spec.model_validate(
-        {"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}}
-    )
+    spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
     demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True, pairs=True)
     row = Row(id="7", prompt="What is 2 + 2?", response="4", rejected="not 4")
     [group] = demonstrations.groups([Prompt(row, 3, demonstrations.encode(row))])
@@ -46,9 +42,7 @@ def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
 
 def test_a_chat_is_trained_on_all_of_its_answers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
-    spec = Spec.model_validate(
-        {"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}}
-    )
+    spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
     demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True)
     turns = [("user", "1?"), ("assistant", "one"), ("user", "2?"), ("assistant", "two")]
     row = Row(id="7", prompt=[{"role": role, "content": content} for role, content in turns])
@@ -64,7 +58,7 @@ def test_a_chat_whose_earlier_turns_are_rendered_anew_is_several_samples_that_co
     folder = make_tiny_model(tmp_path, "qwen3")
     make_chat_tokenizer(folder, "qwen3")
     limits = {"max_response_tokens": 80}
-    spec = Spec.model_validate(
+    spec = resolved(
         {
             "model": {"path": str(folder)},
             "data": {"path": "unused"},
@@ -107,7 +101,7 @@ def test_tools_that_the_policy_cannot_be_told_of_end_the_job_before_it_starts(
     template.write_text(template.read_text().replace("<|im_end|>", ends))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "2 + 2?", "label": "4"}\n')
     source = {"path": str(tmp_path / "rows.jsonl"), **data}
-    spec = Spec.model_validate(
+    spec = resolved(
         {
             "model": {"path": str(folder)},
             "data": source,

@@ -2,6 +2,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from rlrun.plugins.types import Group, Needs
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
-from rlrun.runner.contracts.carriers import Role, TrainSequence, TrainStep
+from rlrun.runner.contracts.carriers import DIFFERENCE, Role, TrainSequence, TrainStep
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.job.device_sharing import SharedDevices
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
@@ -19,10 +21,10 @@ from rlrun.runner.rollouts.demonstrations import DemonstrationSource, demonstrat
 from rlrun.runner.rollouts.evaluation import EvalResult
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
-from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy
 
-SPEC = RolloutSpec(batch_size=4, samples_per_prompt=4, max_response_tokens=1)
+SPEC = resolved_rollout(batch_size=4, samples_per_prompt=4, max_response_tokens=1)
 
 
 def names(folder: Path) -> list[str]:
@@ -153,6 +155,42 @@ async def test_only_the_passes_that_are_needed_are_run(
     sequence = one.trainer.trained[0][0]
     assert (sequence.old_log_probs is not None) == ("policy log_probs" in passes and optimizer_steps > 1)
     assert (sequence.reference_log_probs is not None) == ("reference log_probs" in passes)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_steps", "recompute", "error"),
+    [(2, True, None), (2, False, None), (2, True, 0.5), (2, False, 0.5)],
+    ids=["equal", "equal, old log-probs of engines", "unequal", "unequal, old log-probs of engines"],
+)
+async def test_every_sample_of_several_updates_is_compared(
+    tmp_path: Path, optimizer_steps: int, recompute: bool, error: float | None
+) -> None:
+    trainer = Inexact(error or 0.0)
+    one = job(tmp_path, 1, optimizer_steps, trainer=trainer, recompute_old=recompute, true_on_policy=True)
+    if error is None:
+        await run(one, Progress())
+        assert [sample.old_log_probs is not None for sample in trainer.trained[0]] == [recompute] * 16
+        return
+    with pytest.raises(JobError, match=r"true_on_policy: in step 1 .* differ by up to 0\.5"):
+        await run(one, Progress())
+    assert not trainer.trained
+
+
+class Inexact(Trainer):
+    """Its log-probs differ from the engines' in the last sample alone, which no first update trains on."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__([])
+        self.error = error
+
+    async def compute(self, *arguments: Any, **settings: Any) -> list[np.ndarray]:
+        log_probs = [values.copy() for values in await super().compute(*arguments, **settings)]
+        log_probs[-1] += self.error
+        return log_probs
+
+    async def train(self, *arguments: Any, **settings: Any) -> list[dict[str, float]]:
+        updates = await super().train(*arguments, **settings)
+        return [metrics | {f"{DIFFERENCE}_max": 0.0} for metrics in updates]
 
 
 class Remembers(Relative):

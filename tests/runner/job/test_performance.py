@@ -4,7 +4,7 @@ import pytest
 
 from rlrun.runner.contracts.step_clock import Span
 from rlrun.runner.job.compute_budget import ComputeBudget
-from rlrun.runner.job.performance import StepUsage, memory_metrics, reward_wait, summary_of_updates
+from rlrun.runner.job.performance import StepUsage, memory_metrics, reward_wait
 
 
 def usage(**changes: object) -> StepUsage:
@@ -55,34 +55,6 @@ def test_the_time_in_which_rewards_alone_keep_the_job() -> None:
 
 def test_nothing_generated_has_no_speed() -> None:
     assert "perf/tokens_per_second/generated" not in usage(generated_tokens=0, parts={"train": 1.0}).metrics()
-
-
-def test_updates_of_a_step_become_one_line() -> None:
-    first = {
-        "train/loss": 1.0,
-        "train/lr": 0.1,
-        "train/tokens": 5.0,
-        "perf/forward_time": 1.0,
-        "train/d_max": 3.0,
-    }
-    second = {
-        "train/loss": 3.0,
-        "train/lr": 0.2,
-        "train/tokens": 7.0,
-        "perf/forward_time": 2.0,
-        "train/d_max": 2.0,
-    }
-    assert summary_of_updates([first, second]) == {
-        "train/loss": 2.0,
-        "train/lr": 0.2,
-        "train/tokens": 12.0,
-        "perf/forward_time": 3.0,
-        "train/d_max": 3.0,
-    }
-
-
-def test_a_metric_that_one_update_lacks_is_the_others() -> None:
-    assert summary_of_updates([{"train/loss": 1.0}, {}]) == {"train/loss": 1.0}
 
 
 def test_memory_by_role() -> None:

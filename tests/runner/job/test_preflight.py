@@ -206,7 +206,8 @@ def test_a_family_on_the_hub_is_checked_by_its_config_alone(
     (hub / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("rlrun.runner.job.preflight.cached_config", lambda name, revision: hub)
     monkeypatch.setattr(
-        "rlrun.runner.job.preflight.download", lambda name, files, revision: online.append(files) or hub
+        "rlrun.runner.job.preflight.download",
+        lambda name, files, revision, say: online.append(files) or hub,
     )
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "label": 0}\n')
     spec = tmp_path / "job.toml"
@@ -224,6 +225,19 @@ def test_a_family_on_the_hub_is_checked_by_its_config_alone(
             [problem] = error.problems
             assert (problem.key, message in problem.message) == ("model.path", True)
     assert online == [["config.json"]]
+
+
+def test_a_launch_asks_the_interpreter_of_its_servers(tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    answers = "case \"$2\" in *metadata*) echo '1.0 /sglang';; *) echo '[\"mem-fraction\"]';; esac"
+    interpreter.write_text(f"#!/bin/sh\n{answers}\n")
+    interpreter.chmod(0o755)
+    engine = f'[engine]\ntype = "sglang"\npython = "{interpreter}"\n[engine.sglang]\nmem_fractoin = 0.5\n'
+    keys = {"prompt_key": "question", "label_key": "answer"}
+    assert problems_of(tmp_path, QUESTIONS, sections=engine, **keys) == []
+    loaded = load_checked_spec([tmp_path / "job.toml"])
+    with pytest.raises(SpecError, match="has no argument --mem-fractoin"):
+        check_files(loaded, online=True)
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "tensorboard"])

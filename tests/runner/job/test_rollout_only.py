@@ -11,10 +11,10 @@ from rlrun.runner.rollouts.evaluation import EvalResult
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.debug import DebugSpec
-from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Engines, Journal, Prompts, policy
 
-SPEC = RolloutSpec(batch_size=2, samples_per_prompt=2, max_response_tokens=8)
+SPEC = resolved_rollout(batch_size=2, samples_per_prompt=2, max_response_tokens=8)
 
 
 class Evaluation:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 DRIVER = """
 import asyncio, signal, sys
 from contextlib import suppress
@@ -58,7 +60,7 @@ def test_a_signal_lets_the_run_save(number: signal.Signals) -> None:
     with driver("together", "60") as process:
         process.send_signal(number)
         process.send_signal(number)  # a closed terminal sends two
-        output, _ = process.communicate("\n", timeout=60)
+        output, _ = process.communicate("\n", timeout=PATIENCE)
     assert process.returncode == 0
     assert output.count("stopping: finishing step 0 and saving (at most 60 s") == 1
     assert output.endswith("saving\nended\n")
@@ -71,13 +73,13 @@ def test_a_second_signal_ends_it_at_once() -> None:
         while process.stdout.readline() != "saving\n":
             pass
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE) == 130
 
 
 def test_a_run_that_does_not_save_in_time_is_ended() -> None:
     with driver("apart", "0.01") as process:
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE)
     assert "not finished within 0.01 s (checkpoint.stop_timeout): ending now" in output
     assert output.endswith("ended\n")
 
@@ -88,7 +90,7 @@ def test_a_run_under_nohup_survives_its_terminal() -> None:
         with driver("together", "60") as process:
             process.send_signal(signal.SIGHUP)
             process.send_signal(signal.SIGTERM)
-            output, _ = process.communicate("\n", timeout=60)
+            output, _ = process.communicate("\n", timeout=PATIENCE)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert output.count("stopping") == 1

@@ -1,19 +1,22 @@
 """Engines that go on generating with old weights are noticed by their log-probs."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.job.sync_probe import MOST_TOKENS, SyncProbe, check_equality
+from rlrun.runner.job.sync_probe import MOST_TOKENS, SyncProbe, check_pass, check_update
 
 NOISE = np.random.default_rng(0).normal(size=(20, MOST_TOKENS)).astype(np.float32)
 MOVE = np.random.default_rng(1).normal(size=MOST_TOKENS).astype(np.float32)
 
 
 def sequence(prompt: int, response: int) -> TrainSequence:
-    zeros = np.zeros(response, np.float32)
-    return TrainSequence(np.arange(prompt + response, dtype=np.int32), prompt, zeros, zeros, zeros, "0-0")
+    ones, zeros = np.ones(response, np.float32), np.zeros(response, np.float32)
+    return TrainSequence(np.arange(prompt + response, dtype=np.int32), prompt, ones, zeros, zeros, "0-0")
 
 
 class Policy:
@@ -108,9 +111,14 @@ async def test_a_long_sequence_is_shortened_and_every_data_rank_scores_a_copy() 
 DIFFERENCE = "train/train_rollout_logprob_abs_diff_max"
 
 
-@pytest.mark.parametrize("updates", [[{DIFFERENCE: 0.0}], [{DIFFERENCE: 0.0}, {DIFFERENCE: 0.1}], [{}], []])
+@pytest.mark.parametrize("updates", [[{DIFFERENCE: 0.0}], [{DIFFERENCE: 0.0}, {DIFFERENCE: 0.1}]])
 def test_equal_log_probs_before_the_first_update_are_enough(updates: list[dict[str, float]]) -> None:
-    check_equality(updates, step=3)
+    check_update(updates, step=3)
+
+
+def test_a_missing_metric_does_not_count_as_equal() -> None:
+    with pytest.raises(KeyError):
+        check_update([{}], step=3)
 
 
 @pytest.mark.parametrize("difference", [1e-9, float("nan")])
@@ -118,4 +126,23 @@ def test_any_other_difference_ends_a_run_that_asked_for_none(difference: float) 
     with pytest.raises(
         JobError, match=r"true_on_policy: in step 3 the log-probs .* differ by up to (1e-09|nan)"
     ):
-        check_equality([{DIFFERENCE: difference}], step=3)
+        check_update([{DIFFERENCE: difference}], step=3)
+
+
+UNTRAINED, OLDER = {"loss_mask": np.array([1, 0], np.float32)}, {"current": np.array([1, 0], np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("second", "changes", "is_equal"),
+    [(0.0, {}, True), (0.25, {}, False), (np.nan, {}, False), (0.25, UNTRAINED, True), (0.25, OLDER, True)],
+    ids=["equal", "the last sample", "not a number", "a token that is not trained", "an older token"],
+)
+def test_a_pass_compares_every_sample(second: float, changes: dict[str, Any], is_equal: bool) -> None:
+    samples = [sequence(3, 2), replace(sequence(3, 2), **changes)]
+    ours = [one.rollout_log_probs.copy() for one in samples]
+    ours[1][1] += second
+    if is_equal:
+        check_pass(3, samples, ours)
+        return
+    with pytest.raises(JobError, match=r"in step 3 the log-probs .* differ by up to (0\.25|nan)"):
+        check_pass(3, samples, ours)

@@ -206,3 +206,37 @@ def test_a_file_system_without_locks_leaves_the_decision_to_the_state(
     write_state(ended.path)
     with pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
         stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
+
+
+@pytest.mark.parametrize("lock", ["link", "hard link", "not locked", "missing", "fifo"])
+def test_a_file_that_a_process_has_open_for_another_reason_is_no_claim(
+    lock: str, ended: RunFolder, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    ended.driver_lock.unlink(missing_ok=True)
+    with victim.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if lock == "link":
+            ended.driver_lock.symlink_to(victim)
+        elif lock == "hard link":
+            ended.driver_lock.hardlink_to(victim)
+        elif lock == "fifo":
+            os.mkfifo(ended.driver_lock)
+        with ended.driver_lock.open("a+") if lock == "not locked" else ExitStack():
+            assert not is_claimed_by(ended, os.getpid())
+
+
+def test_a_run_that_is_a_link_is_not_resumed(ended: RunFolder, stack: ExitStack, tmp_path: Path) -> None:
+    (ended.path.parent / "b").symlink_to(ended.path)
+    with pytest.raises(RunFolderError, match="b is a link"):
+        stack.enter_context(claim_folder(ended.path.parent, "b", resume=True, new=False))
+
+
+def test_a_folder_with_a_pipe_is_not_resumed(ended: RunFolder) -> None:
+    ended.metrics.unlink(missing_ok=True)
+    os.mkfifo(ended.metrics)
+    with (
+        pytest.raises(RunFolderError, match=r"metrics\.jsonl is not a regular file: move it away"),
+        claim_folder(ended.path.parent, ended.name, resume=True, new=False),
+    ):
+        pass

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.records.kept_choices import keep_engines, keep_sharing
-from rlrun.specs.reading import engine_types
+from rlrun.runner.records.kept_choices import keep_choices
+from rlrun.specs.reading import engine_types, loading
 from rlrun.specs.reading.loading import LoadedSpec, load_spec
 
 BASE = Path(__file__).parents[2] / "specs" / "base.toml"
@@ -23,7 +23,7 @@ def test_a_resumed_run_keeps_its_engines_whatever_is_installed_now(
 ) -> None:
     began = loaded_with(tmp_path, monkeypatch, sglang=then)
     lock = {"spec": began.spec.model_dump(mode="json")}
-    resumed = keep_engines(loaded_with(tmp_path, monkeypatch, sglang=now), lock)
+    resumed = keep_choices(loaded_with(tmp_path, monkeypatch, sglang=now), lock)
     assert resumed.spec == began.spec
     assert [line.rpartition(": ")[2] for line in resumed.engine_reasons()] == ["the run began with them"] * 2
 
@@ -37,13 +37,28 @@ def test_what_the_spec_says_now_counts_more_than_the_lock(
 ) -> None:
     began = loaded_with(tmp_path, monkeypatch, sglang=kind == "native")
     lock = {"spec": began.spec.model_dump(mode="json")}
-    resumed = keep_engines(loaded_with(tmp_path, monkeypatch, *overrides, sglang=False), lock)
+    resumed = keep_choices(loaded_with(tmp_path, monkeypatch, *overrides, sglang=False), lock)
     assert resumed.spec.engine.type == kind != began.spec.engine.type
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["then float32", "then bfloat16"])
+def test_a_resumed_run_keeps_its_precision_on_another_processor(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: not native)
+    lock = {"spec": load_spec([BASE]).spec.model_dump(mode="json")}
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: native)
+    before = "float32" if native else "bfloat16"
+    resumed = keep_choices(load_spec([BASE]), lock)
+    assert (resumed.spec.trainer.dtype, resumed.spec.engine.dtype) == (before, before)
+    assert resumed.dtype_reasons() == [f"trainer.dtype and engine.dtype are {before}: the run began with it"]
+    given = keep_choices(load_spec([BASE], ["trainer.dtype=float32"]), lock)
+    assert (given.spec.trainer.dtype, given.spec.engine.dtype) == ("float32", before)
 
 
 def test_a_lock_without_the_section_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = loaded_with(tmp_path, monkeypatch, sglang=True)
-    assert keep_engines(loaded, {"spec": {}}).spec == loaded.spec
+    assert keep_choices(loaded, {"spec": {}}).spec == loaded.spec
 
 
 @pytest.mark.parametrize(
@@ -54,5 +69,5 @@ def test_a_run_that_began_without_shared_prefixes_keeps_doing_without(
     before: bool | None, overrides: list[str], kept: bool | None
 ) -> None:
     lock = {"spec": {"trainer": {"share_prefixes": before}}}
-    resumed = keep_sharing(load_spec([BASE], overrides), lock)
-    assert resumed.spec.trainer.share_prefixes is kept
+    resumed = keep_choices(load_spec([BASE], overrides), lock)
+    assert resumed.spec.trainer.given("share_prefixes") is kept

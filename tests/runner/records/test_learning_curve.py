@@ -97,3 +97,8 @@ def test_a_curve_in_text() -> None:
 def test_a_flat_curve_and_a_single_point_can_be_drawn() -> None:
     assert "●" in plot_text({"flat": [(1, 0.5), (2, 0.5)]})
     assert "●" in plot_text({"point": [(1, 0.5)]})
+
+
+def test_values_whose_difference_is_infinite_are_not_drawn() -> None:
+    lines = [{"step": step, "train/loss": value} for step, value in enumerate([1e308, -1e308, 1.0, 10**400])]
+    assert panels_of(lines) == {"loss": {"train/loss": [(2, 1.0)]}}

@@ -1,9 +1,11 @@
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from rlrun.runner.contracts.errors import JobError, RunFolderError
+from rlrun.runner.contracts.errors import LaunchRefused, RunFolderError
 from rlrun.runner.host.model_files import fetch_model, fingerprint
 from rlrun.runner.records.lock import check_same_code, check_same_run, git_state, lock_differences, make_lock
 from rlrun.specs.reading.differences import Difference
@@ -86,7 +88,7 @@ def test_a_fingerprint_knows_names_and_contents(model: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"has no config\.json"):
+    with pytest.raises(LaunchRefused, match=r"has no config\.json"):
         fetch_model(ModelSpec(path=str(tmp_path)))
 
 
@@ -112,3 +114,41 @@ def test_drift_names_every_value_but_the_runs_name(tmp_path: Path, model: Path) 
         "spec.trainer.lr: 1e-6 -> 0.5",
         f'versions.torch: "{before["versions"]["torch"]}" -> "9.9"',
     ]
+
+
+def test_a_foreign_repository_runs_no_program(tmp_path: Path) -> None:
+    repository, ran = tmp_path / "repository", tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $0 >> {ran}\n")
+    program.chmod(0o755)
+    repository.mkdir()
+
+    def git(*words: str, check: bool = True) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", repository, *identity, *words], check=check, capture_output=True)
+
+    git("init", "-q")
+    (repository / ".gitattributes").write_text("*.txt filter=evil=1\n*.md filter=slow\n")
+    for name in ("a.txt", "a.md"):
+        (repository / name).write_text("a")
+    git("add", ".")
+    git("commit", "-qm", "a")
+    assert git_state(repository) == {"commit": git_state(repository)["commit"], "changed": False}
+    git("config", "core.fsmonitor", str(program))
+    git("config", "filter.evil=1.clean", str(program))
+    git("config", "filter.slow.process", str(program))
+    git("config", "filter.slow.required", "true")
+    shutil.copy(program, repository / ".git" / "hooks" / "post-index-change")
+    for name in ("a.txt", "a.md"):
+        (repository / name).write_text("b")
+    assert git_state(repository)["changed"]
+    assert not ran.exists()
+    git("status", check=False)
+    assert ran.exists()  # the programs run where git is asked without these precautions
+
+
+def test_a_default_that_a_new_version_resolves_is_no_change_of_the_spec(tmp_path: Path) -> None:
+    """Locks of earlier versions have null for keys that follow from the rest."""
+    now = {"spec": {"trainer": {"old_log_probs": "rollout", "lr": 1e-5}}, "model": {"sha256": {}}}
+    before = {"spec": {"trainer": {"old_log_probs": None, "lr": 1e-6}}, "model": {"sha256": {}}}
+    assert [difference.key for difference in check_same_run(before, now)] == ["trainer.lr"]

@@ -128,6 +128,33 @@ def test_an_execution_of_several_samples_counts_once() -> None:
     assert rollout_metrics([group], 0)["rollout/pass@1"] == 0.5
 
 
+def test_metrics_of_an_execution_do_not_depend_on_its_number_of_samples() -> None:
+    def answer(number: int, part: int, reward: float, turns: int):
+        return sample(
+            *(0, number, reward),
+            id=f"0-{number}.{part}",
+            execution_id=f"0-{number}",
+            rewards={"math": 2 * reward},
+            info={"turns": turns},
+        )
+
+    few = [answer(0, 0, 1.0, 4), answer(1, 0, 0.0, 2)]
+    many = [answer(0, 0, 0.3, 4), answer(0, 1, 0.0, 4), answer(0, 2, 1.0, 4), answer(1, 0, 0.0, 2)]
+    compared = ("reward/", "rewards/", "pass@", "zero_std/", "info/")
+    expected, metrics = (
+        {
+            name: value
+            for name, value in rollout_metrics([Group(prompt(0), samples)], 0).items()
+            if name.removeprefix("rollout/").startswith(compared)
+        }
+        for samples in (few, many)
+    )
+    assert metrics == expected
+    assert metrics["rollout/reward/mean"] == metrics["rollout/pass@1"] == 0.5
+    assert (metrics["rollout/reward/std"], metrics["rollout/rewards/math"]) == (0.5, 1.0)
+    assert metrics["rollout/info/turns"] == 3.0
+
+
 def test_numbers_that_the_rollout_noted_are_averaged() -> None:
     samples = [
         sample(0, 0, info={"turns": 1, "solved": True}),

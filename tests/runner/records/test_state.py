@@ -72,7 +72,7 @@ def test_a_value_of_a_wrong_kind_is_named(key: str, value: Any, tmp_path: Path) 
 def test_a_terminal_does_not_obey_what_a_state_says(tmp_path: Path) -> None:
     write_state(tmp_path, error="\x1b]0;gone\x07one\ntwo", host="a\x1b[2Jb")
     read = read_state(tmp_path / "state.json")
-    assert (read["error"], read["host"]) == ("\ufffd]0;gone\ufffdone\ntwo", "a\ufffd[2Jb")
+    assert (read["error"], read["host"]) == ("\\u001b]0;gone\\u0007one\ntwo", "a\\u001b[2Jb")
 
 
 ELSEWHERE = [{"host": "elsewhere"}, {"boot_id": "0"}, {"pid_namespace": 1}, {"boot_id": ""}]

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from rlrun.runner.records.state import is_alive
 from rlrun.runner.sweeps.run_sweep import _Running, _Stop
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
 from rlrun.runner.sweeps.trials import Trial
+from tests.waiting import PATIENCE, wait_until
 
-SECONDS = 60.0
 """Deadline for a state, on a busy machine."""
 
 
@@ -41,7 +40,7 @@ class Sweeping:
         assert self.process is not None
         if number is not None:
             self.process.send_signal(number)
-        output = self.process.communicate(timeout=SECONDS)[0]
+        output = self.process.communicate(timeout=PATIENCE)[0]
         return self.process.returncode, output
 
     def statuses(self) -> list[str]:
@@ -50,17 +49,14 @@ class Sweeping:
 
     def until(self, *statuses: str) -> None:
         """Waits until the trials have these statuses."""
-        deadline = time.monotonic() + SECONDS
-        while self.statuses() != list(statuses):
-            assert time.monotonic() < deadline, self.statuses()
-            time.sleep(0.02)
+        wait_until(
+            lambda: self.statuses() == list(statuses), f"trials {statuses}", lambda: str(self.statuses())
+        )
 
     def until_nothing_runs(self) -> None:
         """Waits for the end of every launch."""
-        deadline = time.monotonic() + SECONDS
-        while any(is_alive(self.folder.run_of(trial).read_state()) for trial in self.folder.trials()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        runs = [self.folder.run_of(trial) for trial in self.folder.trials()]
+        wait_until(lambda: not any(is_alive(run.read_state()) for run in runs), "the end of every launch")
 
 
 @pytest.fixture
@@ -122,6 +118,6 @@ def test_a_launch_that_begins_while_a_signal_arrives_is_told() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
         stop.add(process, _Running(Trial("0", {}), {}, 0.0))
-        assert process.wait(SECONDS) == -signal.SIGTERM
+        assert process.wait(PATIENCE) == -signal.SIGTERM
     finally:
         process.kill()

@@ -21,20 +21,23 @@ from numpy.typing import NDArray
 from rlrun.plugins.types import Group, Sample
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.cluster.host_gpus import check_gpus
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
+from rlrun.runner.cluster.start import Models
 from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.host.background import finish_when_cancelled, in_background
 from rlrun.runner.host.failures import run_watched
-from rlrun.runner.host.model_files import fetch_model
+from rlrun.runner.host.memory import MemoryWatch
 from rlrun.runner.job.assembly import RunningJob, start_job
 from rlrun.runner.job.batch_sources import filters_of
 from rlrun.runner.job.build_job import make_job
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import prepare, push_weights, train
+from rlrun.runner.job.model_fetch import fetch_models
 from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.stopping import StopRequest
-from rlrun.runner.job.watching import diagnose_engines, watch
-from rlrun.runner.planning.planned_model import fit_spec
+from rlrun.runner.job.watching import diagnose_engines, memory_of, watch
+from rlrun.runner.planning.planned_model import resolve_for_job
 from rlrun.runner.records.claim import claim_folder
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.journal import Journal
@@ -65,38 +68,40 @@ class PromptTrace:
 def trace_prompt(loaded: LoadedSpec, number: int) -> PromptTrace:
     """Follows the prompt with this number in the order of the run, from 0.
 
-    Raises SpecError before anything is started if files cannot be used, and JobError if a process fails.
+    Raises SpecError or LaunchRefused before anything is started if files cannot be used, and JobError if a
+    process fails.
     """
     check_files(loaded, online=True)
+    check_gpus(loaded)
+    models = fetch_models(loaded.spec)
     with ExitStack() as stack:
         runs_dir = Path(stack.enter_context(TemporaryDirectory(prefix="rlrun-debug-")))
         folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=False, new=False))
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
-        console = Console("debug")
-        stack.callback(console.close)
-        return asyncio.run(_run(loaded.spec, number, folder, scratch, console))
+        return asyncio.run(_run(loaded.spec, models, number, folder, scratch))
 
 
-async def _run(spec: Spec, number: int, folder: RunFolder, scratch: Scratch, console: Console) -> PromptTrace:
+async def _run(spec: Spec, models: Models, number: int, folder: RunFolder, scratch: Scratch) -> PromptTrace:
     stack, stop, traces = AsyncExitStack(), StopRequest(), list[PromptTrace]()
+    console = Console("debug")
+    stack.callback(console.close)
     try:
-        model = await in_background(fetch_model, spec.model)
-        spec, _ = await in_background(fit_spec, spec, model)
-        own = with_one_prompt(spec)
-        running = await start_job(own, model, folder, scratch, stack, timed=console.timed)
+        own = (await in_background(resolve_for_job, with_one_prompt(spec), models.policy)).spec
+        running = await start_job(own, models, folder, scratch, stack, timed=console.timed)
         await in_background(running.inputs.stream.take, number)
         journal = Journal(folder, console)
         stack.callback(journal.close, "done")
         checkpoints = Checkpoints(folder.checkpoints, own.checkpoint.keep)
-        job = make_job(own, model, running, journal, checkpoints, stop=stop)
+        job = make_job(own, models.policy, running, journal, checkpoints, stop=stop)
 
         async def work() -> None:
             traces.append(await _trace(job, running, spec))
             await job.source.close()
 
         diagnose = partial(diagnose_engines, running)
-        await run_watched(work(), watch(own, running, stop, console.say), diagnose)
+        memory = MemoryWatch(partial(memory_of, running))
+        await run_watched(work(), watch(own, running, stop, console.say, memory), diagnose)
     finally:
         await finish_when_cancelled(stack.aclose())
     return traces[0]
@@ -125,15 +130,16 @@ async def _trace(job: Job, running: RunningJob, spec: Spec) -> PromptTrace:
 def with_one_prompt(spec: Spec) -> Spec:
     """Returns the spec of a job with one step on one prompt, or on as many as its data ranks need."""
     degree = spec.trainer.parallel.data_degree
+    batch_size = ceil(degree / spec.rollout.samples_per_prompt)
     rollout = {
-        "batch_size": ceil(degree / spec.rollout.samples_per_prompt),
-        "oversample": None,
+        "batch_size": batch_size,
+        "oversample": batch_size,
         "mode": "sync",
         "weight_update": "during",
         "partial": False,
         "mask_off_policy": False,
     }
-    size = None if needs_of(spec).rollout else degree
+    size = batch_size * spec.rollout.samples_per_prompt if needs_of(spec).rollout else degree
     trainer = {"steps": 1, "epochs": None, "global_batch_size": size, "optimizer_steps": 1}
     return spec.model_copy(
         update={

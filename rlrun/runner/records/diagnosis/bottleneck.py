@@ -127,7 +127,7 @@ def _cure(cause: Cause, spec: Spec) -> str:
         case "dropped":
             return (
                 "choose prompts that the policy sometimes solves (the filter online_difficulty does), or "
-                f"raise rollout.oversample ({rollout.oversample or rollout.batch_size})"
+                f"raise rollout.oversample ({rollout.oversample})"
             )
         case "failed":
             return "the log names the last error (rlrun logs), and metrics count them (rollout/dropped)"

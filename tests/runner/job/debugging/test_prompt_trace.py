@@ -8,6 +8,7 @@ from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.job.debugging.prompt_trace import with_one_prompt
 from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.derived.batch_equation import BatchNumbers
+from tests.resolved_specs import resolved
 
 BASE = Path(__file__).parents[3] / "specs" / "base.toml"
 SFT = ('algorithm.type="sft"', "trainer.global_batch_size=32", 'data.response_key="label"', "rewards=[]")
@@ -33,7 +34,7 @@ SFT = ('algorithm.type="sft"', "trainer.global_batch_size=32", 'data.response_ke
     ],
 )  # fmt: skip
 def test_the_batch_of_one_prompt(overrides: tuple[str, ...], batch: BatchNumbers) -> None:
-    spec = with_one_prompt(load_checked_spec([BASE], overrides).spec)
+    spec = resolved(with_one_prompt(load_checked_spec([BASE], overrides).spec))
     assert make_plan(spec, cores=8).batch == batch
     assert (spec.rollout.mode, spec.rollout.partial, spec.trainer.steps) == ("sync", False, 1)
     assert not spec.eval.datasets and not spec.filters

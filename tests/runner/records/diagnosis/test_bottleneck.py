@@ -7,6 +7,7 @@ import pytest
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.records.diagnosis.bottleneck import STEPS, find_bottleneck
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 BASE = Path(__file__).parents[3] / "specs" / "base.toml"
 ASYNC = ('rollout.mode="async"', 'cluster.placement="disaggregated"')
@@ -14,7 +15,7 @@ STEP = {"step_time": 10.0, "rollout_time": 3.0, "train_time": 3.5, "weight_sync_
 
 
 def spec_with(*overrides: str) -> Spec:
-    return load_checked_spec([BASE], overrides).spec
+    return resolved(load_checked_spec([BASE], overrides).spec)
 
 
 def step(**changes: float) -> dict[str, float]:

@@ -13,9 +13,9 @@ from rlrun.api.sweeps import Sweep, start_sweep
 from rlrun.cli.arguments import spec_path
 from rlrun.cli.detached import start_detached
 from rlrun.cli.plan.command import plan_as_dict
-from rlrun.plugins.registry import ALLOW_LOCAL
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.job.preflight import check_files
+from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import Source
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.reading.reference import as_toml
@@ -39,7 +39,8 @@ def load(
     `overrides` sets keys such as `{"trainer.lr": 1e-5}`. `rewards` and `filters` replace those tables, and
     `data` the type of the data source, by functions that are decorated with `@rlrun.reward`, `@rlrun.filter`
     and `@rlrun.data`; they may be defined in a notebook. `local_plugins` allows
-    `type = "my_rewards.py:brief"`, as `--allow-local-plugins` does; functions given here allow it, too.
+    `type = "my_rewards.py:brief"`, and asks `engine.python` for its arguments, as `--allow-local-plugins`
+    does; functions given here allow it, too.
     Raises SpecError with every problem of the spec.
     """
     files = [Source("spec", _as_document(spec), Path.cwd())] if isinstance(spec, Mapping) else _paths(spec)

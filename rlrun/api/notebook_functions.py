@@ -8,14 +8,13 @@ import base64
 import hashlib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from rlrun.plugins.functions import plugin_of
 from rlrun.runner.host.atomic_files import write_text
+from rlrun.specs.cache import private_folder
 
-_FOLDER = Path.home() / ".cache" / "rlrun" / "functions"
 _MODULE = '''"""The function {name} of a notebook, as rlrun.load packed it."""
 
 import base64
@@ -61,8 +60,8 @@ def _packed_file(function: Callable[..., Any], plugin: type[Any]) -> str:
     packed = base64.b64encode(cloudpickle.dumps(_undecorated(function))).decode()
     decorator = next(name for method, name in _DECORATORS.items() if method in vars(plugin))
     text = _MODULE.format(name=function.__name__, decorator=decorator, packed=packed)
-    path = _FOLDER / f"{function.__name__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = private_folder("functions") / f"{function.__name__}_{digest}.py"
     write_text(path, text)
     return f"{path}:{function.__name__}"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
@@ -23,12 +24,18 @@ def _complete_spec(start: str) -> list[str]:
 
 def _complete_run(start: str) -> list[str]:
     """Returns the names in `runs/` that begin with what is typed."""
-    return sorted(path.parent.name for path in Path("runs").glob(f"{glob.escape(start)}*/state.json"))
+    return _names(f"{glob.escape(start)}*/state.json")
 
 
 def complete_sweep(start: str) -> list[str]:
     """Returns the names of sweeps in `runs/` that begin with what is typed."""
-    return sorted(path.parent.name for path in Path("runs").glob(f"{glob.escape(start)}*/sweep.json"))
+    return _names(f"{glob.escape(start)}*/sweep.json")
+
+
+def _names(pattern: str) -> list[str]:
+    """Returns the names of folders in `runs/` that a shell may print."""
+    names = sorted(path.parent.name for path in Path("runs").glob(pattern))
+    return [name for name in names if name.isprintable()]
 
 
 def complete_run_or_sweep(start: str) -> list[str]:
@@ -64,9 +71,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts an
 
 
 def _allow_local_plugins(allowed: bool) -> bool:
-    """Allows local plugins, also in the processes of the job, which inherit the environment."""
+    """Allows local code, also in the processes of the job, which inherit the environment."""
     if allowed:
-        os.environ["RLRUN_ALLOW_LOCAL_PLUGINS"] = "1"
+        os.environ[ALLOW_LOCAL] = "1"
     return allowed
 
 
@@ -75,7 +82,8 @@ AllowLocalPlugins = Annotated[
     typer.Option(
         "--allow-local-plugins",
         callback=_allow_local_plugins,
-        help="Let `type` name a class or function in a file: path/to/file.py:Class.",
+        help="Let `type` name a class or function in a file (path/to/file.py:Class), and run engine.python "
+        "to check its arguments.",
     ),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]

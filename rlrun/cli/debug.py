@@ -6,6 +6,7 @@ import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Profiles, Specs, load
 from rlrun.cli.error_report import print_error
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 
 FAILED = 3
@@ -41,4 +42,4 @@ def command(
         print_error(f"{error}\n{error.details}".rstrip())
         raise typer.Exit(FAILED) from None
     for line in describe_trace(trace, sample, tokens):
-        print(line)
+        print_text(line)

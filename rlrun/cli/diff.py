@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rlrun.cli.arguments import AsJson, RunsDir, load
+from rlrun.runner.host.printed_text import print_text
 
 _SIDE = "A spec, a recipe's name, a spec.lock.json, a run's folder or name."
 
@@ -31,7 +32,7 @@ def command(
     if as_json:
         print(json.dumps([asdict(difference) for difference in differences]))
         return
-    print(*differences, sep="\n") if differences else print("no differences")
+    print_text(*differences, sep="\n") if differences else print_text("no differences")
 
 
 def _document(name: str, runs_dir: Path) -> dict[str, Any]:

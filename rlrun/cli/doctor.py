@@ -36,10 +36,11 @@ def command(
     access between GPUs, CUDA IPC, NCCL, and whether an SGLang server starts. The exit code is 2 if something
     is wrong.
     """
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    from rlrun.runner.host.rich_console import SafeConsole
+
+    console = SafeConsole(soft_wrap=True)
     checks = []
     for check in _checks(runs_dir, gpu, sglang_python):
         checks.append(check)

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Problem
 
@@ -13,11 +14,11 @@ def print_problems(problems: Sequence[Problem]) -> None:
     codes = sorted({problem.code for problem in problems})
     count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}; rlrun explain {' '.join(codes)}"
     if not _colours():
-        print(*problems, count, sep="\n", file=sys.stderr)
+        print_text(*problems, count, sep="\n", file=sys.stderr)
         return
-    from rich.console import Console
+    from rlrun.runner.host.rich_console import SafeConsole
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = SafeConsole(stderr=True, soft_wrap=True)
     for problem in problems:
         _print_problem(console, problem)
     console.print(count, style="bold")
@@ -26,16 +27,16 @@ def print_problems(problems: Sequence[Problem]) -> None:
 def print_warnings(problems: Sequence[Problem]) -> None:
     """Prints warnings to standard error."""
     for problem in problems:
-        print(f"warning: {problem}", file=sys.stderr)
+        print_text(f"warning: {problem}", file=sys.stderr)
 
 
 def print_error(message: str, code: Code | None = None) -> None:
     """Prints an error, with its code if it has one, to standard error."""
-    start = "\x1b[1;31merror\x1b[0m" if _colours() else "error"
-    print(f"{start}: {message}" + (f" [{code}]" if code else ""), file=sys.stderr)
+    print("\x1b[1;31merror\x1b[0m" if _colours() else "error", end="", file=sys.stderr)
+    print_text(f": {message}" + (f" [{code}]" if code else ""), file=sys.stderr)
 
 
-def _print_problem(console: "Console", problem: Problem) -> None:  # type: ignore[name-defined]  # noqa: F821
+def _print_problem(console: "SafeConsole", problem: Problem) -> None:  # type: ignore[name-defined]  # noqa: F821
     from rich.text import Text
 
     key = (f"{problem.key}: ", "bold cyan") if problem.key else ""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
 
 ERROR_PAGES = Path(__file__).parents[1] / "specs" / "error_pages"
@@ -45,11 +46,11 @@ def command(
 ) -> None:
     """Explain an error code: its cause, an example, and what to do."""
     if markdown:
-        print(errors_markdown(), end="")
+        print_text(errors_markdown(), end="")
     elif codes:
-        print("\n\n".join(_for_terminal(_page(_code_named(name))) for name in codes))
+        print_text("\n\n".join(_for_terminal(_page(_code_named(name))) for name in codes))
     else:
-        print(*(_title(code) for code in Code), sep="\n")
+        print_text(*(_title(code) for code in Code), sep="\n")
 
 
 def errors_markdown() -> str:

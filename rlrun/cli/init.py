@@ -10,6 +10,7 @@ import typer
 from rlrun.cli.arguments import load
 from rlrun.cli.schema import SCHEMA_FILE, write_schema
 from rlrun.cli.starter import StarterChoices, spec_text
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 
 _MODEL, _TASK = "Qwen/Qwen3-0.6B", "chain_sum"
@@ -71,7 +72,7 @@ def command(
     choices = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
     _write(path, spec_text(choices))
     write_schema(path.with_name(SCHEMA_FILE))
-    print(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
+    print_text(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
 
 
 def _check_learns_from_rewards(algorithm: str) -> None:
@@ -123,5 +124,5 @@ def _write(path: Path, text: str) -> None:
         load([str(path)], None)
     except SpecError:
         path.unlink()
-        print(f"{path} was not written, because the spec would not be valid:", file=sys.stderr)
+        print_text(f"{path} was not written, because the spec would not be valid:", file=sys.stderr)
         raise

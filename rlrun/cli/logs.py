@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlrun.cli.arguments import RunName, RunsDir
+from rlrun.models.foreign_files import open_regular
+from rlrun.runner.host.printed_text import log_text, print_text
 from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
@@ -40,20 +42,22 @@ def command(
         raise ValueError(f"{run.name} has no log {process}; {guess}logs: {', '.join(files) or 'none'}")
     seen: dict[Path, int] = {}
     for path in _logs(run, process).values():
-        print(f"== {path}")
-        print(_tail(path, lines, seen), end="")
+        print_text(f"== {path}")
+        print_text(log_text(_tail(path, lines, seen)), end="")
     if follow:
         _follow(run, process, seen)
 
 
 def _logs(run: "RunFolder", process: str | None) -> dict[str, Path]:
-    files = {path.stem: path for path in sorted(run.logs.glob("*.log"))}
+    """Returns the logs by process. A link may lead out of the folder, and opening a pipe would block."""
+    paths = [path for path in sorted(run.logs.glob("*.log")) if path.is_file() and not path.is_symlink()]
+    files = {path.stem: path for path in paths}
     return files if process is None else {process: files[process]}
 
 
 def _tail(path: Path, lines: int, seen: dict[Path, int]) -> str:
     """Returns the last lines, and stores the offset of their end in `seen`, in bytes."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         last = deque(file, maxlen=lines)
         seen[path] = file.tell()
     text = b"".join(last).decode("utf-8", errors="replace")
@@ -69,7 +73,7 @@ def _follow(run: "RunFolder", process: str | None, seen: dict[Path, int]) -> Non
         alive = is_alive(run.read_state())  # checked before reading, so that the last lines are not missed
         for stem, path in _logs(run, process).items():
             for line in fresh_lines(path, seen):
-                print(f"{stem}: {line}" if process is None else line, flush=True)
+                print_text(log_text(f"{stem}: {line}" if process is None else line), flush=True)
         if alive:
             time.sleep(_POLL_S)
 
@@ -77,7 +81,7 @@ def _follow(run: "RunFolder", process: str | None, seen: dict[Path, int]) -> Non
 def fresh_lines(path: Path, seen: dict[Path, int]) -> Iterator[str]:
     """Yields the whole lines after the offset in `seen`, and advances it; a truncated file restarts at 0."""
     offset = seen.get(path, 0)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(offset if offset <= path.stat().st_size else 0)
         for line in iter(file.readline, b""):
             if not line.endswith(b"\n"):

@@ -5,37 +5,21 @@ interrupted.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from rlrun.cli.commands import add_command, commands_for
 from rlrun.cli.error_report import print_error, print_problems
+from rlrun.runner.host.instruction_sets import limit_libraries
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import SpecError
+from rlrun.specs.safe_python import protect_processes
 
 WRONG = 2
 INTERRUPTED = 130
-
-COMMANDS: Mapping[str, str] = {
-    **{
-        name: name
-        for name in (
-            "launch", "validate", "diff", "init", "score", "runs", "status", "stop", "logs", "view",
-            "schema", "doctor", "debug", "recipes", "explain",
-        )
-    },
-    "plan": "plan.command",
-}  # fmt: skip
-"""Maps the name of a command to the module in rlrun.cli that has it as `command`."""
-GROUPS: Mapping[str, str] = {
-    "plugins": "plugins",
-    "convert": "convert.command",
-    "import": "importing",
-    "sweep": "sweeps",
-}
-"""Maps the name of a group of commands to the module in rlrun.cli that has it as `app`."""
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
@@ -43,22 +27,18 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
 
     Importing only this command takes a third of the time of importing them all.
     """
+    commands = commands_for(arguments[0] if arguments else "")
     app = typer.Typer(
         help="Post-train language models by reinforcement learning: one TOML file is the whole job.",
-        add_completion=not arguments or arguments[0] not in {*COMMANDS, *GROUPS},
+        add_completion=len(commands) > 1,
         rich_markup_mode=None,  # rich would read [profiles.NAME] in a help text as a style
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback()(_top)
-    first = arguments[0] if arguments else ""
-    for name, module in COMMANDS.items():
-        if first == name or first not in {*COMMANDS, *GROUPS}:
-            app.command(name)(import_module(f"rlrun.cli.{module}").command)
-    for name, module in GROUPS.items():
-        if first == name or first not in {*COMMANDS, *GROUPS}:
-            app.add_typer(import_module(f"rlrun.cli.{module}").app, name=name)
+    for entry in commands:
+        add_command(app, entry)
     return app
 
 
@@ -66,7 +46,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"rlrun {version('rlrun')}")
+        print_text(f"rlrun {version('rlrun')}")
         raise typer.Exit
 
 
@@ -80,7 +60,9 @@ def _top(
 
 def run() -> None:
     """Runs the command line. Reports a user's mistakes as messages, without a traceback."""
+    protect_processes()
     try:
+        limit_libraries()
         make_app(sys.argv[1:])()
     except SpecError as error:
         print_problems(error.problems)

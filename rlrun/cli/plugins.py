@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rlrun.cli.arguments import AsJson
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.spelling import nearest
 
 app = typer.Typer(
@@ -29,10 +30,10 @@ def list_plugins(as_json: AsJson = False) -> None:
         return
     width = max((len(entry.name) for entry in plugins), default=0)
     for kind in METHODS:
-        print(kind)
+        print_text(kind)
         for entry in plugins:
             if entry.kind == kind:
-                print(f"  {entry.name:{width}}  {entry.distribution} {entry.version}  {entry.target}")
+                print_text(f"  {entry.name:{width}}  {entry.distribution} {entry.version}  {entry.target}")
 
 
 @app.command()
@@ -57,10 +58,10 @@ def show(
         print(json.dumps(shown))
         return
     for plugin in shown:
-        print(f"{plugin['name']} ({plugin['kind']})\n{plugin['about']}\n")
+        print_text(f"{plugin['name']} ({plugin['kind']})\n{plugin['about']}\n")
         for parameter in plugin["parameters"]:
-            print(f"  {parameter['name']}: {parameter['type']} = {parameter['default']}")
-            print(f"      {parameter['about']}")
+            print_text(f"  {parameter['name']}: {parameter['type']} = {parameter['default']}")
+            print_text(f"      {parameter['about']}")
 
 
 @app.command()
@@ -81,7 +82,7 @@ def new(
         guess = f'did you mean "{meant}"? ' if meant else ""
         raise ValueError(f'no kind of plugin is named "{kind}"; {guess}kinds: {", ".join(TEMPLATES)}')
     written = write_package(kinds[kind], name, folder)
-    print(f"{written}\nnext: pip install -e {written} && rlrun plugins check {written.name}")
+    print_text(f"{written}\nnext: pip install -e {written} && rlrun plugins check {written.name}")
 
 
 @app.command()
@@ -98,7 +99,7 @@ def check(
     for entry in entries_of(package):
         problem = _problem(entry.kind, entry.name)
         failed += bool(problem)
-        print(f"{entry.kind} {entry.name}: {problem or 'keeps its contract'}")
+        print_text(f"{entry.kind} {entry.name}: {problem or 'keeps its contract'}")
     if failed:
         raise PluginError(
             f"{failed} plugin{'' if failed == 1 else 's'} of {package} cannot be used: see the messages above"

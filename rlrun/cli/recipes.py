@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 from rlrun.cli.arguments import AsJson
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.paths import RECIPES
 
 
@@ -19,9 +20,9 @@ def command(as_json: AsJson = False) -> None:
         return
     width = max(map(len, recipes))
     for name, about in recipes.items():
-        print(f"{name:{width}}  {about}")
-    print("\nto see the plan of a recipe: rlrun plan NAME")
-    print('to change a recipe, begin a file with: extends = "package:NAME.toml"')
+        print_text(f"{name:{width}}  {about}")
+    print_text("\nto see the plan of a recipe: rlrun plan NAME")
+    print_text('to change a recipe, begin a file with: extends = "package:NAME.toml"')
 
 
 def read_recipes() -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli.arguments import AsJson, RunsDir
+from rlrun.runner.host.printed_text import one_line, print_text
 
 if TYPE_CHECKING:
     from rlrun.runner.records.run_folder import RunFolder
@@ -20,7 +21,7 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps([{"name": name, **state} for name, state in states]))
     elif not runs:
-        print(f"no runs in {runs_dir}")
+        print_text(f"no runs in {runs_dir}")
     else:
         _print_table(states)
 
@@ -50,6 +51,6 @@ def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:
         started = datetime.fromisoformat(state["started"]).astimezone().strftime("%Y-%m-%d %H:%M")
         shown_reward = "" if reward is None else f"{reward:.3f}"
         table.add_row(
-            name, state["status"], f"{state['step']}/{state['steps'] or '?'}", shown_reward, started
+            one_line(name), state["status"], f"{state['step']}/{state['steps'] or '?'}", shown_reward, started
         )
     table_console().print(table)

@@ -1,4 +1,4 @@
-"""`rlrun schema`: prints the JSON Schema of a spec for editors, or the page docs/spec.md."""
+"""`rlrun schema`: prints the JSON Schema of a spec for editors, or writes the pages of docs/spec.md."""
 
 import json
 from pathlib import Path
@@ -29,9 +29,13 @@ SCHEMA_FILE = "rlrun.schema.json"
 
 def command(
     markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="Print the page docs/spec.md instead, with the built-in plugins."),
-    ] = False,
+        Path | None,
+        typer.Option(
+            "--markdown",
+            metavar="FOLDER",
+            help="Write the pages of docs/spec.md below this folder instead, with the built-in plugins.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Write the schema to this file, in place of an older one."),
@@ -44,10 +48,10 @@ def command(
     """
     if output is not None:
         write_schema(output)
-    elif markdown:
-        from rlrun.cli.spec_page import spec_markdown
+    elif markdown is not None:
+        from rlrun.cli.spec_page import write_spec_pages
 
-        print(spec_markdown(), end="")
+        write_spec_pages(markdown)
     else:
         print(json.dumps(spec_schema(), indent=2))
 
@@ -106,9 +110,10 @@ def _plugin_keys(kind: str, name: str, definitions: dict[str, Any]) -> dict[str,
 def _add_descriptions(shape: dict[str, Any], model: type["BaseModel"]) -> None:
     """Adds the docstrings of a model's fields, and the defaults that a factory makes, to its schema."""
     from rlrun.specs.problems.docstrings import field_docstrings
+    from rlrun.specs.sections.section import is_derived
 
     for key, about in field_docstrings(model).items():
         shape["properties"][key]["description"] = about
     for key, field in model.model_fields.items():
-        if field.default_factory is not None:
+        if field.default_factory is not None and not is_derived(field):
             shape["properties"][key]["default"] = field.get_default(call_default_factory=True)

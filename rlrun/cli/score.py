@@ -15,6 +15,7 @@ import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins
 from rlrun.cli.error_report import print_error
+from rlrun.models.json_files import parse_json
 
 if TYPE_CHECKING:
     from rlrun.plugins.types import Sample
@@ -152,10 +153,10 @@ def _lines(lines: Iterable[str], find_image: "FindImage") -> Iterator[Line]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             if not isinstance(values, dict):
                 raise ValueError(f"expected a JSON object, found {type(values).__name__}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             yield str(number), f"line {number}: {error}"
             continue
         if values.get("prompt") is None or values["prompt"] != prompt:

@@ -1,6 +1,7 @@
-"""Writes `docs/spec.md`, every section, key and built-in plugin, from the models that check a spec."""
+"""Writes docs/spec.md and docs/spec/: every section, key and plugin, from the models that check a spec."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -9,13 +10,13 @@ from rlrun.plugins.registry import entries, load
 from rlrun.specs.problems.suggestions import section_models
 from rlrun.specs.reading.reference import Setting, list_settings
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
-from rlrun.specs.sections.job import Spec, TrackerSpec
-from rlrun.specs.sections.scoring import FilterSpec, RewardSpec
+from rlrun.specs.sections.job import Spec
 
 _INTRODUCTION = """\
 # The spec
 
-This page is written by `rlrun schema --markdown` from the models that check a spec; do not edit it.
+This page and those of the sections are written by `rlrun schema --markdown` from the models that check a
+spec; do not edit them.
 
 A spec is one TOML file, or several, of which later ones override earlier ones. A key that is not listed here
 is an error. `extends = ["base.toml"]` starts from other files: tables are merged key by key, other
@@ -33,46 +34,79 @@ a secret belongs (`api_key`, a header such as Authorization, a password in a URL
 looks like a key is a warning. Every user of the host sees the values of `--set` in `ps`: set references to
 secrets there, not the secrets.
 """
-_ARRAYS: dict[str, type[BaseModel]] = {
-    "[[rewards]]": RewardSpec,
-    "[[filters]]": FilterSpec,
-    "[[eval.datasets]]": EvalDatasetSpec,
-    "[[trackers]]": TrackerSpec,
+_OF_A_SECTION = "A section of [the spec](../spec.md), written by `rlrun schema --markdown`; do not edit it.\n"
+PAGE_OF_KIND = {
+    "algorithms": "algorithm",
+    "data": "data",
+    "rewards": "rewards",
+    "filters": "filters",
+    "rollouts": "rollout",
+    "buffers": "rollout",
+    "tools": "rollout",
+    "agents": "rollout",
+    "trackers": "trackers",
 }
+"""The section whose page has the parameters of a kind of plugins."""
 
 
-def spec_markdown() -> str:
-    """Returns the whole page."""
-    return "\n".join([_INTRODUCTION, *_sections(), *_plugins()])
+def write_spec_pages(docs: Path) -> None:
+    """Writes every page below the folder `docs`, in place of older ones."""
+    for name, text in spec_pages().items():
+        path = docs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
 
 
-def _sections() -> Iterator[str]:
-    tables = {name: next(section_models(field.annotation), None) for name, field in Spec.model_fields.items()}
-    top = [setting for setting in list_settings(Spec) if tables.get(setting.name.partition(".")[0]) is None]
-    yield _section("## Before the first table", Spec, top)
-    for name, model in tables.items():
-        if model is not None and f"[[{name}]]" not in _ARRAYS:
-            settings = [item for item in list_settings(model) if f"[[{name}.{item.name}]]" not in _ARRAYS]
-            yield _section(f"## `[{name}]`", model, settings)
-    for title, model in _ARRAYS.items():
-        yield _section(f"## `{title}`", model, list_settings(model))
+def spec_pages() -> dict[str, str]:
+    """Returns the text of each page by its path: the index, then a page for each section."""
+    models = {name: next(section_models(field.annotation), None) for name, field in Spec.model_fields.items()}
+    sections = {name: model for name, model in models.items() if model is not None}
+    pages = {f"spec/{name}.md": _page(name, model) for name, model in sections.items()}
+    return {"spec.md": _index(sections)} | pages
 
 
-def _plugins() -> Iterator[str]:
-    yield "## Built-in plugins\n\nTheir parameters are further keys beside `type`.\n"
-    for kind in METHODS:
-        for entry in entries(kind):
-            if entry.distribution == "rlrun":
-                plugin = load(kind, entry.name)
-                yield _section(f"### {kind}: `{entry.name}`", plugin, list_settings(plugin.Params))
+def _index(sections: dict[str, type[BaseModel]]) -> str:
+    """Returns the page that leads to the sections, with the keys before the first table."""
+    top = [item for item in list_settings(Spec) if item.name.partition(".")[0] not in sections]
+    items = [f"- [{name}](spec/{name}.md): {_about(model)}" for name, model in sections.items()]
+    listed = "\n".join(["## Sections", "", *items, ""])
+    return "\n".join([_INTRODUCTION, _section("## Before the first table", Spec, top), listed])
+
+
+def _page(name: str, model: type[BaseModel]) -> str:
+    """Returns the page of one section, with the built-in plugins that its `type` names."""
+    title = f"[[{name}]]" if str(Spec.model_fields[name].annotation).startswith("tuple[") else f"[{name}]"
+    settings = [item for item in list_settings(model) if (name, item.name) != ("eval", "datasets")]
+    parts = [f"# `{title}`\n\n{_OF_A_SECTION}\n{_table(model, settings)}"]
+    if name == "eval":
+        parts.append(_section("## `[[eval.datasets]]`", EvalDatasetSpec, list_settings(EvalDatasetSpec)))
+    plugins = [section for kind in METHODS if PAGE_OF_KIND[kind] == name for section in _plugins(kind)]
+    if plugins:
+        parts.append("## Built-in plugins\n\nTheir parameters are further keys beside `type`.\n")
+    return "\n".join([*parts, *plugins])
+
+
+def _plugins(kind: str) -> Iterator[str]:
+    """Yields the section of each built-in plugin of a kind."""
+    for entry in entries(kind):
+        if entry.distribution == "rlrun":
+            plugin = load(kind, entry.name)
+            yield _section(f"### {kind}: `{entry.name}`", plugin, list_settings(plugin.Params))
 
 
 def _section(title: str, model: type, settings: list[Setting]) -> str:
+    return f"{title}\n\n{_table(model, settings)}"
+
+
+def _table(model: type, settings: list[Setting]) -> str:
     rows = [f"| `{row.name}` | {row.type} | {_code(row.default)} | {row.about} |" for row in settings]
     table = ["| key | value | default | |", "|---|---|---|---|", *rows] if rows else ["No parameters."]
-    about = " ".join((model.__doc__ or "").split())
-    return "\n".join([title, "", about, "", *table, ""])
+    return "\n".join([_about(model), "", *table, ""])
+
+
+def _about(model: type) -> str:
+    return " ".join((model.__doc__ or "").split())
 
 
 def _code(default: str) -> str:
-    return default if default in ("required", "unset") else f"`{default}`"
+    return default if default in ("required", "unset", "derived") else f"`{default}`"

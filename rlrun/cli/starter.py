@@ -7,6 +7,7 @@ from pathlib import Path
 from string import Template
 
 from rlrun.models.config_defaults import text_config
+from rlrun.models.json_files import read_json
 from rlrun.plugins.data.columns import LABEL_NAMES, PROMPT_NAMES, likely
 from rlrun.plugins.registry import PluginError, checked_params, load
 from rlrun.plugins.types import Row
@@ -75,7 +76,7 @@ def _positions(choices: StarterChoices) -> int:
     """Returns the number of positions of a local model; for a model on the hub, twice `_MAX_TOKENS`."""
     folder = absolute_path(choices.model, choices.folder)
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return 2 * _MAX_TOKENS
     positions = text_config(config).get("max_position_embeddings") if isinstance(config, dict) else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cli.arguments import AsJson, RunName, RunsDir
+from rlrun.runner.host.printed_text import one_line, print_text
 
 
 def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
@@ -22,27 +23,29 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         print(json.dumps({"name": run.name, "folder": str(run.path), **state, **asdict(diagnosis)}))
         return
     steps = f"step {state['step']} of {state['steps'] or '?'}"
-    print(f"{run.name}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
+    print_text(f"{one_line(run.name)}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
     started, updated = (datetime.fromisoformat(state[name]).astimezone() for name in ("started", "updated"))
     ago = format_duration(max((datetime.now(UTC) - updated).total_seconds(), 0.0))
     process = f"process {state['pid']} on {state['host']}"
-    print(f"started {started:%Y-%m-%d %H:%M:%S}, updated {updated:%Y-%m-%d %H:%M:%S} ({ago} ago), {process}")
+    times = f"started {started:%Y-%m-%d %H:%M:%S}, updated {updated:%Y-%m-%d %H:%M:%S} ({ago} ago)"
+    print_text(f"{times}, {process}")
     if state["error"]:
         code = state["error_code"]
-        print(f"error: {state['error']}" + (f" [{code}]\nsee rlrun explain {code}" if code else ""))
+        print_text(f"error: {state['error']}" + (f" [{code}]\nsee rlrun explain {code}" if code else ""))
     if state["status"] in ("died", "failed", "interrupted"):
         from rlrun.runner.checkpoints.folder import newest_step
         from rlrun.runner.job.stopping import resume_hint
 
-        print(f"logs: rlrun logs {run.name}; to continue: rlrun launch SPEC --name {run.name} --resume")
-        print(resume_hint(state["step"], newest_step(run.checkpoints)))
+        print_text(f"logs: rlrun logs {run.name}; to continue: rlrun launch SPEC --name {run.name} --resume")
+        print_text(resume_hint(state["step"], newest_step(run.checkpoints)))
     if diagnosis.bottleneck is not None:
-        print(f"speed: {diagnosis.bottleneck.sentence}")
+        print_text(f"speed: {diagnosis.bottleneck.sentence}")
     for alert in diagnosis.alerts:
-        print(alert.line)
-    width = max(map(len, state["metrics"]), default=0)
-    for metric, value in sorted(state["metrics"].items()):
-        print(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")
+        print_text(alert.line)
+    metrics = {one_line(name): value for name, value in state["metrics"].items()}
+    width = max(map(len, metrics), default=0)
+    for metric, value in sorted(metrics.items()):
+        print_text(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")
 
 
 def _time_left(state: dict[str, Any]) -> str:

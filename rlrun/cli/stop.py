@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli.arguments import RunsDir
+from rlrun.runner.host.printed_text import print_text
 
 
 def command(
@@ -34,10 +35,12 @@ def command(
     interrupt(run, state)
     seconds = stop_timeout(run) + ENDING_TIMEOUT_S if timeout is None else timeout
     if not has_ended(run, seconds):
-        print(f"{name} (process {state['pid']}) was asked to stop and is still running after {seconds:g} s")
-        print(f"see rlrun logs {name}; a second rlrun stop {name} ends it at once, without saving")
+        print_text(
+            f"{name} (process {state['pid']}) was asked to stop and is still running after {seconds:g} s"
+        )
+        print_text(f"see rlrun logs {name}; a second rlrun stop {name} ends it at once, without saving")
         raise typer.Exit(3)
     state = run.current_state()
-    print(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
+    print_text(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
     if state["status"] != "done":
-        print(resume_hint(state["step"], newest_step(run.checkpoints)))
+        print_text(resume_hint(state["step"], newest_step(run.checkpoints)))

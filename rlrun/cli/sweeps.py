@@ -17,6 +17,7 @@ from rlrun.cli.arguments import (
     load,
     spec_path,
 )
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import Source, SpecError, format_value
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def plan(
         rows = [{"name": trial.name, "values": trial.values} for trial in trials]
         print(json.dumps({"metric": metric, "trials": rows}))
         return
-    print(*(trial.name for trial in trials), sep="\n")
-    print(f"{len(trials)} trials, compared by {metric}")
+    print_text(*(trial.name for trial in trials), sep="\n")
+    print_text(f"{len(trials)} trials, compared by {metric}")
 
 
 @app.command()
@@ -159,7 +160,7 @@ def _document(loaded: "LoadedSpec", specs: list[str]) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print_text(text, flush=True)
 
 
 def _as_dict(state: "TrialState") -> dict[str, Any]:
@@ -187,4 +188,4 @@ def _print_table(folder: "SweepFolder") -> None:
     table_console().print(table)
     parent = display_path(folder.path.parent)
     where = "" if parent == "runs" else f" --runs-dir {parent}"
-    print(f"to compare the trials: rlrun view {folder.path.name}{where}")
+    print_text(f"to compare the trials: rlrun view {folder.path.name}{where}")

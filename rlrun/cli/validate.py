@@ -16,12 +16,15 @@ from rlrun.cli.arguments import (
     load,
 )
 from rlrun.cli.error_report import print_problems
+from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import SpecError, format_value, problem_without_place
+from rlrun.specs.problems.findings import SpecError, dotted, format_value, problem_without_place
 from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
+    from rlrun.specs.derived.resolution import Resolved
     from rlrun.specs.reading.loading import LoadedSpec
+    from rlrun.specs.sections.job import Spec
 
 
 def command(
@@ -67,43 +70,61 @@ def command(
         _explain(loaded, explain, as_json)
     elif as_json:
         warnings = [problem.as_dict() for problem in loaded.warnings()]
-        choices = {"engines": loaded.engine_reasons(), "shared_prefixes": _sharing(loaded)}
+        choices = {
+            "engines": loaded.engine_reasons(),
+            "dtypes": loaded.dtype_reasons(),
+            "shared_prefixes": _sharing(_resolved(loaded)),
+        }
         print(json.dumps({"valid": True, "problems": [], "warnings": warnings} | choices))
     elif not quiet:
-        print(f"{' + '.join(specs)}: valid", *loaded.engine_reasons(), *_sharing(loaded), sep="\n")
-        print(_limits(loaded))
+        resolved = _resolved(loaded)
+        reasons = [*loaded.engine_reasons(), *loaded.dtype_reasons(), *_sharing(resolved)]
+        print_text(f"{' + '.join(specs)}: valid", *reasons, sep="\n")
+        print_text(_limits(resolved.spec))
         if verbose:
-            print(*given_keys(loaded), sep="\n")
+            print_text(*given_keys(loaded), sep="\n")
 
 
-def _sharing(loaded: "LoadedSpec") -> list[str]:
+def _resolved(loaded: "LoadedSpec") -> "Resolved":
+    from rlrun.runner.planning.planned_model import resolve_on_this_host
+
+    return resolve_on_this_host(loaded.spec)
+
+
+def _sharing(resolved: "Resolved") -> list[str]:
     """Returns whether the trainer shares prefixes, if the spec leaves it open and the models are here."""
-    from rlrun.runner.planning.planned_model import local_choice
-
-    choice = local_choice(loaded.spec)
-    return [] if choice is None else [str(choice)]
+    return [] if resolved.sharing is None else [str(resolved.sharing)]
 
 
-def _limits(loaded: "LoadedSpec") -> str:
+def _limits(spec: "Spec") -> str:
     """Returns the limits of samples; longer prompts are dropped, and longer responses are cut."""
     from rlrun.plugins.validation import needs_of
-    from rlrun.runner.job.preflight import fitted_to_model
     from rlrun.specs.derived.sample_limits import sample_limits
 
-    return sample_limits(fitted_to_model(loaded.spec), rollout=needs_of(loaded.spec).rollout)
+    return sample_limits(spec, rollout=needs_of(spec).rollout)
 
 
 def _explain(loaded: "LoadedSpec", key: str, as_json: bool) -> None:
-    values = dict(_leaves(loaded.spec.model_dump(mode="json"), ""))
+    from rlrun.specs.derived.resolution import open_keys
+
+    resolved = _resolved(loaded)
+    values = dict(_leaves(resolved.spec.model_dump(mode="json"), ""))
+    reasons = dict(resolved.reasons) | {
+        f"{dotted(path)}.dtype": choice.reason for path, choice in loaded.dtype_choices.items()
+    }
+    origins = {
+        name: f"derived: {reasons[name]}" if name in reasons else "derived"
+        for name, _ in open_keys(resolved.spec)
+    }
     chosen = {name: value for name, value in values.items() if name == key or name.startswith(f"{key}.")}
     if not chosen:
         meant = nearest(key, values)
         raise ValueError(f"the spec has no key {key}" + (f"; did you mean {meant}?" if meant else ""))
-    rows = [(name, value, loaded.origin(name)) for name, value in chosen.items()]
+    rows = [(name, value, origins.get(name) or loaded.origin(name)) for name, value in chosen.items()]
     if as_json:
         print(json.dumps([{"key": name, "value": value, "origin": origin} for name, value, origin in rows]))
         return
-    print(*(_explained(*row) for row in rows), sep="\n")
+    print_text(*(_explained(*row) for row in rows), sep="\n")
 
 
 def given_keys(loaded: "LoadedSpec") -> list[str]:

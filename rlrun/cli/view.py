@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlrun.cli.arguments import RunsDir, complete_run_or_sweep
+from rlrun.runner.host.printed_text import print_text
 
 if TYPE_CHECKING:
     from rlrun.runner.records.run_folder import RunFolder
@@ -92,7 +93,7 @@ def _write(path: Path, runs: "list[ViewedRun]", title: str) -> None:
 
     page = make_page(title, collect(runs))
     write_bytes(path, page.html)
-    print(f"{path}: {len(page.html) / (1 << 20):.1f} MiB")
+    print_text(f"{path}: {len(page.html) / (1 << 20):.1f} MiB")
 
 
 def _serve(runs: "list[ViewedRun]", title: str, port: int, *, select_all: bool) -> None:
@@ -103,7 +104,7 @@ def _serve(runs: "list[ViewedRun]", title: str, port: int, *, select_all: bool) 
 
     with ViewServer(Answers(runs), make_page(title), port) as server:
         screen = "#overview?runs=all" if select_all and len(runs) > 1 else ""
-        print(f"{server.url}{screen}\nstop with Ctrl-C", flush=True)
+        print_text(f"{server.url}{screen}\nstop with Ctrl-C", flush=True)
         # The metrics of a long run take a second to read: the page need not wait for that.
         threading.Thread(target=runs[0].status, daemon=True).start()
         server.serve_forever()

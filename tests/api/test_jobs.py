@@ -10,8 +10,9 @@ import pytest
 
 import rlrun
 from rlrun.api.notebook_functions import plugin_file
-from rlrun.plugins.registry import ALLOW_LOCAL, build
+from rlrun.plugins.registry import build
 from rlrun.runner.contracts.errors import JobError
+from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import SpecError
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
@@ -56,7 +57,7 @@ def test_a_table_is_a_spec_whose_paths_start_from_the_working_folder(
 
 def test_functions_of_a_notebook_reach_other_processes(tmp_path: Path, monkeypatch) -> None:
     """The function uses a name of the notebook; another process finds neither in any file."""
-    monkeypatch.setattr("rlrun.api.notebook_functions._FOLDER", tmp_path)
+    monkeypatch.setenv("RLRUN_CACHE", str(tmp_path / "cache"))
     notebook = {"__name__": "__main__", "rlrun": rlrun, "BONUS": 2.0}
     code = (
         "@rlrun.reward\ndef long(sample, *, factor: float = 1.0):\n    return BONUS + factor * len(sample)\n"

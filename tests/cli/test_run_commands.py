@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.cli.arguments import complete_run_or_sweep
 from rlrun.cli.logs import fresh_lines
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.doctor.check import Check
@@ -21,14 +22,17 @@ from rlrun.runner.host.process_identity import Owner
 from rlrun.runner.records.lock import make_lock
 from rlrun.specs.reading.loading import LoadedSpec
 from tests.cli.cli_outcome import Command
+from tests.waiting import PATIENCE
 
 BASE = Path(__file__).parents[1] / "specs" / "base.toml"
 
 DRIVER = """
-import json, pathlib, signal, sys
+import fcntl, json, pathlib, signal, sys
 from rlrun.runner.host.process_identity import Owner
 path = pathlib.Path(sys.argv[1])
 lock = path.with_name("driver.lock").open("a") if sys.argv[2] != "stranger" else None
+if lock is not None:
+    fcntl.flock(lock, fcntl.LOCK_EX)
 state = json.loads(path.read_text()) | Owner.current().model_dump() | {"status": "running"}
 path.write_text(json.dumps(state))
 def stop(*_):
@@ -134,7 +138,7 @@ def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
             0,
             "job: interrupted at step 5 of 10\n--resume continues from step 5 (checkpoints/step-5)\n",
         )
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=PATIENCE) == 130
 
 
 def test_stop_says_when_the_run_goes_on(rlrun: Command, tmp_path: Path) -> None:
@@ -242,6 +246,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedSpec, dict[str
 
     module.launch = launch  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rlrun.runner.job.launch", module)
+    monkeypatch.setattr("rlrun.cli.launch._end", sys.exit)  # not the process of the tests
     return calls
 
 
@@ -353,3 +358,61 @@ def test_doctor_without_a_gpu_says_so_and_how_to_go_on(
     outcome = rlrun("doctor", "--sglang-python", "/opt/sglang/bin/python")
     assert outcome.code == 2
     assert "--sglang-python needs --gpu" in outcome.err
+
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e"
+
+
+def test_names_and_texts_of_a_foreign_folder_have_no_effect_on_the_terminal(
+    rlrun: Command, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    name = f"[red]a{ESCAPES}\nb"
+    folder = write_run(
+        runs, name, status="failed", error=f"[bold]{ESCAPES}", metrics={f"m{ESCAPES}\n  x": 1.0, "[/x]": 2.0}
+    )
+    (folder / "logs" / f"engine{ESCAPES}.log").write_text(f"{ESCAPES}\x1b[31mred\x1b[0m\r10%\r20%\n")
+    lock = {"spec": {"name": f"a{ESCAPES}"}, "model": {"sha256": "1"}}
+    for number, file in enumerate(("spec.lock.json", "other.json")):
+        lock["spec"]["seed"] = number
+        (folder / file).write_text(json.dumps(lock | {f"key{ESCAPES}": number}))
+    where = ("--runs-dir", runs)
+    outcomes = [
+        rlrun("runs", *where),
+        rlrun("status", name, *where),
+        rlrun("status", "other", *where),
+        rlrun("logs", name, *where),
+        rlrun("logs", name, "x", *where),
+        rlrun("stop", name, *where),
+        rlrun("diff", folder / "spec.lock.json", folder / "other.json"),
+        rlrun("view", name, "--html", tmp_path / f"page{ESCAPES}.html", *where),
+        rlrun("validate", tmp_path / f"{ESCAPES}.toml"),
+        rlrun("plan", f"x{ESCAPES}"),
+    ]
+    for outcome in outcomes:
+        text = outcome.out + outcome.err
+        assert text.strip()
+        assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(text), text
+    listed, status, _, logs = outcomes[:4]
+    assert "[red]a\\u001b[2J" in listed.out and len(listed.out.splitlines()) == 2
+    assert "[/x]" in status.out and status.out.splitlines()[0].startswith("[red]a\\u001b[2J")
+    assert "red\n10%\n20%" in logs.out
+
+
+def test_names_that_a_shell_would_obey_are_not_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("good", f"bad{ESCAPES}"):
+        write_run(tmp_path / "runs", name)
+    assert complete_run_or_sweep("") == ["good"]
+
+
+def test_logs_shows_files_of_the_folder_alone(rlrun: Command, tmp_path: Path) -> None:
+    logs = write_run(tmp_path, "job") / "logs"
+    (logs / "driver.log").write_text("hello\n")
+    (tmp_path / "secret").write_text("secret\n")
+    (logs / "link.log").symlink_to(tmp_path / "secret")
+    os.mkfifo(logs / "pipe.log")
+    assert rlrun("logs", "job", "--runs-dir", tmp_path).out == f"== {logs / 'driver.log'}\nhello\n"
+    assert "has no log link" in rlrun("logs", "job", "link", "--runs-dir", tmp_path).err

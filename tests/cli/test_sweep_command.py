@@ -1,6 +1,7 @@
 """`rlrun sweep`: what it refuses, the list of trials, and the table of a sweep on disk."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rlrun.api.sweeps import Sweep
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.sweeps.run_sweep import LaunchArguments
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
-from rlrun.runner.sweeps.trials import trial_of
+from rlrun.runner.sweeps.trials import Trial, trial_of
 from rlrun.specs.reading.loading import LoadedSpec
 from tests.cli.cli_outcome import Command
 from tests.runner.records.states import write_state
@@ -164,3 +165,93 @@ def test_a_sweep_from_python_that_cannot_start_raises_with_its_output(
     with pytest.raises(JobError, match=r"trainer\.lrs: unknown key"):
         load("quickstart").sweep({"trainer.lrs": [1, 2]})
     assert list(tmp_path.iterdir()) == []
+
+
+HOSTILE_NAMES = [
+    "../outside",
+    "/tmp/outside",
+    "..",
+    "",
+    "a",
+    "0/../../x",
+    "0\n",
+    "logs",
+    "0-" + "a" * 100,
+    "0\u001b[2J",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_trial_cannot_leave_the_folder_of_its_sweep(rlrun: Command, tmp_path: Path, name: str) -> None:
+    folder = SweepFolder(tmp_path / "runs" / "run-sweep")
+    folder.path.mkdir(parents=True)
+    record = {"metric": METRIC, "larger": True, "trials": [{"name": name, "values": {"seed": 1}}]}
+    folder.record.write_text(json.dumps(record))
+    before = sorted(tmp_path.rglob("*"))
+    settings = ["--set", f"runs_dir='{folder.path.parent}'", "--sweep", "seed=1,2", "--resume"]
+    outcome = rlrun("sweep", "launch", BASE, *settings)
+    assert (outcome.code, "sweep.json does not hold a sweep" in outcome.err) == (2, True)
+    assert rlrun("sweep", "status", "run-sweep", "--runs-dir", folder.path.parent).code == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["logs", "logs/1-seed-2.log", "sweep.json", "sweep.lock", "0-seed-1", "1-seed-2"]
+)
+def test_a_sweep_with_links_to_elsewhere_is_not_resumed(rlrun: Command, tmp_path: Path, name: str) -> None:
+    folder = SweepFolder(tmp_path / "runs" / "run-sweep")
+    folder.logs.mkdir(parents=True)
+    folder.write([trial_of(0, {"seed": 1})], METRIC, larger=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path = folder.path / name
+    if name == "sweep.json":
+        elsewhere = path.rename(tmp_path / "record.json")
+    elif name == "logs":
+        path.rmdir()
+    path.symlink_to(elsewhere if "." not in name or name == "sweep.json" else elsewhere / "file")
+    settings = ["--set", f"runs_dir='{folder.path.parent}'", "--sweep", "seed=1,2", "--resume"]
+    outcome = rlrun("sweep", "launch", BASE, *settings)
+    assert outcome.code == 2
+    assert "is a link" in outcome.err or "Too many levels of symbolic links" in outcome.err
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_pipe_in_place_of_a_log_does_not_block(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    folder.logs.mkdir()
+    trial = trial_of(0, {"seed": 1})
+    os.mkfifo(folder.log_of(trial))
+    with pytest.raises(OSError, match="No such device"):
+        folder.open_log(trial)
+
+
+@pytest.mark.parametrize(
+    "values", [{"engine.python": "./x"}, {"seed": 1, "engine.python": "./x"}, {"seed": 3}, {"seed": True}, {}]
+)
+def test_the_record_of_a_sweep_sets_no_other_values_than_the_spec_allows(
+    rlrun: Command, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    pytest.importorskip("optuna")
+    folder = SweepFolder(tmp_path / "runs" / "run-sweep")
+    folder.path.mkdir(parents=True)
+    folder.write([Trial("0-x", values)], METRIC, larger=True)
+    settings = ["--set", f"runs_dir='{folder.path.parent}'", "--set", "sweep.search='optuna'"]
+    settings += ["--set", "sweep.trials=1", "--sweep", "seed=1,2", "--resume"]
+    outcome = rlrun("sweep", "launch", BASE, *settings)
+    assert (outcome.code, "has values that [sweep.keys] does not allow" in outcome.err) == (2, True)
+
+
+def test_swept_text_is_shown_as_it_is(rlrun: Command, tmp_path: Path) -> None:
+    texts = ["[red]", "[/x]", ":bug:", "\x1b[2J", "[link=file:///etc/passwd]here[/link]"]
+    folder = SweepFolder(tmp_path / "run-sweep")
+    folder.path.mkdir()
+    trials = [trial_of(number, {f"rollout.stop{texts[1]}": text}) for number, text in enumerate(texts)]
+    folder.write(trials, f"[red]{METRIC}", larger=True)
+    outcome = rlrun("sweep", "status", "run-sweep", "--runs-dir", tmp_path)
+    assert outcome.code == 0, outcome.err
+    for text in ("[red]", "[/x]", ":bug:", "u001b[2J", texts[4], f"[red]{METRIC}", "rollout.stop[/x]"):
+        assert text in outcome.out
+    assert "\x1b" not in outcome.out
+    plan = rlrun("sweep", "plan", BASE, "--sweep", "rollout.stop=[['[red]'], ['[/x]']]")
+    assert plan.code == 0, plan.err

@@ -13,7 +13,7 @@ def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatc
     for terminal in (True, False):
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=60)
-        monkeypatch.setattr(waiting, "Console", lambda stderr, console=console: console)
+        monkeypatch.setattr(waiting, "SafeConsole", lambda stderr, console=console: console)
         with waiting.show_waiting("comparing layouts"):
             pass
         assert ("comparing layouts" in file.getvalue()) is terminal

@@ -16,13 +16,13 @@ from rlrun.cli.plan.options import (
     Spread,
     Sweep,
 )
+from rlrun.runner.host.printed_text import print_text
 
 if TYPE_CHECKING:
     from rlrun.models.architecture import Architecture
     from rlrun.models.low_precision import LowPrecision
     from rlrun.runner.planning.plan import Plan
     from rlrun.runner.planning.step_time import PlannedJob
-    from rlrun.specs.derived.shared_prefixes import SharingChoice
     from rlrun.specs.reading.loading import LoadedSpec
     from rlrun.specs.sections.job import Spec
 
@@ -75,7 +75,7 @@ def command(
         if verbose:
             from rlrun.cli.validate import given_keys
 
-            print(*given_keys(loaded), sep="\n")
+            print_text(*given_keys(loaded), sep="\n")
 
 
 def plan_as_dict(loaded: "LoadedSpec", gpu: str | None = None) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class _JobPlan:
     """A job's plan, and the job that memory and time are estimated for."""
 
     spec: "Spec"
-    """The spec, with lengths that fit the model."""
+    """The resolved spec."""
     plan: "Plan"
     job: "PlannedJob | None"
     """None if the model is not known."""
@@ -96,30 +96,22 @@ class _JobPlan:
     """The reason why memory and time cannot be estimated; empty if they can."""
     engine_reasons: list[str]
     """Why each kind of engine was chosen that the spec does not name."""
+    dtype_reasons: list[str]
+    """Why each precision was chosen that the spec does not name."""
     sharing: list[str]
     """Why prefixes are shared or not, if the spec leaves it open and the models are known."""
 
 
 def _make_plan(loaded: "LoadedSpec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _JobPlan:
     from rlrun.runner.planning.plan import make_plan
-    from rlrun.specs.derived.lengths import fit_to_model
-    from rlrun.specs.derived.shared_prefixes import with_sharing
+    from rlrun.runner.planning.planned_model import resolve_for_plan
 
     model = _model(loaded.spec)
-    spec = fit_to_model(loaded.spec, None if isinstance(model, ValueError) else model.max_positions)
-    choice = None if isinstance(model, ValueError) else _sharing(spec, model)
-    spec = spec if choice is None else with_sharing(spec, choice)
-    plan, sharing = make_plan(spec), [] if choice is None else [str(choice)]
-    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths), loaded.engine_reasons(), sharing)
-
-
-def _sharing(spec: "Spec", model: "Architecture") -> "SharingChoice | None":
-    from rlrun.runner.planning.planned_model import sharing_choice
-
-    try:
-        return sharing_choice(spec, model)
-    except (OSError, ValueError):
-        return None  # `_case` says why the teacher is not known
+    resolved = resolve_for_plan(loaded.spec, None if isinstance(model, ValueError) else model)
+    spec, plan = resolved.spec, make_plan(resolved.spec)
+    sharing = [] if resolved.sharing is None else [str(resolved.sharing)]
+    reasons = loaded.engine_reasons(), loaded.dtype_reasons(), sharing
+    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths), *reasons)
 
 
 def _trace(planned: _JobPlan, rank: int, *, as_json: bool) -> None:
@@ -157,7 +149,7 @@ def _show(planned: _JobPlan, price: float | None) -> None:
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
-    for reason in [*planned.engine_reasons, *planned.sharing]:
+    for reason in [*planned.engine_reasons, *planned.dtype_reasons, *planned.sharing]:
         console.print(Text(reason), soft_wrap=True)
     if job is None:
         console.print(f"memory and time are not planned: {planned.reason}")
@@ -224,6 +216,7 @@ def _as_dict(planned: _JobPlan) -> dict[str, Any]:
         "optimizer_steps": plan.optimizer_steps,
         "engine_type": planned.spec.engine.type,
         "engine_reasons": planned.engine_reasons,
+        "dtype_reasons": planned.dtype_reasons,
         "shared_prefixes": planned.sharing,
     }
     if job is None:

@@ -45,7 +45,7 @@ def print_deep(job: PlannedJob, rank: int, as_json: bool) -> None:
 
 
 def _table(job: PlannedJob, traced: RankTrace) -> Table:
-    candidates = candidates_of(job.spec, job.needs)
+    candidates = candidates_of(job.spec)
     planned = training_phase(
         job.model,
         job.spec.trainer,

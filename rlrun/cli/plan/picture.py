@@ -6,10 +6,11 @@ from itertools import groupby
 
 from rich.table import Table
 
-from rlrun.plugins.validation import needs_of
-from rlrun.runner.planning.device_map import DeviceLocation
+from rlrun.runner.host.memory import host_memory
+from rlrun.runner.planning.device_map import DeviceLocation, available_cores
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
-from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
+from rlrun.specs.derived.agent_programs import program_limit
+from rlrun.specs.derived.sampling_mask import cuts_vocabulary
 from rlrun.specs.sections.job import Spec
 
 _SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp", "tensor": "tp"}
@@ -37,13 +38,15 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("optimizer steps of the job", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
         (
             "tokens per prompt, at most",
-            spec.rollout.prompt_limit,
+            spec.rollout.max_prompt_tokens,
             "rollout.max_prompt_tokens, or what fits",
         ),
         *_response_rows(spec, plan),
         ("tokens per sample, at most", plan.max_sample_tokens, "prompt + response, also in evaluation"),
         ("tokens per micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
+    if (programs := program_limit(spec, available_cores(), host_memory().total)) is not None:
+        rows.append(("programs of the agent at once", programs.number, programs.reason))
     if plan.rollout and cuts_vocabulary(spec):
         rows.append(("log-probs are relative to", _support(spec), "rollout.sampling_mask"))
     if plan.engines:
@@ -59,7 +62,7 @@ def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
         ("tokens per response, all turns", rollout.max_response_tokens, "rollout.max_response_tokens")
     ]
     if plan.rollout:
-        if rollout.function.type != "single_turn":
+        if rollout.function.type != "single_turn" or rollout.max_turn_tokens is not None:
             turn = rollout.max_turn_tokens or rollout.max_response_tokens
             limits.append(("tokens per turn", turn, "rollout.max_turn_tokens, or as for the response"))
         seconds = f"{rollout.seconds_for(rollout.max_response_tokens):g}"
@@ -69,8 +72,7 @@ def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
 
 def _support(spec: Spec) -> str:
     """Returns the set of tokens over which the probabilities of samples are normalised."""
-    recorded = records_mask(spec, needs_of(spec))
-    return "the recorded sampling masks" if recorded else "the whole vocabulary"
+    return "the recorded sampling masks" if spec.rollout.sampling_mask else "the whole vocabulary"
 
 
 def placement_title(spec: Spec, plan: Plan) -> str:

@@ -80,8 +80,13 @@ def _memory_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
 
 def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
     """Yields what is written, sent and computed."""
-    source = "checkpoint.keep, and one being written"
-    yield "disk for checkpoints and the model", format_bytes(sizing.disk), source
+    disk = format_bytes(sizing.disk)
+    if sizing.checkpoints is None:
+        yield "disk for one checkpoint and the model", disk, "checkpoint.keep keeps one per interval"
+    else:
+        checkpoints = "checkpoint" if sizing.checkpoints == 1 else "checkpoints"
+        source = f"{sizing.checkpoints:,} {checkpoints} at once (checkpoint.keep)"
+        yield "disk for checkpoints and the model", disk, source
     if sizing.engine is not None:
         yield "bytes of a weight update", format_bytes(sizing.sync_bytes), sync_bytes(job)[1]
     if job.spec.trainer.share_prefixes:

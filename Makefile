@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup sglang lint test test-all docs parity cuda-traces gpu-check quickstart quickstart-model clean
+.PHONY: help setup sglang lock lint page page-lint check test test-all durations older-cpus docs parity cuda-traces gpu-check quickstart quickstart-model clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -21,9 +21,24 @@ setup: .venv/.ready  ## Install everything for development into .venv (several G
 # The plugin packages of this repository, as editable installs beside rlrun.
 PACKAGES := $(wildcard packages/*)
 
-.venv/.ready: .venv/.run $(PACKAGES:%=%/pyproject.toml)
-	$(BIN)/pip install -q -e '.[run,dev]' $(PACKAGES:%=-e %)
-	touch $@
+# The versions that the tests passed with; without it, a new release of a tool fails an unchanged tree.
+LOCK := requirements-dev.lock
+
+.venv/.ready: pyproject.toml $(LOCK) $(PACKAGES:%=%/pyproject.toml)
+	@echo "installing rlrun, torch and all tools into .venv: several GB, which takes minutes"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c $(LOCK) -e '.[run,dev]' $(PACKAGES:%=-e %)
+	touch .venv/.run $@
+
+# mpmath is held back because no release of sympy takes a newer one.
+lock:  ## Choose the newest versions for development, for every Python that rlrun supports
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install -q uv
+	printf -- '-e .[run,dev]\nmpmath<1.4\n$(PACKAGES:%=-e %\n)' > lock.in
+	build/uv/bin/uv pip compile lock.in --quiet --upgrade --universal --python-version 3.11 \
+		--no-header --no-annotate --no-emit-find-links --output-file build/lock.txt
+	grep -v '^-e ' build/lock.txt > $(LOCK)
+	rm lock.in
 
 # The real SGLang server on a CPU, for the tests, in an environment of its own.
 SGLANG := tests/sglang_cpu/requirements
@@ -35,24 +50,52 @@ sglang: .venv-sglang/.ready  ## Install the SGLang server that the tests need in
 	.venv-sglang/bin/pip install -q --no-deps -r $(SGLANG)-alone.txt
 	touch $@
 
-lint: setup  ## Check style, types and the direction of imports
+check: lint  ## Check style and types, and run the tests of what changed (two minutes)
+	$(PYTEST) -n 2 --dist loadfile $$($(BIN)/python scripts/touched_tests.py)
+
+lint: setup  ## Check style, types, the direction of imports, and the page's source
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/structure.py > /dev/null
+	@if $(HAS_NODE); then $(MAKE) --no-print-directory page-lint; \
+	else echo "page/ is not checked: Node 20 or newer is not installed"; fi
+
+# The page of `rlrun view` is written in page/ and built into the package, so that only people who change it need Node.
+HAS_NODE := node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2> /dev/null
+PAGE_TOOLS := page/node_modules/.package-lock.json
+
+page: $(PAGE_TOOLS)  ## Format, build, check and test the page of `rlrun view` (needs Node 20 or newer)
+	cd page && npm run format && npm run build && npm run lint && npm test
+
+page-lint: $(PAGE_TOOLS)
+	cd page && npm run lint
+
+$(PAGE_TOOLS): page/package.json page/package-lock.json
+	cd page && npm ci --ignore-scripts
+	touch $@
 
 # Whole jobs have the machine to themselves: their processes have deadlines. The rest shares the cores.
 JOBS := tests/integration tests/fault
 PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest
 
 test: setup sglang  ## Run all tests but the slow ones (half an hour on two cores)
-	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%)
-	$(PYTEST) $(JOBS)
+	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) --junitxml=build/tests.xml
+	$(PYTEST) $(JOBS) --junitxml=build/jobs.xml
+
+durations:  ## Write how long each test file took in the last `make test` into tests/durations.json
+	$(BIN)/python scripts/touched_tests.py --record build/tests.xml build/jobs.xml
 
 test-all: setup sglang  ## Run all tests, slow ones included
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
 	$(PYTEST) $(JOBS) -m 'not gpu'
+
+# Everything whose numbers come from the C++ operators, oneDNN or torch's own vectors (CONTRIBUTING.md).
+ARITHMETIC := tests/runner/exact_ops tests/runner/engines/native tests/runner/trainer tests/runner/weights \
+	tests/integration/test_true_on_policy_job.py tests/integration/test_grpo_job.py
+older-cpus: setup  ## Run the tests of arithmetic as on older processors
+	for set in avx512 avx2 plain; do RLRUN_CPU_ISA=$$set $(PYTEST) $(ARITHMETIC) || exit 1; done
 
 docs: setup  ## Build the documentation's site in build/docs/site (seconds, without a network)
 	$(BIN)/python scripts/docs_site.py build/docs
@@ -83,4 +126,4 @@ quickstart-model: setup  ## Rebuild the model that the quickstart starts from (h
 	cp build/quickstart/quickstart-sft/model/model.safetensors $(MODEL)
 
 clean:  ## Remove .venv and what builds leave behind
-	rm -rf .venv build dist
+	rm -rf .venv build dist page/node_modules

@@ -6,6 +6,7 @@ Zensical then builds the site without a network, and fails where a link leads to
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 HOME = DOCS / "README.md"
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "spec").glob("*.md")),
+    ROOT / "benchmarks" / "NOTES.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+]
 _LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
 _ITEM = re.compile(r"^- \[([^]]+)\]\(([^)]+)\)", re.MULTILINE)
 
@@ -24,9 +32,8 @@ def main(folder: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(DOCS / "images", folder / "pages" / "images")
     shutil.copyfile(DOCS / "site.css", folder / "pages" / "site.css")
-    pages = [*sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-    for page in pages:
-        write_page(page, pages, folder / "pages")
+    for page in PAGES:
+        write_page(page, folder / "pages")
     config = (ROOT / "zensical.toml").read_text("utf-8")
     nav = f"[project]\nnav = {to_toml(navigation())}"
     (folder / "zensical.toml").write_text(config.replace("[project]", nav, 1), "utf-8")
@@ -39,12 +46,15 @@ def build(folder: Path) -> int:
     return subprocess.run([zensical, "build", "--strict", "--clean"], cwd=folder, check=False).returncode
 
 
-def write_page(page: Path, pages: list[Path], folder: Path) -> None:
+def write_page(page: Path, folder: Path) -> None:
     """Copies a page, with links that lead from its copy to the copies of what it links to."""
 
     def moved(link: re.Match[str]) -> str:
         target = (page.parent / link[0]).resolve()
-        if target in pages:
+        return os.path.relpath(copied_name(target), Path(site_name(page)).parent)
+
+    def copied_name(target: Path) -> str:
+        if target in PAGES:
             return site_name(target)
         if target.is_relative_to(DOCS / "images"):
             return target.relative_to(DOCS).as_posix()
@@ -53,12 +63,16 @@ def write_page(page: Path, pages: list[Path], folder: Path) -> None:
         shutil.copyfile(target, copy)
         return f"files/{copy.name}"
 
-    (folder / site_name(page)).write_text(_LINK.sub(moved, page.read_text("utf-8")), "utf-8")
+    path = folder / site_name(page)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(_LINK.sub(moved, page.read_text("utf-8")), "utf-8")
 
 
 def site_name(page: Path) -> str:
-    """Returns the name of a page's copy."""
-    return "index.md" if page == HOME else page.name
+    """Returns the path of a page's copy: pages outside of docs/ come to the top."""
+    if page == HOME:
+        return "index.md"
+    return page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
 
 
 def navigation() -> dict[str, dict[str, Path]]:
@@ -72,13 +86,32 @@ def navigation() -> dict[str, dict[str, Path]]:
     }
 
 
+def subpages(page: Path) -> dict[str, Path]:
+    """Returns the title and the file of each page that this page lists in the folder of its own name."""
+    items = {title: (DOCS / target).resolve() for title, target in _ITEM.findall(page.read_text("utf-8"))}
+    return {title: target for title, target in items.items() if target.parent == page.with_suffix("")}
+
+
 def to_toml(sections: dict[str, dict[str, Path]]) -> str:
-    """Returns the navigation as Zensical reads it."""
+    """Returns the navigation as Zensical reads it; a page with subpages is a section that begins with it."""
     lines = ['{ "Home" = "index.md" }']
     for title, pages in sections.items():
-        items = [f"{{ {json.dumps(name)} = {json.dumps(site_name(page))} }}" for name, page in pages.items()]
-        lines.append(f"{{ {json.dumps(title)} = [{', '.join(items)}] }}")
+        items = []
+        for name, page in pages.items():
+            inner = [_item(*each) for each in subpages(page).items()]
+            items.append(
+                _section(name, [json.dumps(site_name(page)), *inner]) if inner else _item(name, page)
+            )
+        lines.append(_section(title, items))
     return f"[{', '.join(lines)}]"
+
+
+def _item(title: str, page: Path) -> str:
+    return f"{{ {json.dumps(title)} = {json.dumps(site_name(page))} }}"
+
+
+def _section(title: str, items: list[str]) -> str:
+    return f"{{ {json.dumps(title)} = [{', '.join(items)}] }}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Writes the pages of the documentation that repeat what the code says: `python -m scripts.reference_pages`.
 
-docs/cli.md has every command and option, docs/built-in-plugins.md every plugin. docs/spec.md is written by
-`rlrun schema --markdown`.
+docs/cli.md has every command and option, docs/built-in-plugins.md every plugin. docs/spec.md and docs/spec/
+are written by `rlrun schema --markdown docs`.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from rlrun.cli.main import make_app
+from rlrun.cli.spec_page import PAGE_OF_KIND
 from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.registry import PluginEntry, entries, load
 
@@ -81,7 +82,8 @@ def _kind(kind: str) -> str:
     """Returns the section of one kind of plugin."""
     own = [entry for entry in entries(kind) if entry.distribution == "rlrun"]
     modules = Counter(entry.target.partition(":")[0] for entry in own)
-    rows = [f"| [`{entry.name}`](spec.md#{kind}-{entry.name}) | {_about(entry, modules)} |" for entry in own]
+    page = f"spec/{PAGE_OF_KIND[kind]}.md"
+    rows = [f"| [`{entry.name}`]({page}#{kind}-{entry.name}) | {_about(entry, modules)} |" for entry in own]
     return "\n".join([f"## {kind}", "", "| `type` | |", "| --- | --- |", *rows, ""])
 
 

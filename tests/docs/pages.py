@@ -12,6 +12,8 @@ PAGES = sorted(
     [
         *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/spec").glob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
         *(ROOT / "examples").glob("*/README.md"),
         *(ROOT / "packages").glob("*/README.md"),
     ]

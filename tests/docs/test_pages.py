@@ -13,6 +13,7 @@ import tomli
 import typer
 from pydantic import BaseModel
 
+from rlrun.cli.commands import ENTRY_POINTS
 from rlrun.cli.main import make_app
 from rlrun.cli.schema import spec_schema
 from rlrun.plugins.kinds import METHODS
@@ -87,7 +88,7 @@ def test_keys_exist(page: Page) -> None:
         key = table[1] if table else re.sub(r"\.\d+(?=\.|$)", "", span.partition(" = ")[0])
         if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", key) and key.partition(".")[0] in sections:
             free = any(key.startswith(f"{name}.") for name in free_tables(Spec))
-            assert free or key in known or key.endswith((".py", ".toml")), span
+            assert free or key in known or key.endswith((".py", ".toml", ".json")), span
         elif table:
             assert key in known or key in ("profiles", "vars", "teacher.parallel"), span
 
@@ -138,7 +139,7 @@ def test_commands_and_options_exist(page: Page) -> None:
 
 @pages
 def test_modules_exist(page: Page) -> None:
-    groups = {f"rlrun.{kind}" for kind in METHODS}
+    groups = {ENTRY_POINTS, *(f"rlrun.{kind}" for kind in METHODS)}
     for span in page.spans():
         if re.fullmatch(r"rlrun(\.\w+)+", span) and span not in groups and not span.endswith(".json"):
             assert resolves(span), span

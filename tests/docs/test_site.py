@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from scripts.docs_site import DOCS, HOME, ROOT, build, navigation
+from scripts.docs_site import HOME, PAGES, ROOT, build, navigation, subpages
 
 pytest.importorskip("zensical", reason="zensical is not installed")
 NO_NETWORK = ["unshare", "--map-root-user", "--net"]
@@ -67,7 +67,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_home_page_lists_every_page_once() -> None:
     listed = [page for pages in navigation().values() for page in pages.values()]
-    written = {*DOCS.glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"} - {HOME}
+    listed += [inner for page in listed for inner in subpages(page).values()]
+    written = {*PAGES} - {HOME}
     assert len(listed) == len(set(listed))
     assert set(listed) == written
     assert list(navigation()) == ["Tutorials", "How to", "Reference", "Background"]
@@ -75,21 +76,23 @@ def test_the_home_page_lists_every_page_once() -> None:
 
 def test_pages_have_the_content_that_github_shows(site: Path) -> None:
     markdown = MarkdownIt("commonmark").enable("table")
-    for page in sorted((site.parent / "pages").glob("*.md")):
+    pages = site.parent / "pages"
+    for page in sorted([*pages.glob("*.md"), *pages.glob("spec/*.md")]):
         shown = Elements(markdown.render(page.read_text("utf-8")), in_article=True)
-        built = Elements((site / f"{page.stem}.html").read_text("utf-8"))
+        built = Elements((site / page.relative_to(pages).with_suffix(".html")).read_text("utf-8"))
         assert built.counts == shown.counts, page.name
 
 
 def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site: Path) -> None:
-    for page in sorted(site.glob("*.html")):
+    for page in sorted([*site.glob("*.html"), *site.glob("spec/*.html")]):
         elements = Elements(page.read_text("utf-8"))
         for target in elements.loaded:
             assert "://" not in target, f"{page.name}: {target}"
         for target in (*elements.loaded, *elements.links):
             path = target.partition("#")[0].partition("?")[0].removeprefix("/")
             if path and not re.match(r"[a-z]+:", target):
-                assert (site / path).exists(), f"{page.name}: {target}"
+                folder = site if target.startswith("/") else page.parent
+                assert (folder / path).exists(), f"{page.name}: {target}"
 
 
 @pytest.mark.parametrize("target", ["nowhere.md", "running.md#nowhere"])
@@ -122,7 +125,9 @@ def test_the_search_finds_a_key_and_requests_stay_on_the_site(site: Path) -> Non
         page.goto(f"{address}/index.html")
         page.keyboard.press("Control+k")
         page.keyboard.type("max_staleness")
-        playwright.expect(page.locator("a[href*='spec.html'] mark").first).to_be_visible(timeout=60_000)
+        playwright.expect(page.locator("a[href*='spec/rollout.html'] mark").first).to_be_visible(
+            timeout=60_000
+        )
         width = page.evaluate("document.documentElement.scrollWidth")
         browser.close()
     assert width <= 390

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlrun.plugins.registry import PluginError, build, names
 from rlrun.plugins.testing import check_tracker
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,11 +51,11 @@ def test_prometheus_finds_the_newest_metrics(tmp_path: Path) -> None:
     try:
         tracker.log(1, {"rollout/reward/mean": 0.25, "train/loss": float("nan")})
         tracker.log(2, {"train/kl-x": float("inf")})
-        with urllib.request.urlopen(tracker.url, timeout=10) as answer:
+        with urllib.request.urlopen(tracker.url, timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
         rebound = urllib.request.Request(tracker.url, headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(rebound, timeout=10)
+            urllib.request.urlopen(rebound, timeout=PATIENCE)
     finally:
         tracker.close()
     assert 'rlrun_rollout_reward_mean{run="my \\"run\\""} 0.25' in lines

@@ -14,6 +14,7 @@ from rlrun.runner.scoring.scorer import Scorer
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 from tests.plugins.example_packages import install, run_own_tests, wheel_of
+from tests.waiting import PATIENCE
 
 EXAMPLE = "examples/rlrun-reward-wordcount"
 
@@ -88,7 +89,7 @@ def run(*command: str | Path, code: int = 0) -> "subprocess.CompletedProcess[str
         [str(part) for part in command],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
         env={**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, "COLUMNS": "200"},
     )

@@ -12,6 +12,7 @@ from rlrun.plugins.authoring.scaffold import write_package
 from rlrun.plugins.authoring.templates import TEMPLATES
 from rlrun.plugins.kinds import METHODS
 from tests.conftest import InstallPlugin
+from tests.waiting import PATIENCE
 
 CODE = "from rlrun.cli.main import run; import sys; sys.argv = ['rlrun', *sys.argv[1:]]; run()"
 
@@ -35,7 +36,7 @@ def run(folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},

@@ -47,6 +47,7 @@ from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.group_producer import engine_sampling
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 256
 WAYS = ("loop", "channel", "http", "bare")
@@ -228,7 +229,7 @@ class Measured:
 
 
 def spec_of(requests: int, samples: int) -> RolloutSpec:
-    return RolloutSpec(
+    return resolved_rollout(
         batch_size=requests,
         samples_per_prompt=samples,
         max_response_tokens=2 * RESPONSE_TOKENS,

@@ -20,7 +20,7 @@ from trainer_step import SIZES, VOCABULARY
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.roles.rank import TrainerRank
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 GROUPS = ("256+256x8", "1024+256x8", "1024+1024x8")
 
@@ -60,7 +60,7 @@ class Side:
 
     def __init__(self, folder: Path, options: argparse.Namespace, *, share: bool) -> None:
         trainer = {"steps": 1, "dtype": options.dtype, "lr": 1e-6, "share_prefixes": share}
-        spec = Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "trainer": trainer})
+        spec = resolved({"model": {"path": str(folder)}, "data": {}, "trainer": trainer})
         setup = TrainerSetup(
             spec.model_dump_json(), str(folder), 0, "cpu", 1, "127.0.0.1", 1 + share, options.threads, 10**6
         )

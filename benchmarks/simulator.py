@@ -37,7 +37,7 @@ from rlrun.runner.planning.simulation.simulated_job import simulate, spread_leng
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
-from rlrun.specs.sections.rollout import RolloutSpec
+from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Decoder, Grader, Journal, Prompts, Relative, Trainer
 
 
@@ -117,7 +117,7 @@ async def run_real(
         rollout=SingleTurn(SingleTurnParams()),
         deterministic=False,
     )
-    spec = RolloutSpec(
+    spec = resolved_rollout(
         batch_size=world.prompts,
         samples_per_prompt=world.samples_per_prompt,
         oversample=world.oversample,

@@ -38,6 +38,7 @@ from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainSt
 from rlrun.runner.trainer.passes.packed_batch import make_pack
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -254,7 +255,7 @@ def step_parser(
 def step_spec(folder: Path, options: argparse.Namespace, **trainer: object) -> Spec:
     """Returns the spec of a step with these options; `trainer`: further keys of `[trainer]`."""
     trainer |= {"steps": 1, "dtype": options.dtype, "max_tokens_per_rank": options.budget, "lr": 1e-6}
-    return Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "trainer": trainer})
+    return resolved({"model": {"path": str(folder)}, "data": {}, "trainer": trainer})
 
 
 def one_step(sequences: list[TrainSequence], budget: int) -> TrainStep:

@@ -26,7 +26,7 @@ from rlrun.runner.engines.native.engine.requests import SampleInProgress, Sampli
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.trainer.cpu_ops.exact import compute_exactly
 from rlrun.runner.trainer.roles.rank import TrainerRank
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 BUDGET, PROMPT, NEW = 4096, 64, 96
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 def train_times(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """Returns the median CPU seconds of a training step."""
-    spec = Spec.model_validate(
+    spec = resolved(
         {
             "model": {"path": folder},
             "data": {},
@@ -84,7 +84,7 @@ def train_times(folder: str, options: argparse.Namespace) -> dict[str, float]:
 
     def step(exactly: bool) -> Callable[[], object]:
         def run() -> object:
-            compute_exactly(getattr(torch, options.dtype), value=exactly)
+            compute_exactly(value=exactly)
             return rank.policy.train(sequences, steps)
 
         return run

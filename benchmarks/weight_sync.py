@@ -58,7 +58,7 @@ from rlrun.runner.weights.shared_memory import SharedWeights, attach
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.tensor_slots import num_bytes
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 SHAPE = {
     "model_type": "qwen3",
@@ -219,7 +219,7 @@ def make_writer(
     turns = itertools.cycle([tensors, {name: -tensor for name, tensor in tensors.items()}])
     gather = partial(next_weights, turns, names)
     return WeightWriter(
-        Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "engine": engine}),
+        resolved({"model": {"path": str(folder)}, "data": {}, "engine": engine}),
         WeightSource(
             0,
             model,

@@ -13,6 +13,8 @@ import torch
 
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
+from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.planning.planned_model import resolve_for_job
 from rlrun.runner.trainer.parameters import starting_weights
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.specs.sections.job import Spec
@@ -111,9 +113,9 @@ def make_spec(folder: Path, *, random_init: bool = False, **trainer: Any) -> Spe
         "algorithm": {"type": "grpo"},
         "engine": {"type": "native", "dtype": "bfloat16"},
         "cluster": {"gpus_per_node": 1 if ON_GPU else 0},
-        "trainer": {"steps": 1, "lr": 1e-5, **trainer},
+        "trainer": {"steps": 1, "lr": 1e-5, "dtype": "bfloat16", "share_prefixes": False, **trainer},
     }
-    return Spec.model_validate(sections)
+    return resolve_for_job(Spec.model_validate(sections), ModelFiles(folder, None)).spec
 
 
 def make_rank(spec: Spec, rank: int = 0, ranks: int = 1, port: int = 0) -> TrainerRank:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rlrun.models.json_files import parse_json
 from rlrun.plugins.tools.schema import function_schema
 from rlrun.specs.paths import SpecPath
 from rlrun.specs.sections.section import Section
@@ -129,7 +130,7 @@ def _passages(corpus: Path, params: SearchParams) -> Iterator[tuple[str, str]]:
 
 def _passage(line: str, where: str, params: SearchParams) -> tuple[str, str]:
     try:
-        values = json.loads(line)
+        values = parse_json(line)
         text = values[params.text_key]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(

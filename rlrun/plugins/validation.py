@@ -121,7 +121,7 @@ def _check(report: PluginReport, explainer: Explainer, table: _PluginTable) -> N
     try:
         params.model_validate_json(as_json(table.params), strict=True)
         if table.kind == "algorithms":
-            report.demands = _needs(table.name, as_json(table.params))
+            report.needs = _needs(table.name, as_json(table.params))
     except ValidationError as error:
         report.findings += explainer.findings(error, params, table.path, tuple(table.section.model_fields))
     except PluginError as error:

@@ -15,8 +15,8 @@ from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import training_phase
 from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.sampling_mask import candidates_of
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 
 HOW = {
     "parameters": "float32, as trained",

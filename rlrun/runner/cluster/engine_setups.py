@@ -19,16 +19,16 @@ from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.runner.prompts.image_processor import PROCESSOR_FILE
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.kept_samples import kept_samples
+from rlrun.specs.derived.on_policy_target import target_arguments
 from rlrun.specs.derived.recurrent_servers import recurrent_settings
 from rlrun.specs.derived.served_adapters import adapters_beside_policy, shares_policy
 from rlrun.specs.derived.sglang_arguments import flag_name
-from rlrun.specs.reading.secret_references import reveal
-from rlrun.specs.rules.engines.on_policy_target import target_arguments
-from rlrun.specs.rules.engines.speculation import (
+from rlrun.specs.derived.speculation import (
     has_draft_weights,
     native_draft_tokens,
     sglang_speculation,
 )
+from rlrun.specs.reading.secret_references import reveal
 from rlrun.specs.sections.engine import EngineSpec, EngineType, NamedEngineSpec
 from rlrun.specs.sections.job import Spec
 

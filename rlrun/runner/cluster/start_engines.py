@@ -19,7 +19,7 @@ from rlrun.runner.host.threads import thread_variables
 from rlrun.runner.planning.plan import EnginePlan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.derived.request_deadlines import answer_timeout
-from rlrun.specs.rules.engines.speculation import updated_models
+from rlrun.specs.derived.speculation import updated_models
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 

@@ -30,7 +30,6 @@ from rlrun.specs.problems.findings import Finding, SpecError, coded
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.rules.engines.router_rules import launched_arguments
 from rlrun.specs.rules.family_rules import family_findings
-from rlrun.specs.rules.optimizer_rules import optimizer_sections
 from rlrun.specs.sections.job import Spec
 
 
@@ -152,7 +151,7 @@ def _torchao(spec: Spec) -> Iterator[Finding]:
         message = f'"{precision}" needs torchao, which is not installed'
         cure = "pip install 'rlrun[low-precision]', or remove trainer.precision"
         yield Finding(("trainer", "precision"), message, cure)
-    for name, section in optimizer_sections(spec):
+    for name, section in spec.optimizers:
         if section.optimizer == "adamw_8bit":
             message = '"adamw_8bit" needs torchao, which is not installed'
             cure = "pip install 'rlrun[low-precision]', or choose \"adamw\""

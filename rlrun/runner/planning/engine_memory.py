@@ -27,7 +27,7 @@ from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, serve
 from rlrun.specs.derived.served_adapters import adapters_beside_policy
 from rlrun.specs.derived.server_size import attention_parts_of, gpus_of
 from rlrun.specs.derived.sglang_arguments import flag_name
-from rlrun.specs.rules.engines.speculation import verified_tokens
+from rlrun.specs.derived.speculation import verified_tokens
 from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec
 
 _NAMED_ROOM = 2

@@ -18,7 +18,7 @@ from rlrun.runner.planning.step_time import POLICY_DRAFT
 from rlrun.specs.derived.engine_layout import starts_with_job
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.resolution import Resolved, resolve
-from rlrun.specs.rules.engines.speculation import has_draft_weights
+from rlrun.specs.derived.speculation import has_draft_weights
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.model import ModelSpec
 

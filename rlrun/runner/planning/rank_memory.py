@@ -16,8 +16,8 @@ from rlrun.runner.planning.memory import (
 from rlrun.runner.planning.rank_layout import largest_micro_batch, most_routed_tokens
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.runner.planning.storage import checkpoint_copy_bytes
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.sampling_mask import candidates_of
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.trainer import TrainerSpec
 
 PERSISTENT_PARTS = (

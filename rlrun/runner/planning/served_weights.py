@@ -15,7 +15,7 @@ from rlrun.models.low_precision import PROJECTIONS, has_routed_experts, is_int4_
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.planning.activations import ITEM_BYTES
 from rlrun.runner.planning.model_size import parameter_count, stacks_of
-from rlrun.specs.rules.engines.speculation import mtp_layers
+from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.sections.engine import EngineSpec, SpeculativeSpec
 
 _FP8_BLOCK = 128

@@ -13,11 +13,10 @@ from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.resolution import resolve
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
-from rlrun.specs.rules.parallel_rules import DEGREE_OF
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
 from rlrun.specs.sections.job import Spec
-from rlrun.specs.sections.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import DEGREE_OF, ParallelSpec
 
 DEGREES = (1, 2, 4, 8, 16)
 _MODEL_PARALLEL = ("tensor", "pipeline", "context", "expert")

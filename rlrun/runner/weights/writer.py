@@ -59,8 +59,8 @@ from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.streams import BucketSender, BucketStream, SharedBufferSender
 from rlrun.specs.derived.engine_layout import layout_of
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 _GROUP_SECONDS = 120.0

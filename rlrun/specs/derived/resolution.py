@@ -9,7 +9,7 @@ that the spec gives stay as they are, and a resolved spec can be resolved again 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rlrun.models.architecture import Architecture
 from rlrun.specs.derived.batch_equation import batch_numbers
@@ -18,24 +18,13 @@ from rlrun.specs.derived.kept_samples import kept_samples
 from rlrun.specs.derived.lengths import longest_prompt
 from rlrun.specs.derived.lora_sync import sends_adapters, why_merged
 from rlrun.specs.derived.old_policy import choose_old_log_probs
-from rlrun.specs.derived.sampling_mask import MaskDemands, choose_mask
+from rlrun.specs.derived.sampling_mask import choose_mask
 from rlrun.specs.derived.shared_prefixes import SharingChoice, choose_sharing
 from rlrun.specs.derived.weight_sync import bucket_mib, carrier_of
+from rlrun.specs.needs import Needs
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.section import Section
-
-
-class Demands(MaskDemands, Protocol):
-    """The properties of an algorithm that defaults follow from."""
-
-    @property
-    def rollout(self) -> bool:
-        """Whether the policy generates responses; false for SFT."""
-
-    @property
-    def pairs(self) -> bool:
-        """Whether each row has a chosen and a rejected response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +38,7 @@ class Resolved:
     """The choice of shared prefixes; None if the spec makes it, or if a model is not known."""
 
 
-def resolve(spec: Spec, demands: Demands, models: Sequence[Architecture]) -> Resolved:
+def resolve(spec: Spec, needs: Needs, models: Sequence[Architecture]) -> Resolved:
     """Returns the resolved spec. `models`: the policy, with the parts that the trainer computes, and the
     teacher if ranks compute it; shorter where a config.json is not known.
 
@@ -58,14 +47,14 @@ def resolve(spec: Spec, demands: Demands, models: Sequence[Architecture]) -> Res
     reasons: dict[str, str] = {}
     policy = models[0] if models else None
     spec = spec.with_sections(
-        rollout=_rollout(spec, demands, policy, reasons), eval=_evaluation(spec), critic=spec.critic
+        rollout=_rollout(spec, needs, policy, reasons), eval=_evaluation(spec), critic=spec.critic
     )
     sharing, has_teacher = None, spec.teacher is not None and spec.teacher.path is not None
     if len(models) == 1 + has_teacher and spec.trainer.given("share_prefixes") is None:
-        sharing = choose_sharing(spec, models, rollout=demands.rollout, pairs=demands.pairs)
+        sharing = choose_sharing(spec, models, rollout=needs.rollout, pairs=needs.pairs)
         reasons["trainer.share_prefixes"] = sharing.reason
     spec = spec.with_sections(
-        trainer=_trainer(spec, demands, policy, sharing, reasons),
+        trainer=_trainer(spec, needs, policy, sharing, reasons),
         engine=_policy_engine(spec, policy, reasons),
         engines=tuple(_named_engine(spec, section) for section in spec.engines),
     )
@@ -87,9 +76,9 @@ def open_keys(section: Section, path: str = "") -> Iterator[tuple[str, bool]]:
                 yield from open_keys(inner, f"{path}{table}.")
 
 
-def _rollout(spec: Spec, demands: Demands, policy: Architecture | None, reasons: dict[str, str]) -> Any:
+def _rollout(spec: Spec, needs: Needs, policy: Architecture | None, reasons: dict[str, str]) -> Any:
     positions = None if policy is None else policy.max_positions
-    mask, reasons["rollout.sampling_mask"] = choose_mask(spec, demands)
+    mask, reasons["rollout.sampling_mask"] = choose_mask(spec, needs)
     reasons["rollout.max_prompt_tokens"] = (
         "the model is not known" if positions is None else f"the model has {positions:,} positions"
     )
@@ -111,13 +100,13 @@ def _evaluation(spec: Spec) -> Any:
 
 def _trainer(
     spec: Spec,
-    demands: Demands,
+    needs: Needs,
     policy: Architecture | None,
     sharing: SharingChoice | None,
     reasons: dict[str, str],
 ) -> Any:
-    batch = batch_numbers(spec, demands.rollout)
-    corrected = demands.trainer_log_probs
+    batch = batch_numbers(spec, needs.rollout)
+    corrected = needs.trainer_log_probs
     old, reasons["trainer.old_log_probs"] = choose_old_log_probs(spec, corrected=corrected)
     reasons["trainer.vision_tower"] = "the model's family"
     return spec.trainer.resolved(

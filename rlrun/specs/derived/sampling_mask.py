@@ -5,24 +5,11 @@ renormalised. The ratio of a policy-gradient loss is exact if the trainer renorm
 "Keep Sampling Mask" of DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 3.1).
 """
 
-from typing import Protocol
-
+from rlrun.specs.needs import Needs
 from rlrun.specs.sections.job import Spec
 
 USUAL_CANDIDATES = 256
 """Number of tokens that top-p alone seldom exceeds."""
-
-
-class MaskDemands(Protocol):
-    """The properties of an algorithm that decide about sampling masks."""
-
-    @property
-    def old_log_probs(self) -> bool:
-        """Whether the loss has a ratio to the old policy."""
-
-    @property
-    def trainer_log_probs(self) -> bool:
-        """Whether a correction compares the trainer's log-probs with the engine's."""
 
 
 def cuts_vocabulary(spec: Spec) -> bool:
@@ -30,21 +17,21 @@ def cuts_vocabulary(spec: Spec) -> bool:
     return spec.rollout.top_p < 1 or spec.rollout.top_k > 0
 
 
-def choose_mask(spec: Spec, demands: MaskDemands) -> tuple[bool, str]:
+def choose_mask(spec: Spec, needs: Needs) -> tuple[bool, str]:
     """Returns whether engines record sampling masks where the spec does not say so, and why."""
     if not cuts_vocabulary(spec):
         return False, "tokens are drawn from the whole vocabulary"
-    if demands.trainer_log_probs:
+    if needs.trainer_log_probs:
         return False, "the algorithm corrects for the difference between trainer and engine"
-    if not demands.old_log_probs:
+    if not needs.old_log_probs:
         return False, "the loss has no ratio"
     return True, "tokens are drawn from a part of the vocabulary (top_p, top_k)"
 
 
-def records_mask(spec: Spec, demands: MaskDemands) -> bool:
+def records_mask(spec: Spec, needs: Needs) -> bool:
     """Returns whether engines record sampling masks, for a spec that may leave it open."""
     given: bool | None = spec.rollout.given("sampling_mask")
-    return choose_mask(spec, demands)[0] if given is None else given and cuts_vocabulary(spec)
+    return choose_mask(spec, needs)[0] if given is None else given and cuts_vocabulary(spec)
 
 
 def candidates_of(spec: Spec) -> int:

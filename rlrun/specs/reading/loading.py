@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rlrun.specs.derived.default_dtype import DtypeChoices, choose_dtypes, dtype_lines, with_dtypes
 from rlrun.specs.derived.engine_sections import POLICY
 from rlrun.specs.derived.recurrent_servers import recurrent_lines
+from rlrun.specs.needs import Needs
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, Problem, Source, SpecError, coded
@@ -39,7 +40,6 @@ from rlrun.specs.reading.repair import rule_findings
 from rlrun.specs.reading.secret_references import unset_references, wrong_references
 from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.reading.unusual_values import dates, large_integers
-from rlrun.specs.rules.algorithm_rules import Demands
 from rlrun.specs.rules.engines.on_policy_target import untried_on_gpus
 from rlrun.specs.rules.engines.router_rules import unasked_interpreters
 from rlrun.specs.rules.term_rules import stale_ratio
@@ -54,7 +54,7 @@ class PluginReport:
     findings: list[Finding] = field(default_factory=list)
     paths: list[tuple[KeyPath, PathMarker]] = field(default_factory=list)
     """Plugin parameters that are paths."""
-    demands: Demands | None = None
+    needs: Needs | None = None
     """The needs of the algorithm; None if the algorithm could not be created."""
 
 
@@ -159,7 +159,7 @@ def load_spec(
     data = deepcopy(composition.data)
     find_local_plugins(composition, data)
     findings, report = _document_findings(data, plugin_check)
-    rollout = report.demands is None or report.demands.rollout
+    rollout = report.needs is None or report.needs.rollout
     choices = fill_in_engines(data, rollout=rollout, other_host=other_host)
     findings += resolve_paths(composition, data, [*own_paths(Spec, data), *report.paths])
     reported = {finding.path for finding in composition.findings}
@@ -168,7 +168,7 @@ def load_spec(
     if not composition.complete:
         findings = [finding for finding in findings if _was_written(finding, composition)]
     else:
-        findings += rule_findings(data, findings, report.demands, planning=planning)
+        findings += rule_findings(data, findings, report.needs, planning=planning)
     problems = [*composition.problems, *(composition.locate(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))

@@ -10,13 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, coded
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.reading.sweep_rules import SWEEP_RULES
 from rlrun.specs.rules.adapter_rules import ADAPTER_RULES
-from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES, Demands
+from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.rules.engines.engine_rules import ENGINE_RULES
 from rlrun.specs.rules.engines.router_rules import ROUTER_RULES
 from rlrun.specs.rules.lora_rules import LORA_RULES
@@ -42,7 +43,7 @@ _RULES = (
 
 
 def rule_findings(
-    data: dict[str, Any], findings: list[Finding], demands: Demands | None, *, planning: bool = False
+    data: dict[str, Any], findings: list[Finding], needs: Needs | None, *, planning: bool = False
 ) -> list[Finding]:
     """Returns the findings of all rules, except those that depend on a broken value.
 
@@ -56,8 +57,8 @@ def rule_findings(
     for code, rules in _RULES:
         applied = (rule for rule in rules if not (planning and rule is ray_address))
         of_rules += coded((finding for rule in applied for finding in rule(spec)), code)
-    if demands:
-        of_algorithm = (finding for rule in ALGORITHM_RULES for finding in rule(spec, demands))
+    if needs:
+        of_algorithm = (finding for rule in ALGORITHM_RULES for finding in rule(spec, needs))
         of_rules += coded(of_algorithm, Code.ALGORITHM)
     of_rules += coded(model_findings(spec), Code.MODEL)
     return [finding for finding in of_rules if not _depends_on(finding, broken)]

@@ -1,16 +1,15 @@
 """Rules that depend on what the algorithm needs: the batch equation, the layout, rewards, schedules, SFT."""
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers, nearest_batches
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, dotted
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.companion_rules import (
-    CompanionDemands,
     critic_of_transformers,
     critic_only_steps,
     layouts,
@@ -20,16 +19,13 @@ from rlrun.specs.rules.companion_rules import (
     unused_companions,
 )
 from rlrun.specs.rules.filter_rules import (
-    FilterDemands,
     already_dropped_samples,
     filters_of_single_samples,
     filters_without_rewards,
 )
 from rlrun.specs.rules.mask_rules import MASK_RULES
-from rlrun.specs.rules.optimizer_rules import optimizer_sections
 from rlrun.specs.rules.shared_rules import is_given, no_effect
 from rlrun.specs.rules.term_rules import (
-    TermDemands,
     bootstrapping,
     old_log_probs,
     pairs,
@@ -53,23 +49,19 @@ DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
 """The keys of `[rollout]` that also apply to demonstrations."""
 
 
-class Demands(CompanionDemands, FilterDemands, TermDemands, Protocol):
-    """The fields of an algorithm's needs (rlrun.plugins.types.Needs) that the rules read."""
+Rule = Callable[[Spec, Needs], Iterator[Finding]]
 
 
-Rule = Callable[[Spec, Demands], Iterator[Finding]]
-
-
-def batch_equation(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def batch_equation(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """P·n = G·S holds, and G samples split evenly over the data ranks."""
     try:
-        numbers = batch_numbers(spec, demands.rollout)
+        numbers = batch_numbers(spec, needs.rollout)
     except ValueError as error:
         only_steps = is_given(spec.trainer, "optimizer_steps") and not is_given(
             spec.trainer, "global_batch_size"
         )
         path = BATCH_KEYS[1] if only_steps else BATCH_KEYS[0]
-        cure = f"set {nearest_batches(spec, demands.rollout)}"
+        cure = f"set {nearest_batches(spec, needs.rollout)}"
         yield Finding(path, str(error), cure, related=BATCH_KEYS, code=Code.BATCH)
         return
     parallel = spec.trainer.parallel
@@ -78,40 +70,40 @@ def batch_equation(spec: Spec, demands: Demands) -> Iterator[Finding]:
             f"G = {numbers.global_batch_size} samples do not split evenly over {parallel.data_degree} data "
             f"ranks (fsdp {parallel.fsdp} × replicate {parallel.replicate})"
         )
-        cure = f"set {nearest_batches(spec, demands.rollout)}"
+        cure = f"set {nearest_batches(spec, needs.rollout)}"
         related = (*BATCH_KEYS, *LAYOUT_KEYS[4:6])
         yield Finding(BATCH_KEYS[0], message, cure, related=related, code=Code.BATCH)
 
 
-def layout(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def layout(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The processes of the job fit on the cluster's GPUs and leave none idle."""
     try:
-        layout_of(spec, demands.rollout)
+        layout_of(spec, needs.rollout)
     except ValueError as error:
         cure = "change trainer.parallel, engine.count, engine.tensor or cluster.gpus_per_node"
         gpus = spec.cluster.gpus_per_node
         yield Finding(LAYOUT_KEYS[0], str(error), cure, None, gpus, related=LAYOUT_KEYS, code=Code.LAYOUT)
 
 
-def groups(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def groups(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """An algorithm that compares the samples of a group needs at least two of them."""
-    if demands.rollout and demands.group_relative and spec.rollout.samples_per_prompt < 2:
+    if needs.rollout and needs.group_relative and spec.rollout.samples_per_prompt < 2:
         message = f"must be at least 2, found 1: {spec.algorithm.type} compares the samples of a prompt"
         cure = "set at least 2; 8 is common"
         yield Finding(("rollout", "samples_per_prompt"), message, cure, found=1)
 
 
-def rewards(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """An algorithm that learns from rewards needs at least one."""
-    if demands.rollout and demands.rewards and not spec.rewards:
+    if needs.rollout and needs.rewards and not spec.rewards:
         message = f"{spec.algorithm.type} learns from rewards, and the spec has none"
         cure = 'add a table [[rewards]] with `type = "…"`; `rlrun plugins list` shows the rewards'
         yield Finding(("rewards",), message, cure, at_value=False)
 
 
-def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def without_rollouts(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Reports settings of engines, rewards and filters where the algorithm generates no samples."""
-    if demands.rollout:
+    if needs.rollout:
         return
     sections = ("rewards", "filters", "scoring", "engine", "eval", "fault_tolerance")
     paths: list[KeyPath] = [
@@ -126,19 +118,19 @@ def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
         yield no_effect(path, why, f"remove {dotted(path)}")
 
 
-def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def cache_size(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The KV cache of an engine holds at least one sample."""
     cache, sample = spec.engine.max_cache_tokens, longest_sample(spec, None)
-    if demands.rollout and cache is not None and cache < sample:
+    if needs.rollout and cache is not None and cache < sample:
         message = f"must hold a prompt with its response, {sample} tokens, found {cache}"
         cure = f"set at least {sample}, or lower rollout.max_prompt_tokens or max_response_tokens"
         related = (("rollout", "max_prompt_tokens"), ("rollout", "max_response_tokens"))
         yield Finding(("engine", "max_cache_tokens"), message, cure, found=cache, related=related)
 
 
-def head_precision(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def head_precision(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A float32 head changes something: trainer or engines compute the other layers in bfloat16."""
-    sections = (spec.engine, *spec.engines) if demands.rollout else ()
+    sections = (spec.engine, *spec.engines) if needs.rollout else ()
     computed = {spec.trainer.given("dtype"), *(section.given("dtype") for section in sections)}
     if spec.trainer.head_dtype == "float32" and computed == {"float32"}:
         why = "logits are float32 without it, as trainer and engines compute in float32"
@@ -146,14 +138,14 @@ def head_precision(spec: Spec, demands: Demands) -> Iterator[Finding]:
         yield no_effect(("trainer", "head_dtype"), why, "remove it", related_keys)
 
 
-def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def warm_up(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Warm-up ends before the job does, and does not overlap with the decay of the learning rate."""
     try:
-        optimizer_steps = batch_numbers(spec, demands.rollout).optimizer_steps
+        optimizer_steps = batch_numbers(spec, needs.rollout).optimizer_steps
     except ValueError:
         return
     related = (*BATCH_KEYS, ("trainer", "steps"))
-    for name, section in optimizer_sections(spec):
+    for name, section in spec.optimizers:
         critic_only_steps = spec.critic.only_steps if name == "trainer" else 0
         steps = ((spec.trainer.steps or 0) - critic_only_steps) * optimizer_steps
         warmup, decay = section.warmup_of(steps), section.decay_steps or 0
@@ -170,12 +162,12 @@ def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
             yield Finding(path, message, cure, None, decay, related=(*related, (name, warmup_key)))
 
 
-def responses(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def responses(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Reports keys of responses in the rows where the algorithm does not train on them."""
-    for key, is_read in (("response_key", not demands.rollout), ("rejected_key", demands.pairs)):
+    for key, is_read in (("response_key", not needs.rollout), ("rejected_key", needs.pairs)):
         if spec.data.type == "jsonl" and not is_read and spec.data.params.get(key) is not None:
             why = f"{spec.algorithm.type} generates responses and does not read those of the data"
-            if not demands.rollout:
+            if not needs.rollout:
                 why = f"{spec.algorithm.type} does not read rejected responses"
             yield no_effect(("data", key), why, "remove it", (("data", "type"),))
 

@@ -1,9 +1,9 @@
 """Rules of `[reference]`, `[teacher]` and `[critic]`: which ones an algorithm needs, and how they are run."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import is_given, no_effect
@@ -11,37 +11,21 @@ from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.job import Spec
 
 
-class CompanionDemands(Protocol):
-    """The fields of an algorithm's needs that name other models than the policy."""
-
-    @property
-    def reference(self) -> bool:
-        """Whether the algorithm reads log-probs of the reference policy."""
-
-    @property
-    def teacher(self) -> bool:
-        """Whether the algorithm reads log-probs of a teacher."""
-
-    @property
-    def critic(self) -> bool:
-        """Whether the algorithm reads values of a critic."""
-
-
-def unused_companions(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def unused_companions(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Reports sections about models that the algorithm does not use."""
     for name, needed in (
-        ("reference", demands.reference),
-        ("teacher", demands.teacher),
-        ("critic", demands.critic),
+        ("reference", needs.reference),
+        ("teacher", needs.teacher),
+        ("critic", needs.critic),
     ):
         if is_given(spec, name) and not needed:
             why = f"{spec.algorithm.type} does not use a {name} with these settings"
             yield no_effect((name,), why, f"remove [{name}]", (("algorithm",),))
 
 
-def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def teacher(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Distillation needs a teacher, which either the trainer loads or engines serve."""
-    if demands.teacher and spec.teacher is None:
+    if needs.teacher and spec.teacher is None:
         message = f"{spec.algorithm.type} learns from a teacher, and the spec has none"
         yield Finding(("teacher",), message, 'add a table [teacher] with `path = "…"`', at_value=False)
     if spec.teacher is None or teacher_shares_policy(spec):
@@ -54,7 +38,7 @@ def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         yield Finding(("teacher",), message, cure, at_value=False, related=keys)
 
 
-def served_companions(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def served_companions(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Reports settings that engines which serve a teacher or a reference do not support."""
     for name, section, trainer_keys in (
         ("teacher", spec.teacher, ("revision", "parallel")),
@@ -73,7 +57,7 @@ def served_companions(spec: Spec, demands: CompanionDemands) -> Iterator[Finding
             yield Finding(("rollout", "temperature"), message, cure, found=temperature, related=related)
 
 
-def teacher_revision(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def teacher_revision(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A revision only applies to a model of the hub."""
     path = spec.teacher.path if spec.teacher else None
     if spec.teacher is not None and spec.teacher.revision is not None and path and path.startswith("/"):
@@ -81,11 +65,11 @@ def teacher_revision(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]
         yield no_effect(("teacher", "revision"), why, "remove it", (("teacher", "path"),))
 
 
-def layouts(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def layouts(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The layout of a teacher or critic uses all of the trainer's ranks."""
     ranks = spec.trainer.parallel.world_size
     for name, section in (("teacher", spec.teacher), ("critic", spec.critic)):
-        if section is None or section.parallel is None or not getattr(demands, name):
+        if section is None or section.parallel is None or not getattr(needs, name):
             continue
         companion_ranks = companion_layout(section.parallel, ranks).world_size
         if companion_ranks != ranks:
@@ -97,10 +81,10 @@ def layouts(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
             yield Finding(path, message, cure, related=(("trainer", "parallel"),))
 
 
-def critic_only_steps(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def critic_only_steps(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The policy is trained in at least one step."""
     only_steps, steps = spec.critic.only_steps, spec.trainer.steps
-    if demands.critic and steps is not None and only_steps >= steps:
+    if needs.critic and steps is not None and only_steps >= steps:
         message = (
             f"must be less than trainer.steps = {steps}, found {only_steps}: the policy would never be "
             "trained"
@@ -110,9 +94,9 @@ def critic_only_steps(spec: Spec, demands: CompanionDemands) -> Iterator[Finding
         yield Finding(("critic", "only_steps"), message, cure, None, only_steps, related=related)
 
 
-def critic_of_transformers(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+def critic_of_transformers(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A critic cannot be built from the layers of transformers."""
-    if demands.critic and spec.model.implementation == "transformers":
+    if needs.critic and spec.model.implementation == "transformers":
         message = f'"transformers" does not support the critic that {spec.algorithm.type} needs'
         path: KeyPath = ("model", "implementation")
         cure = "remove it, or choose an algorithm without a critic"

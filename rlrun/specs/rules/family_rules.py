@@ -7,10 +7,10 @@ from rlrun.models.architecture import inexact_part
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 from rlrun.models.config_json import architecture, with_vision_tower
 from rlrun.models.families import TABLES, Family, similar_families
+from rlrun.specs.derived.on_policy_target import rounds_as_target, untargeted_part
+from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target, untargeted_part
-from rlrun.specs.rules.engines.speculation import mtp_layers
 from rlrun.specs.rules.image_rules import image_findings
 from rlrun.specs.rules.mtp_rules import mtp_findings
 from rlrun.specs.rules.vision_rules import vision_findings

@@ -1,8 +1,8 @@
 """Rules of `[[filters]]`: a filter has the rewards it reads, has an effect, and does not drop every group."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
+from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import no_effect
@@ -12,28 +12,12 @@ _BY_REWARD = {"nonzero_std", "reward_range", "online_difficulty"}
 """The filters shipped with rlrun that only read rewards."""
 
 
-class FilterDemands(Protocol):
-    """The fields of an algorithm's needs that rules of filters read."""
-
-    @property
-    def rollout(self) -> bool:
-        """Whether the policy generates responses; false for SFT."""
-
-    @property
-    def rewards(self) -> bool:
-        """Whether advantages are computed from rewards."""
-
-    @property
-    def group_relative(self) -> bool:
-        """Whether the samples of a group are compared."""
-
-
-def filters_of_single_samples(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
+def filters_of_single_samples(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A filter that needs rewards to differ within a group would drop every group of one sample.
 
     Silent where the algorithm compares samples itself: then `samples_per_prompt` is the mistake.
     """
-    if spec.rollout.samples_per_prompt > 1 or demands.group_relative or not demands.rollout:
+    if spec.rollout.samples_per_prompt > 1 or needs.group_relative or not needs.rollout:
         return
     for path, name in _named(spec):
         if name == "nonzero_std":
@@ -43,12 +27,12 @@ def filters_of_single_samples(spec: Spec, demands: FilterDemands) -> Iterator[Fi
             yield Finding(path, message, cure, found=name, related=related)
 
 
-def filters_without_rewards(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
+def filters_without_rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A filter that reads rewards needs at least one.
 
     Silent where the algorithm needs rewards itself: their absence is reported once.
     """
-    if spec.rewards or demands.rewards or not demands.rollout:
+    if spec.rewards or needs.rewards or not needs.rollout:
         return
     for path, name in _named(spec):
         if name in _BY_REWARD:
@@ -57,10 +41,10 @@ def filters_without_rewards(spec: Spec, demands: FilterDemands) -> Iterator[Find
             yield Finding(path, message, cure, found=name)
 
 
-def already_dropped_samples(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
+def already_dropped_samples(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The filter of truncated samples has no effect where they are dropped anyway."""
     for path, name in _named(spec):
-        if demands.rollout and name == "truncated" and spec.rollout.truncated == "drop":
+        if needs.rollout and name == "truncated" and spec.rollout.truncated == "drop":
             why = 'rollout.truncated = "drop" already drops truncated samples'
             yield no_effect(path, why, "remove one of the two", (("rollout", "truncated"),))
 

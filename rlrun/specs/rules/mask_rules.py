@@ -1,10 +1,10 @@
 """Rules of top-p and top-k in training: sampling masks, and the engines and models that can keep to them."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
-from rlrun.specs.derived.sampling_mask import MaskDemands, cuts_vocabulary, records_mask
+from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
 from rlrun.specs.derived.sglang_arguments import flag_name
+from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import is_given, no_effect
@@ -19,25 +19,13 @@ _SGLANG_CAP = 4096
 _OFF = "or set rollout.sampling_mask = false with an algorithm.correction"
 
 
-class Demands(MaskDemands, Protocol):
-    """The part of an algorithm's needs that these rules look at."""
-
-    @property
-    def reference(self) -> bool:
-        """Log-probs of the reference policy."""
-
-    @property
-    def teacher(self) -> bool:
-        """Log-probs of a teacher."""
-
-
-def truncated_sampling(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def truncated_sampling(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Samples are drawn from the distribution whose log-probs are trained, or something corrects for it."""
     if not cuts_vocabulary(spec):
         if is_given(spec.rollout, "sampling_mask"):
             why = "without top_p or top_k tokens are drawn from the whole vocabulary"
             yield no_effect(MASK, why, "remove it, or set top_p or top_k", (TOP_P, TOP_K))
-    elif demands.old_log_probs and not demands.trainer_log_probs and not records_mask(spec, demands):
+    elif needs.old_log_probs and not needs.trainer_log_probs and not records_mask(spec, needs):
         message = (
             "samples are drawn from a part of the vocabulary (top_p, top_k), and "
             f"{spec.algorithm.type} would train log-probs over the whole of it"
@@ -47,9 +35,9 @@ def truncated_sampling(spec: Spec, demands: Demands) -> Iterator[Finding]:
         )
 
 
-def engines_with_masks(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def engines_with_masks(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The policy's engines can record masks of this size."""
-    if not records_mask(spec, demands):
+    if not records_mask(spec, needs):
         return
     related: tuple[KeyPath, ...] = (TOP_P, TOP_K, ("engine", "type"))
     if spec.engine.type == "sleeping":
@@ -87,13 +75,13 @@ def _mask_size(spec: Spec, related: tuple[KeyPath, ...]) -> Iterator[Finding]:
         yield Finding(TOP_K, message, cure, found=top_k, related=related)
 
 
-def served_models_without_masks(spec: Spec, demands: Demands) -> Iterator[Finding]:
+def served_models_without_masks(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A reference or teacher can take its log-probs over the masks."""
-    if not records_mask(spec, demands):
+    if not records_mask(spec, needs):
         return
     for name, section, needed in (
-        ("reference", spec.reference, demands.reference),
-        ("teacher", spec.teacher, demands.teacher),
+        ("reference", spec.reference, needs.reference),
+        ("teacher", spec.teacher, needs.teacher),
     ):
         if needed and section is not None and section.engine is not None:
             message = (

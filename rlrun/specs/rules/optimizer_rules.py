@@ -6,20 +6,14 @@ from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
-from rlrun.specs.sections.optimizer import OptimizerSpec
 
 UNUSED = {"adamw": ("momentum",), "adamw_8bit": ("momentum",), "sgd": ("betas", "eps"), "muon": ()}
 """For each optimizer, the settings that it does not have."""
 
 
-def optimizer_sections(spec: Spec) -> tuple[tuple[str, OptimizerSpec], ...]:
-    """Returns the sections that describe an optimizer, with their names."""
-    return ("trainer", spec.trainer), ("critic", spec.critic)
-
-
 def settings_of_other_optimizers(spec: Spec) -> Iterator[Finding]:
     """Reports settings that the chosen optimizer does not have."""
-    for name, section in optimizer_sections(spec):
+    for name, section in spec.optimizers:
         for setting in UNUSED[section.optimizer]:
             if is_given(section, setting):
                 why = f'optimizer = "{section.optimizer}" has no {setting}'
@@ -29,7 +23,7 @@ def settings_of_other_optimizers(spec: Spec) -> Iterator[Finding]:
 
 def settings_of_other_schedules(spec: Spec) -> Iterator[Finding]:
     """Reports settings that the chosen schedule of the learning rate does not read."""
-    for name, section in optimizer_sections(spec):
+    for name, section in spec.optimizers:
         related: tuple[KeyPath, ...] = ((name, "schedule"),)
         if is_given(section, "min_lr_ratio") and section.schedule == "constant":
             cure = 'remove it, or set schedule = "cosine", "linear" or "wsd"'
@@ -41,7 +35,7 @@ def settings_of_other_schedules(spec: Spec) -> Iterator[Finding]:
 
 def two_warm_ups(spec: Spec) -> Iterator[Finding]:
     """Reports a warm-up that is given both as a number of steps and as a share."""
-    for name, section in optimizer_sections(spec):
+    for name, section in spec.optimizers:
         if section.warmup_ratio is not None and is_given(section, "warmup_steps"):
             message = f"and {name}.warmup_steps both give the length of the warm-up"
             related: tuple[KeyPath, ...] = ((name, "warmup_steps"),)

@@ -6,17 +6,9 @@ from rlrun.specs.problems.findings import Finding, dotted
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.trainer import DEGREE_OF
 
 PARALLEL: KeyPath = ("trainer", "parallel")
-DEGREE_OF = {
-    "sequence_parallel": "tensor",
-    "async_tensor": "tensor",
-    "context_balance": "context",
-    "pipeline_schedule": "pipeline",
-    "pipeline_layers": "pipeline",
-    "token_dispatcher": "expert",
-}
-"""The degree that must be greater than 1 for a setting to have an effect."""
 
 
 def expert_ranks(spec: Spec) -> Iterator[Finding]:

@@ -1,10 +1,10 @@
 """Rules of the terms of a loss: log-probs that a ratio compares, truncated samples, and pairs."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers
 from rlrun.specs.derived.old_policy import may_be_stale, old_log_probs_of
+from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import is_given, no_effect
@@ -13,35 +13,11 @@ from rlrun.specs.sections.job import Spec
 OLD: KeyPath = ("trainer", "old_log_probs")
 
 
-class TermDemands(Protocol):
-    """The fields of an algorithm's needs that are about its loss."""
-
-    @property
-    def rollout(self) -> bool:
-        """Whether the policy generates responses; false for SFT."""
-
-    @property
-    def pairs(self) -> bool:
-        """Whether each row has a chosen and a rejected response."""
-
-    @property
-    def old_log_probs(self) -> bool:
-        """Whether the loss has a ratio to the policy that generated the samples."""
-
-    @property
-    def trainer_log_probs(self) -> bool:
-        """Whether the loss reads the trainer's old log-probs as well as the engine's."""
-
-    @property
-    def critic(self) -> bool:
-        """Whether the algorithm reads values of a critic."""
-
-
-def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+def old_log_probs(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The source of old log-probs applies to a loss with a ratio, and provides what the loss reads."""
-    if is_given(spec.trainer, "old_log_probs") and not demands.old_log_probs:
+    if is_given(spec.trainer, "old_log_probs") and not needs.old_log_probs:
         yield no_effect(OLD, f"the loss of {spec.algorithm.type} reads no old log-probs", "remove it")
-    elif spec.trainer.given("old_log_probs") == "rollout" and demands.trainer_log_probs:
+    elif spec.trainer.given("old_log_probs") == "rollout" and needs.trainer_log_probs:
         message = (
             'must be "trainer" with algorithm.correction, which compares log-probs of the trainer with those '
             "of the engine"
@@ -49,17 +25,17 @@ def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
         yield Finding(OLD, message, 'set "trainer", or remove algorithm.correction', "trainer", "rollout")
 
 
-def replayed_routing(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+def replayed_routing(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """An earlier pass of the trainer has to report the routed experts that are replayed."""
     if spec.trainer.moe.routing_replay != "trainer":
         return
     path: KeyPath = ("trainer", "moe", "routing_replay")
-    if old_log_probs_of(spec, corrected=demands.trainer_log_probs) == "rollout":
+    if old_log_probs_of(spec, corrected=needs.trainer_log_probs) == "rollout":
         why = "the trainer runs no pass for old log-probs whose routing could be replayed"
         related = (OLD, ("rollout", "mode"), ("rollout", "partial"))
         yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', related)
     try:
-        optimizer_steps = batch_numbers(spec, demands.rollout).optimizer_steps
+        optimizer_steps = batch_numbers(spec, needs.rollout).optimizer_steps
     except ValueError:
         return  # another rule reports the batch equation
     if optimizer_steps == 1:
@@ -79,22 +55,22 @@ def stale_ratio(spec: Spec) -> Iterator[Finding]:
         yield Finding(OLD, message, 'set "rollout", or add algorithm.correction', "rollout", "trainer")
 
 
-def bootstrapping(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+def bootstrapping(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Bootstrapping truncated samples needs truncated samples that are trained."""
     bootstraps, truncated = spec.algorithm.params.get("bootstrap_truncated"), spec.rollout.truncated
-    if demands.critic and bootstraps is True and truncated != "train":
+    if needs.critic and bootstraps is True and truncated != "train":
         path: KeyPath = ("algorithm", "bootstrap_truncated")
         why = f'with rollout.truncated = "{truncated}" truncated samples are not trained'
         yield no_effect(path, why, "remove it, or remove rollout.truncated", (("rollout", "truncated"),))
 
 
-def pairs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+def pairs(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A loss of pairs is reduced per sample.
 
     The loss of a pair is one number that is repeated for each token: only the mean over tokens restores it.
     """
     path = ("trainer", "reduction")
-    if demands.pairs and spec.trainer.reduction != "per_sample_mean":
+    if needs.pairs and spec.trainer.reduction != "per_sample_mean":
         message = f'must be "per_sample_mean" for {spec.algorithm.type}, whose loss has one term per pair'
         cure = 'set "per_sample_mean", or remove it'
         yield Finding(path, message, cure, "per_sample_mean", spec.trainer.reduction)

@@ -8,7 +8,6 @@ from rlrun.specs.derived.shared_prefixes import obstacles
 from rlrun.specs.problems.findings import Finding, dotted
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.mtp_rules import unsupported_with_mtp
-from rlrun.specs.rules.optimizer_rules import optimizer_sections
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
 
@@ -25,7 +24,7 @@ def offloading(spec: Spec) -> Iterator[Finding]:
     if not spec.cluster.gpus_per_node:
         why = "the job has no GPUs, so all state is already in host memory"
         yield no_effect(OFFLOAD, why, "remove it", (("cluster", "gpus_per_node"),))
-    for name, section in optimizer_sections(spec):
+    for name, section in spec.optimizers:
         if spec.trainer.offload == "all" and section.optimizer in ("muon", "adamw_8bit"):
             work = "compute Muon's matrix products"
             if section.optimizer == "adamw_8bit":

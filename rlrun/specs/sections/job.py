@@ -11,6 +11,7 @@ from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec
 from rlrun.specs.sections.evaluation import EvalSpec
 from rlrun.specs.sections.fault_tolerance import FaultToleranceSpec
 from rlrun.specs.sections.model import ModelSpec
+from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.rollout import RolloutSpec
 from rlrun.specs.sections.scoring import FilterSpec, RewardSpec, ScoringSpec
 from rlrun.specs.sections.section import PluginSection, Section
@@ -86,3 +87,8 @@ class Spec(Section):
     """Further destinations of metrics, `[[trackers]]`."""
     sweep: SweepSpec | None = None
     """Trials of this job with other values for some keys."""
+
+    @property
+    def optimizers(self) -> tuple[tuple[str, OptimizerSpec], ...]:
+        """The sections that describe an optimizer, with their names."""
+        return ("trainer", self.trainer), ("critic", self.critic)

@@ -91,6 +91,17 @@ class ParallelSpec(Section):
         return policy == "never" or (policy == "default" and self.pipeline > 1)
 
 
+DEGREE_OF = {
+    "sequence_parallel": "tensor",
+    "async_tensor": "tensor",
+    "context_balance": "context",
+    "pipeline_schedule": "pipeline",
+    "pipeline_layers": "pipeline",
+    "token_dispatcher": "expert",
+}
+"""The degree that must be greater than 1 for a setting to have an effect."""
+
+
 RoutingReplay = Literal["off", "trainer", "engine"]
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.specs.problems.findings import SpecError
-from rlrun.specs.rules.engines.speculation import (
+from rlrun.specs.derived.speculation import (
     mtp_layers,
     native_draft_tokens,
     sglang_speculation,
     updated_models,
     verified_tokens,
 )
+from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.rules.family_rules import family_findings
 
 BASE = Path(__file__).parents[1] / "base.toml"

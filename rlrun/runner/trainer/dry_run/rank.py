@@ -49,9 +49,9 @@ from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.process import build_mesh, stop_process
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.derived.sampling_mask import candidates_of
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -12,7 +12,7 @@ from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.specs.derived.lengths import longest_response
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 

@@ -10,7 +10,7 @@ from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.trainer.parameters.freezing import freeze
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, Parameters
 from rlrun.runner.trainer.passes.packed_model import ModelSettings
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 

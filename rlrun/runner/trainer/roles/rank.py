@@ -39,9 +39,9 @@ from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import Teacher
 from rlrun.runner.weights.writer import WeightWriter
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
 STATE_BYTES = 16

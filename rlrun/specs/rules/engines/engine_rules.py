@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from rlrun.specs.derived.default_engine import SERVER_KEYS, SGLANG_KEYS
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
+from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.server_size import COPIES, STAGES, argument_key, copies_of, stages_of
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memory, why_no_elements
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
-from rlrun.specs.rules.engines.on_policy_target import rounds_as_target
 from rlrun.specs.rules.engines.speculative_rules import SPECULATIVE_RULES
 from rlrun.specs.rules.served_model import served_model
 from rlrun.specs.rules.shared_rules import is_given, no_effect

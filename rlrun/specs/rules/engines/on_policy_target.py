@@ -7,19 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rlrun.models.architecture import Architecture, inexact_part
+from rlrun.specs.derived.on_policy_target import SERVER_ARGUMENTS, rounds_as_target
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.sections.job import Spec
 
 EXACT: KeyPath = ("true_on_policy",)
-SERVER_ARGUMENTS = {
-    "rl_on_policy_target": "fsdp",
-    "enable_deterministic_inference": True,
-    "attention_backend": "fa3",
-}
-"""What rlrun adds to the arguments of the policy's servers."""
 _FIXED_ARGUMENTS = SERVER_ARGUMENTS | {
     "prefill_attention_backend": "fa3",
     "decode_attention_backend": "fa3",
@@ -31,16 +25,6 @@ _FIXED_ARGUMENTS = SERVER_ARGUMENTS | {
     "enable_torch_compile": False,
 }
 """Arguments with which a server computes in another order or precision, with the values that do not."""
-
-
-def rounds_as_target(spec: Spec) -> bool:
-    """Returns whether the trainer rounds where SGLang's `rl_on_policy_target` rounds."""
-    return spec.true_on_policy and bool(spec.cluster.gpus_per_node)
-
-
-def target_arguments(spec: Spec) -> dict[str, Any]:
-    """Returns the arguments that make the policy's servers round as the trainer does."""
-    return SERVER_ARGUMENTS if rounds_as_target(spec) else {}
 
 
 def exact_servers(spec: Spec) -> Iterator[Finding]:
@@ -98,17 +82,3 @@ def _settings(spec: Spec) -> Iterator[tuple[KeyPath, Any, Any, str]]:
     yield ("trainer", "flash_attention"), trainer.flash_attention, "FA3", why
     pipeline = trainer.parallel.pipeline
     yield ("trainer", "parallel", "pipeline"), pipeline, 1, "stages exchange hidden states in bfloat16"
-
-
-def untargeted_part(model: Architecture) -> str | None:
-    """Returns why SGLang's `rl_on_policy_target` and the trainer's layers do not agree for a model."""
-    if model.family != "qwen3":
-        return (
-            "on GPUs it is for dense models of Qwen3: SGLang's layers of other families do not round as "
-            "rl_on_policy_target says, or the trainer has no layers that do"
-        )
-    if model.rope.type != "default":
-        return f"on GPUs it is for positions without scaling, found {model.rope.type}"
-    if any(model.windows):
-        return "on GPUs it is for attention to all earlier tokens, and some layers see a window"
-    return inexact_part(model)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from rlrun.specs.derived.engine_sections import engine_sections
 from rlrun.specs.derived.lora_sync import why_merged
 from rlrun.specs.derived.sglang_arguments import flag_name
+from rlrun.specs.derived.speculation import DRAFT_FOLDER
 from rlrun.specs.derived.weight_sync import carrier_of
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.engines.speculation import DRAFT_FOLDER
 from rlrun.specs.rules.shared_rules import no_effect
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec

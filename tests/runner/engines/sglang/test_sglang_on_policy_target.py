@@ -12,7 +12,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.weights import writer
-from rlrun.specs.rules.engines.on_policy_target import SERVER_ARGUMENTS
+from rlrun.specs.derived.on_policy_target import SERVER_ARGUMENTS
 from rlrun.specs.sections.job import Spec
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, plan
 from tests.sglang_cpu.policies import LocalPolicy

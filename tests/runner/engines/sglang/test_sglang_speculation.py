@@ -15,7 +15,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.process.command_line import options
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.specs.derived.sglang_arguments import flag_name
-from rlrun.specs.rules.engines.speculation import sglang_speculation, verified_tokens
+from rlrun.specs.derived.speculation import sglang_speculation, verified_tokens
 from rlrun.specs.sections.engine import EngineSpec
 from tests.sglang_cpu.log_probs import largest_difference
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python, tiny_setup

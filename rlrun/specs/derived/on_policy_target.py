@@ -1,0 +1,40 @@
+"""Decides how `true_on_policy` is kept on GPUs: SGLang servers with `rl_on_policy_target`.
+
+The trainer computes with the server's kernels, and rounds where the server rounds (docs/true-on-policy.md).
+"""
+
+from typing import Any
+
+from rlrun.models.architecture import Architecture, inexact_part
+from rlrun.specs.sections.job import Spec
+
+SERVER_ARGUMENTS = {
+    "rl_on_policy_target": "fsdp",
+    "enable_deterministic_inference": True,
+    "attention_backend": "fa3",
+}
+"""What rlrun adds to the arguments of the policy's servers."""
+
+
+def rounds_as_target(spec: Spec) -> bool:
+    """Returns whether the trainer rounds where SGLang's `rl_on_policy_target` rounds."""
+    return spec.true_on_policy and bool(spec.cluster.gpus_per_node)
+
+
+def target_arguments(spec: Spec) -> dict[str, Any]:
+    """Returns the arguments that make the policy's servers round as the trainer does."""
+    return SERVER_ARGUMENTS if rounds_as_target(spec) else {}
+
+
+def untargeted_part(model: Architecture) -> str | None:
+    """Returns why SGLang's `rl_on_policy_target` and the trainer's layers do not agree for a model."""
+    if model.family != "qwen3":
+        return (
+            "on GPUs it is for dense models of Qwen3: SGLang's layers of other families do not round as "
+            "rl_on_policy_target says, or the trainer has no layers that do"
+        )
+    if model.rope.type != "default":
+        return f"on GPUs it is for positions without scaling, found {model.rope.type}"
+    if any(model.windows):
+        return "on GPUs it is for attention to all earlier tokens, and some layers see a window"
+    return inexact_part(model)

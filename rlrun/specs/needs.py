@@ -1,0 +1,32 @@
+"""What an algorithm needs: algorithms declare it, and the rules, the defaults and the runner read it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an algorithm needs from the framework, which loads and computes nothing else."""
+
+    rollout: bool = True
+    """The policy answers the prompts. False: rows contain demonstrations (SFT)."""
+    rewards: bool = True
+    """The advantages use rewards. False: another signal, such as a teacher, scores the tokens."""
+    pairs: bool = False
+    """Rows have a preferred and a rejected response, which are adjacent in one micro-batch (DPO)."""
+    reference: bool = False
+    """Log-probs of the frozen reference policy."""
+    teacher: bool = False
+    """Log-probs of the model of `[teacher]`, set on samples before `advantages` is called."""
+    critic: bool = False
+    """Values of the critic, set on samples before `advantages` is called. The algorithm is an `ActorCritic`,
+    which also has `returns` and `value_loss`."""
+    policy_log_probs: bool = False
+    """Log-probs of the policy, set on samples before `advantages` is called."""
+    entropy_grad: bool = False
+    """The loss contains the entropy."""
+    old_log_probs: bool = True
+    """The loss contains a ratio to the policy that generated the samples."""
+    trainer_log_probs: bool = False
+    """Old log-probs of the trainer, in addition to the engine's: `old_log_probs = "rollout"` is an error."""
+    group_relative: bool = False
+    """Advantages compare the samples of a group, so n must be at least 2."""

@@ -45,7 +45,7 @@ class Meter:
         self.add(named)
 
     def raise_to(self, values: Values) -> None:
-        """Keeps the maxima over micro-batches and ranks."""
+        """Keeps the maxima over micro-batches and ranks; NaN counts as infinite."""
         for name, value in values.items():
             self._maxima.setdefault(name, [0.0]).append(value)
 
@@ -62,6 +62,8 @@ class Meter:
         sums, maxima = sorted(self._sums), sorted(self._maxima)
         total = stack_scalars([self._sums[name] for name in sums], device)
         peak = stack_scalars([stack_scalars(self._maxima[name], device).max() for name in maxima], device)
+        # gloo's maximum of a number and NaN is the number if NaN comes from a later rank
+        peak = peak.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         if dist.is_initialized() and dist.get_world_size() > 1:
             if not counts:
                 total.zero_()

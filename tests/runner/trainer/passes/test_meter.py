@@ -71,3 +71,12 @@ def test_an_undeclared_metric_is_a_mistake_of_rlrun():
 def test_an_algorithm_cannot_report_a_metric_of_rlrun(name):
     with pytest.raises(ValueError, match=f"returns the metric '{name}'"):
         Meter().add_token_means({name: torch.ones(2)}, torch.ones(2))
+
+
+def test_a_maximum_that_is_not_a_number_cannot_be_lost_in_a_reduction(reductions):
+    """gloo's maximum of 0 and NaN is 0 if NaN is a later rank's: true_on_policy would take that for equal."""
+    meter = Meter()
+    meter.raise_to({"difference": float("nan"), "other": torch.tensor(0.5)})
+    meter.raise_to({"difference": 0.0})
+    assert read(meter.reduced(True, CPU), CPU) == {"difference": float("inf"), "other": 0.5}
+    assert reductions == [[], [float("inf"), 0.5]]

@@ -11,6 +11,7 @@ DELTA_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """`model_type`s of text models with Gated DeltaNet."""
 LATENT_FAMILIES = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
 """`model_type`s of models with latent attention."""
+_MOST_PAIRS = 1 << 16
 PARTIAL_ROPE_FAMILIES = (*DELTA_FAMILIES, "glm4_moe", "minimax_m2")
 """`model_type`s of models whose RoPE may rotate a part of each head."""
 
@@ -65,6 +66,8 @@ def _read_axes(values: Mapping[str, Any]) -> tuple[int, ...]:
     sections = values.get("mrope_section")
     if not sections:
         return ()
+    if not all(type(pairs) is int and 0 <= pairs <= _MOST_PAIRS for pairs in sections):
+        raise ValueError(f"mrope_section in config.json is {sections!r}; it must hold numbers of pairs")
     if not values.get("mrope_interleaved"):
         return tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))
     turns = [pair % 3 for pair in range(sum(sections))]

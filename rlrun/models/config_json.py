@@ -18,6 +18,7 @@ from rlrun.models.attention_config import (
     read_rotary_dim,
     read_windows,
 )
+from rlrun.models.checked_numbers import check_numbers
 from rlrun.models.config_defaults import TEXT_FAMILIES, refuse_nulls, with_family_defaults
 from rlrun.models.experts_config import read_experts
 from rlrun.models.families import NATIVE
@@ -80,7 +81,7 @@ def architecture(
         return _multimodal(model, config, where) if family in TEXT_FAMILIES else model
     except KeyError as missing:
         raise ValueError(f"{where} has no {missing}") from None
-    except (TypeError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{where} has a value of the wrong type: {error}") from None
 
 
@@ -108,6 +109,8 @@ def with_mtp_layer(model: Architecture) -> Architecture:
 
 def _multimodal(text: Architecture, config: Mapping[str, Any], where: str) -> Architecture:
     """Returns the architecture of a checkpoint whose text model is given."""
+    if isinstance(tower := config.get("vision_config"), Mapping):
+        check_numbers(tower, where)
     family, vision, rope = config["model_type"], read_vision_tower(config), text.rope
     if family in LOADED_BY_DEFAULT and not rope.axes:
         raise ValueError(f"{where} has no mrope_section in rope_parameters, which {family} needs")
@@ -133,6 +136,7 @@ def _architecture(config: Mapping[str, Any], where: str, *, with_biases: bool) -
             'model.implementation = "transformers"'
         )
     refuse_nulls(config, where)
+    check_numbers(config, where)
     _refuse_variants(config, with_biases=with_biases)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     rope = read_rope(config)
@@ -185,6 +189,8 @@ def _dense_width(config: Mapping[str, Any], experts: Experts | None) -> int:
 def weight_dtype(config: Mapping[str, Any]) -> str:
     """Returns the precision of the weights; for quantised weights, the one that they are computed in."""
     declared = config.get("dtype") or config.get("torch_dtype")
+    if declared and not isinstance(declared, str):
+        raise ValueError(f"dtype is {declared!r} in config.json: it must be a name, such as bfloat16")
     return declared or ("bfloat16" if quantisation(config) else "float32")
 
 
@@ -201,6 +207,18 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"quantization_config in config.json is {settings!r}, which is not a table of settings"
         )
     return settings or {}
+
+
+def packed_groups(settings: Mapping[str, Any]) -> list[object]:
+    """Returns the `group_size` of each group of modules that quantised weights describe in `config_groups`;
+    None for a group without any.
+    """
+    groups = settings.get("config_groups")
+    weights = [
+        group.get("weights") if isinstance(group, Mapping) else None
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+    ]
+    return [numbers.get("group_size") if isinstance(numbers, Mapping) else None for numbers in weights]
 
 
 def _refuse_variants(config: Mapping[str, Any], *, with_biases: bool) -> None:

@@ -1,0 +1,51 @@
+"""Checks the numbers of a `config.json` before anything is computed from them.
+
+A wrong type would be found far from here, and a size of 10^9 would fill the memory: a model's tensors and
+layers are listed one by one.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_MOST_LAYERS = 10_000
+_LARGEST = 1 << 31
+_LIMITS: Mapping[str, int] = {
+    "depth": _MOST_LAYERS,
+    "num_hidden_layers": _MOST_LAYERS,
+    "num_nextn_predict_layers": _MOST_LAYERS,
+    "num_experts": 1 << 20,
+    "num_local_experts": 1 << 20,
+    "n_routed_experts": 1 << 20,
+}
+_WHOLE = {
+    *_LIMITS,
+    *("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "sliding_window"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "n_group", "topk_group"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "n_shared_experts"),
+    *("first_k_dense_replace", "decoder_sparse_step", "full_attention_interval", "image_token_id"),
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_conv_kernel_dim", "num_heads", "out_hidden_size", "in_channels", "patch_size"),
+    *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
+}
+"""Keys of whole numbers, of text models and of vision towers."""
+_REAL = {"rms_norm_eps", "rope_theta", "initializer_range", "routed_scaling_factor", "partial_rotary_factor"}
+
+
+def check_numbers(config: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for a number that no model has. Null and missing keys are accepted."""
+    for key in sorted(_WHOLE & config.keys()):
+        value, most = config[key], _LIMITS.get(key, _LARGEST)
+        if value is not None and not (type(value) is int and 0 <= value <= most):
+            raise ValueError(f"{key} is {_shown(value)} in {where}: it must be a whole number up to {most}")
+    for key in sorted(_REAL & config.keys()):
+        value = config[key]
+        is_number = type(value) is float or (type(value) is int and abs(value) < _LARGEST)
+        if value is not None and not (is_number and math.isfinite(value)):
+            raise ValueError(f"{key} is {_shown(value)} in {where}: it must be a number")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

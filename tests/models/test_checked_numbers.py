@@ -1,0 +1,44 @@
+"""Numbers of a config.json that no model has are named before anything is computed from them."""
+
+from typing import Any
+
+import pytest
+
+from rlrun.models.config_json import architecture
+
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 320,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": 1e308}, r"hidden_size is 1e\+308 in config.json: it must be a whole number"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"vocab_size": [320]}, r"vocab_size is \[320\]"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000 .* up to 10000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_attention_heads": -4}, "num_attention_heads is -4"),
+        ({"num_experts": 10**30}, "num_experts is 10{30}"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps is 'tiny' .* must be a number"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan"),
+        ({"rope_theta": 10**400}, "rope_theta is 10+…"),
+        ({"dtype": ["bfloat16"]}, r"dtype is \['bfloat16'\]"),
+    ],
+)
+def test_a_number_that_no_model_has_is_named(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        architecture(CONFIG | changes)
+
+
+def test_a_section_of_positions_is_bounded() -> None:
+    """Every pair of dimensions of a section is listed."""
+    text = CONFIG | {"model_type": "qwen3_vl_text", "rope_parameters": {"mrope_section": [10**9, 1, 1]}}
+    with pytest.raises(ValueError, match=r"mrope_section in config.json is .* numbers of pairs"):
+        architecture({"model_type": "qwen3_vl", "text_config": text, "vision_config": {}})

@@ -1,11 +1,14 @@
 """Every reader of bytes that rlrun did not write returns a result, or raises an error of ours."""
 
+import asyncio
 import io
 import json
 import shutil
 import struct
+import tempfile
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +16,25 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tomli
 import torch
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from rlrun.cli import score
 from rlrun.converters.families.stored_adapter import read_stored_adapter
 from rlrun.converters.folders.checksums import checksums_text, read_checksums
 from rlrun.converters.folders.hf_folder import INDEX, read_tensors
-from rlrun.converters.slime.importer import import_script
+from rlrun.converters.quantised.kinds import dequantise
+from rlrun.converters.shell.script import Word
+from rlrun.converters.slime.importer import import_command, import_script
+from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.models.config_json import read_architecture
 from rlrun.models.hub import cached_config
-from rlrun.models.json_files import parse_json, tensor_shapes
+from rlrun.models.json_files import parse_json, read_json_object, tensor_shapes
 from rlrun.plugins.data.jsonl import Jsonl, JsonlParams
 from rlrun.plugins.data.parquet import Parquet, ParquetParams
 from rlrun.plugins.images import checked_image, image_of_url
@@ -35,6 +43,7 @@ from rlrun.plugins.rewards.http_client import number_or_table
 from rlrun.plugins.rollouts.agent.chat_request import ChatRequest
 from rlrun.plugins.rollouts.tool_calls import parse_calls
 from rlrun.plugins.tools import remote as remote_tool
+from rlrun.plugins.tools.search import Search, SearchParams
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.checkpoints.reading import DRIVER, read_driver
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
@@ -49,10 +58,14 @@ from rlrun.runner.engines.native.http.protocol import (
     parse_manifest,
     parse_version,
 )
+from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.prompts.end_tokens import end_token_ids
+from rlrun.runner.prompts.shared_vocabulary import check_same_tokens
 from rlrun.runner.prompts.template_files import template_problem
 from rlrun.runner.records.diagnosis.run_diagnosis import read_diagnosis
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.saved_images import find_in_folder
 from rlrun.runner.records.saved_rollouts import map_records, read_groups
 from rlrun.runner.scoring.measured import measured
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
@@ -60,7 +73,10 @@ from rlrun.runner.view.export import collect
 from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.json_text import to_json
 from rlrun.runner.view.viewed_run import ViewedRun
+from rlrun.runner.weights.form import engine_form
 from rlrun.specs.reading.loading import load_spec
+from rlrun.specs.rules.served_model import served_model
+from rlrun.specs.sections.job import Spec
 from tests.foreign_bytes import Reader, foreign_bytes, ours_or_a_result
 from tests.pictures import picture
 from tests.runner.view.view_runs import metrics_line, record, write_readable_spec, write_run
@@ -147,6 +163,12 @@ SCRIPT = b"""
 ARGS=(--hf-checkpoint /m --num-rollout 3 --lr 1e-6)
 python3 train.py "${ARGS[@]}" --multimodal-keys '{"image": "images"}'
 """
+TOKENIZER = json.dumps(
+    {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
+        "added_tokens": [{"content": "<end>", "id": 3}],
+    }
+).encode()
 WEIGHTS = save({"a.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)})
 
 
@@ -245,6 +267,70 @@ def delta_file() -> bytes:
     parts = {"a|gaps": torch.tensor([1, 0], dtype=torch.uint8), "a|steps": torch.ones(2, dtype=torch.int8)}
     metadata = {"changed": '{"a": ["float32", [4]]}'}
     return save(parts | {"a|values": torch.ones(0, dtype=torch.int32)}, metadata)
+
+
+def quantised(**settings: Any) -> bytes:
+    return json.dumps(CONFIG | {"quantization_config": settings}).encode()
+
+
+def packed(**settings: Any) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"group_size": 32, **settings}}}
+    return {"quant_method": "compressed-tensors", "config_groups": groups}
+
+
+def read_served(data: bytes, folder: Path) -> object:
+    """What the rules, the plan and an update of weights read in the config.json of `engine.model`."""
+    (folder / "config.json").write_bytes(data)
+    engine = {"type": "sglang", "model": str(folder), "dtype": "bfloat16"}
+    spec = Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "engine": engine})
+    findings = [*served_model(spec)]
+    served_weight_bytes(read_architecture(folder), spec.engine)
+    config = read_json_object(folder / "config.json")
+    codes = torch.zeros(8, 8, dtype=torch.float8_e4m3fn)
+    (folder / "model.safetensors").write_bytes(
+        save({"a.weight": codes, "a.weight_scale_inv": torch.ones(1, 1)})
+    )
+    contents = {name: plain(tensor) for name, tensor in read_tensors(folder).items()}
+    with suppress(ValueError):  # the example's weight is not in INT4
+        dequantise(contents, config, torch.float32)
+    return findings, engine_form("bfloat16", config, ["a.weight"])
+
+
+def read_teachers_tokens(data: bytes, folder: Path) -> None:
+    models = [folder / "policy", folder / "teacher"]
+    for model, content in zip(models, (TOKENIZER, data), strict=True):
+        model.mkdir()
+        (model / "tokenizer.json").write_bytes(content)
+    check_same_tokens(ModelFiles(models[0], None), "teacher", ModelFiles(models[1], None))
+
+
+def read_scored_lines(data: bytes, folder: Path) -> object:
+    return [*score._lines(data.decode("utf-8", "replace").splitlines(), find_in_folder(folder))]
+
+
+def read_settings(data: bytes, _: Path) -> None:
+    """The YAML files that flags of slime name."""
+    flags = "--hf-checkpoint m --num-rollout 3 --use-tis --custom-tis-function-path mis.compute_mis_weights "
+    flags += "--custom-config-path s --eval-config s --sglang-config s"
+    words = [Word(word, "run.sh:1") for word in ("train.py", *flags.split())]
+    draft = import_command("run.sh", "run", words, (), lambda _: data.decode("utf-8", "replace"))
+    tomli.loads(draft.toml())
+
+
+def read_passages(path: Path) -> None:
+    asyncio.run(Search(SearchParams(path=str(path))).close())
+
+
+def read_index_of_passages(path: Path) -> None:
+    corpus = path.with_name("corpus.txt")
+    corpus.write_text("one\n\ntwo")
+    asyncio.run(Search(SearchParams(path=str(corpus), index=str(path))).close())
+
+
+def index_of_passages() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        read_index_of_passages(Path(folder) / "index.sqlite")
+        return (Path(folder) / "index.sqlite").read_bytes()
 
 
 def of_json(read: Callable[[Any], object]) -> Callable[[bytes, Path], object]:
@@ -390,6 +476,21 @@ READERS = [
         json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}).encode(),
         read_adapter,
     ),
+    Reader(
+        "an FP8 model that is served",
+        quantised(quant_method="fp8", weight_block_size=[128, 128], modules_to_not_convert=["lm_head"]),
+        read_served,
+    ),
+    Reader(
+        "an INT4 model that is served",
+        quantised(
+            format="pack-quantized",
+            ignore=["lm_head", "re:a.*"],
+            **packed(num_bits=4, type="int", symmetric=True, strategy="group"),
+        ),
+        read_served,
+    ),
+    Reader("a teacher's tokenizer.json", TOKENIZER, read_teachers_tokens),
     # engines
     Reader(
         "an answer",
@@ -463,7 +564,26 @@ READERS = [
         ).encode(),
         of_json(ChatRequest.of),
     ),
-    # specs and scripts
+    Reader("passages", lines({"text": "one", "title": "a"}), written("corpus.jsonl", read_passages)),
+    Reader(
+        "an index of passages",
+        index_of_passages(),
+        written("index.sqlite", read_index_of_passages),
+        is_json=False,
+    ),
+    # specs, scripts and command lines
+    Reader(
+        "settings of a script",
+        b"{tis_mode: clip, use_rs: true, tis_upper_bound: 2.0, defaults: &d {temperature: 0.6}, "
+        b"datasets: {held: {path: a.jsonl, top_k: 1}}, sglang: [{name: actor, server_groups: [*d]}]}",
+        read_settings,
+        is_json=False,
+    ),
+    Reader(
+        "lines to score",
+        lines({"id": 1, "response": "x", "label": "1", "prompt": "q", "tokens": 3, "images": {"row": []}}),
+        read_scored_lines,
+    ),
     Reader(
         "a spec",
         SPEC,

@@ -29,6 +29,9 @@ BLOCK = 2048
 DEFAULT_KEY = "score"
 """The entry of a reward's result that is the reward, unless `--set key=…` names another."""
 
+MOST_TOKENS = 1 << 24
+"""The largest `tokens` of a line; the sample that is scored has arrays of this length."""
+
 FAILED = 3
 """Exit code if a failed sample ended the command (`--on-error stop`)."""
 
@@ -176,6 +179,9 @@ def _sample(values: Mapping[str, Any], number: int, index: int, find_image: "Fin
     from rlrun.plugins.testing import sample
     from rlrun.runner.records.saved_images import row_images
 
+    length = values.get("tokens")
+    if length is not None and (type(length) is not int or not 0 <= length <= MOST_TOKENS):
+        raise ValueError(f"tokens must be a whole number from 0 to {MOST_TOKENS}")
     response = values.get("response")
     text = response if isinstance(response, str) else "" if response is None else json.dumps(response)
     metadata = values.get("metadata")
@@ -184,7 +190,7 @@ def _sample(values: Mapping[str, Any], number: int, index: int, find_image: "Fin
         label=values.get("label"),
         metadata=metadata if isinstance(metadata, Mapping) else {},
         prompt=values.get("prompt") or "",
-        length=values.get("tokens"),
+        length=length,
         id=str(number),
     )
     images = row_images(values, find_image) if isinstance(values.get("images"), Mapping) else ()

@@ -74,6 +74,22 @@ def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path:
     assert "reward 'exact_match' on sample 3" in stopped.err
 
 
+@pytest.mark.parametrize("tokens", [2**31, 10**30, -1, "x", True, [3]])
+def test_a_number_of_tokens_that_no_sample_has_costs_no_memory(
+    tokens: Any, rlrun: Command, tmp_path: Path
+) -> None:
+    file = write(
+        tmp_path / "rows.jsonl", {"response": "x", "tokens": tokens}, {"response": "x", "images": {"row": 3}}
+    )
+    reasons = [
+        result["detail"]["error"] for result in results(rlrun("score", file, "--reward", "random").out)
+    ]
+    assert reasons == [
+        "line 1: tokens must be a whole number from 0 to 16777216",
+        "line 2: images.row is not a list of the digests of images",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -476,6 +476,23 @@ def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "is nested more than 50 deep"),
+        ("sglang: &a [*a]", "has a value that contains itself"),
+        ("sglang: !!int '-'", "is not valid YAML"),
+        ("sglang: !!timestamp x", "is not valid YAML"),
+    ],
+    ids=["open brackets", "itself", "no number", "no time"],
+)
+def test_a_file_of_settings_that_no_one_wrote_by_hand_is_named(text: str, reason: str) -> None:
+    """PyYAML takes minutes and gigabytes for the brackets."""
+    words = [Word(word, "run.sh:1") for word in shlex.split(f"train.py {BASE} --sglang-config bad.yaml")]
+    draft = import_command("run.sh", "run", words, (), {"bad.yaml": text}.get)
+    assert f"the file {reason}" in "\n".join(draft.messages())
+
+
+@pytest.mark.parametrize(
     ("flags", "note"),
     [
         ("--eval-interval 1 --eval-config gone.yaml", "gone.yaml: the file was not found"),

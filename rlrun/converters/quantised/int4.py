@@ -5,7 +5,7 @@ and `weight_shape`. `int4_groups` describes the arithmetic; nothing is calibrate
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,18 +73,26 @@ def group_size(settings: Mapping[str, Any]) -> int:
     Raises ValueError if its number format is not the one that `config` describes.
     """
     groups = number_groups(settings)
-    sizes = {numbers.get("group_size") for numbers in groups}
-    matches = all(numbers.get(key) == value for numbers in groups for key, value in _NUMBERS.items())
-    size = sizes.pop()
-    if sizes or not matches or not isinstance(size, int) or size <= 0 or size % _IN_AN_INT32:
+    size = groups[0].get("group_size")
+    matches = all(
+        numbers.get(key) == value
+        for numbers in groups
+        for key, value in (_NUMBERS | {"group_size": size}).items()
+    )
+    if not matches or not isinstance(size, int) or size <= 0 or size % _IN_AN_INT32:
         shown = " and ".join(str(dict(numbers)) for numbers in groups)
         raise ValueError(f"the checkpoint's number format is {shown}; rlrun reads only {_NUMBERS}")
     return size
 
 
 def is_ignored(module: str, settings: Mapping[str, Any]) -> bool:
-    """Returns whether a checkpoint keeps this module's weight as it is, by name or by pattern (`re:…`)."""
-    patterns: Iterable[str] = settings.get("ignore") or ()
+    """Returns whether a checkpoint keeps this module's weight as it is, by name or by pattern (`re:…`).
+
+    Raises ValueError if the names of kept modules are not a list of texts.
+    """
+    patterns: Any = settings.get("ignore") or ()
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"quantization_config has ignore = {patterns!r}; it must be a list of names")
     return any(
         re.match(pattern.removeprefix("re:"), module) if pattern.startswith("re:") else pattern == module
         for pattern in patterns

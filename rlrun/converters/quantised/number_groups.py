@@ -12,8 +12,9 @@ def number_groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if settings.get("transform_config"):
         raise ValueError("quantization_config has a transform_config: rlrun does not read rotated weights")
     sparsity = settings.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense":
-        raise ValueError(f"quantization_config describes sparse weights ({sparsity['format']})")
+    kind = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
+    if kind != "dense":
+        raise ValueError(f"quantization_config describes sparse weights ({kind})")
     groups = settings.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError("quantization_config has no config_groups, which describe the numbers")

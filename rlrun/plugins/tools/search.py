@@ -97,7 +97,19 @@ class Search:
 
 
 def _index(params: SearchParams) -> sqlite3.Connection:
-    """Opens the index, and builds it if it is missing or the corpus has changed since."""
+    """Opens the index, and builds it if it is missing or the corpus has changed since.
+
+    Raises ValueError if the file of the index is damaged, or something else.
+    """
+    try:
+        return _open_index(params)
+    except sqlite3.DatabaseError as error:
+        if params.index is None:
+            raise
+        raise ValueError(f"the index {params.index} cannot be used ({error}): delete it") from error
+
+
+def _open_index(params: SearchParams) -> sqlite3.Connection:
     corpus = Path(params.path)
     index = sqlite3.connect(params.index or ":memory:", check_same_thread=False)
     stat = corpus.stat()

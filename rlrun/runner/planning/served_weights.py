@@ -9,7 +9,7 @@ from typing import Any
 
 from rlrun.models.adapters import AnyAdapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import architecture, read_config
+from rlrun.models.config_json import architecture, packed_groups, read_config
 from rlrun.models.json_files import read_json_object
 from rlrun.models.low_precision import PROJECTIONS, has_routed_experts, is_int4_matrix
 from rlrun.models.tensor_names import hf_tensors
@@ -105,9 +105,7 @@ def _int4_group(settings: dict[str, Any]) -> int | None:
     """Returns how many numbers share a scale in a folder in INT4; None for other folders."""
     if settings.get("format") != "pack-quantized":
         return None
-    groups = settings.get("config_groups") or {}
-    sizes = [group.get("weights", {}).get("group_size") for group in groups.values()]
-    return next((size for size in sizes if isinstance(size, int) and size > 0), None)
+    return next((size for size in packed_groups(settings) if isinstance(size, int) and size > 0), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ lacks.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,15 +47,26 @@ def _difference(policy: ModelFiles, other: ModelFiles) -> str | None:
     if not all(file.is_file() for file in files):
         sizes = [model.config()["vocab_size"] for model in (policy, other)]
         return None if sizes[0] == sizes[1] else f"has {sizes[1]} tokens and the policy {sizes[0]}"
-    policy_tokenizer, other_tokenizer = [read_json_object(file) for file in files]
-    numbers = dict(_numbered(other_tokenizer))
-    for token, number in _numbered(policy_tokenizer):
+    (policy_numbers, policy_merges), (numbers, other_merges) = map(_read_tokens, files)
+    for token, number in policy_numbers.items():
         if token not in numbers:
             return f"does not have the policy's token {token!r} (number {number})"
         if numbers[token] != number:
             return f"has the token {token!r} as number {numbers[token]}, and the policy as {number}"
-    same = _merges(policy_tokenizer) == _merges(other_tokenizer)
+    same = policy_merges == other_merges
     return None if same else "has the policy's tokens, but splits text into them by other merges"
+
+
+def _read_tokens(file: Path) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+    """Returns the numbers of all tokens of a tokenizer.json, and its merges in order.
+
+    Raises ValueError for a file that does not describe a tokenizer.
+    """
+    tokenizer = read_json_object(file)
+    try:
+        return dict(_numbered(tokenizer)), _merges(tokenizer)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"{file} does not describe a tokenizer ({error}): copy the file again") from None
 
 
 def _numbered(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

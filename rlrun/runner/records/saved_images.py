@@ -40,8 +40,11 @@ def image_fields(sample: Sample) -> dict[str, Any]:
 
 
 def row_images(record: Mapping[str, Any], find: FindImage) -> tuple[Image, ...]:
-    """Returns the images of a row from a sample's record."""
-    return tuple(map(find, record.get("images", {}).get("row", ())))
+    """Returns the images of a row from a sample's record. Raises ValueError if it does not hold digests."""
+    digests = record.get("images", {}).get("row", ())
+    if not isinstance(digests, list | tuple) or not all(isinstance(digest, str) for digest in digests):
+        raise ValueError("images.row is not a list of the digests of images")
+    return tuple(map(find, digests))
 
 
 def placed_images(record: Mapping[str, Any], part: str, find: FindImage) -> tuple[PlacedImage, ...]:

@@ -18,6 +18,7 @@ from rlrun.converters.tensors.content import Content, InMemory
 from rlrun.converters.tensors.precision import keeps_precision, parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
+from rlrun.models.config_json import quantisation
 from rlrun.models.low_precision import PROJECTIONS, is_int4_matrix
 
 
@@ -65,8 +66,8 @@ def engine_form(dtype: str, config: Mapping[str, Any], names: Iterable[str]) -> 
 
     Raises ValueError if its weights are quantised in a way that rlrun cannot produce.
     """
-    settings = config.get("quantization_config")
-    if settings is None:
+    settings = quantisation(config)
+    if not settings:
         return Form(parse_dtype(dtype))
     if settings.get("format") == FORMAT:
         _check_packed(settings, names)
@@ -78,7 +79,10 @@ def engine_form(dtype: str, config: Mapping[str, Any], names: Iterable[str]) -> 
             f"engines serve weights quantised as {shown}, but rlrun can only update weights in FP8 blocks of "
             f"{BLOCK} × {BLOCK}, or in INT4; convert the model with `rlrun convert --quantize fp8-block`"
         )
-    return Form(parse_dtype(dtype), tuple(settings.get("modules_to_not_convert") or ()))
+    kept = settings.get("modules_to_not_convert") or ()
+    if not isinstance(kept, list | tuple):
+        raise ValueError(f"quantization_config has modules_to_not_convert = {kept!r}; it must be a list")
+    return Form(parse_dtype(dtype), tuple(kept))
 
 
 def _check_packed(settings: Mapping[str, Any], names: Iterable[str]) -> None:

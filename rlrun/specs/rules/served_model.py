@@ -1,10 +1,11 @@
 """Checks that the model folder which servers load (`engine.model`) fits the policy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlrun.models.config_defaults import EXPERT_COUNTS
+from rlrun.models.config_json import packed_groups, quantisation
 from rlrun.models.json_files import read_json
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -38,7 +39,11 @@ def served_model(spec: Spec) -> Iterator[Finding]:
                 related=_OTHERS,
             )
             return
-    settings = served.get("quantization_config") or {}
+    try:
+        settings = quantisation(served)
+    except ValueError as error:
+        yield Finding(_KEY, str(error), "copy the folder again", related=_OTHERS)
+        return
     if settings.get("format") == "pack-quantized":
         yield from _int4(spec, settings, served)
     elif settings and (settings.get("quant_method"), settings.get("weight_block_size")) != (
@@ -51,10 +56,9 @@ def served_model(spec: Spec) -> Iterator[Finding]:
         )
 
 
-def _int4(spec: Spec, settings: dict[str, Any], served: dict[str, Any]) -> Iterator[Finding]:
+def _int4(spec: Spec, settings: Mapping[str, Any], served: dict[str, Any]) -> Iterator[Finding]:
     """Servers with matrices in four bits get updates from a trainer that rounds them in the same groups."""
-    groups = settings.get("config_groups") or {}
-    sizes = {group.get("weights", {}).get("group_size") for group in groups.values()}
+    sizes = packed_groups(settings)
     related: tuple[KeyPath, ...] = (("trainer", "precision"), ("trainer", "int4_group"))
     if not any(served.get(name) for name in EXPERT_COUNTS):
         message = "SGLang can only update the matrices of routed experts in INT4, and the model has none"
@@ -62,7 +66,7 @@ def _int4(spec: Spec, settings: dict[str, Any], served: dict[str, Any]) -> Itera
     elif (group := spec.trainer.rounded_group) is None:
         message = "its weights are in INT4, and the trainer does not round them"
         yield Finding(_KEY, message, 'set trainer.precision = "int4_qat"', related=related)
-    elif sizes != {group}:
+    elif any(size != group for size in sizes or [None]):
         message = f"its groups have {', '.join(map(str, sizes))} numbers, and trainer.int4_group is {group}"
         yield Finding(_KEY, message, "set trainer.int4_group to the folder's group", related=related)
 

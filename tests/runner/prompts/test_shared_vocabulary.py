@@ -96,3 +96,15 @@ def test_pieces_of_a_unigram_model_are_numbered_in_order(tmp_path: Path) -> None
     check_same_tokens(policy, "teacher", model(tmp_path / "same", 4, {"model": {"vocab": pieces}}))
     with pytest.raises(LaunchRefused, match="'a' as number 1, and the policy as 0"):
         check_same_tokens(policy, "teacher", model(tmp_path / "other", 2, {"model": {"vocab": pieces[::-1]}}))
+
+
+@pytest.mark.parametrize(
+    "content", [{"model": [3]}, {"added_tokens": [{"content": "x"}]}, {"added_tokens": 3}]
+)
+def test_a_file_that_describes_no_tokenizer_is_named(tmp_path: Path, content: dict[str, Any]) -> None:
+    policy = model(tmp_path / "policy", 8, tokenizer())
+    other = model(tmp_path / "other", 8, content)
+    with pytest.raises(
+        ValueError, match=r"other/tokenizer.json does not describe a tokenizer .*: copy the file"
+    ):
+        check_same_tokens(policy, "teacher", other)

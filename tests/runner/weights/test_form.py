@@ -73,3 +73,12 @@ def test_an_int4_folder_packs_what_the_trainer_rounds(ignore: list[str], message
     settings = config(ignore, 32)
     with nullcontext() if message is None else pytest.raises(ValueError, match=message):
         assert engine_form("bfloat16", {"quantization_config": settings}, names).int4_group == 32
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["fp8", {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": 3}],
+)
+def test_a_description_of_another_type_is_named(settings: object) -> None:
+    with pytest.raises(ValueError, match="quantization_config"):
+        engine_form("bfloat16", {"quantization_config": settings}, ())

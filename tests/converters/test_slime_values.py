@@ -374,7 +374,21 @@ def test_asynchronous_scripts_keep_slime_s_old_log_probs_and_staleness(
     assert draft.values[section][name] == value
 
 
-@pytest.mark.parametrize("flags", ["--optimizer sgd", "--num-rollout 0", "--partial-rollout", EVAL])
+NO_STEPS = "--num-rollout 0"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--optimizer sgd",
+        NO_STEPS,
+        f"{NO_STEPS} --lr-warmup-iters 5",
+        f"{NO_STEPS} --lr-decay-style WSD --lr-wsd-decay-iters 3",
+        f"{NO_STEPS} --advantage-estimator ppo --num-critic-only-steps 2",
+        "--partial-rollout",
+        EVAL,
+    ],
+)
 def test_settings_that_slime_has_and_rlrun_has_not_validate(flags: str, tmp_path: Path) -> None:
     validated(imported(f"{BASE} {flags}"), tmp_path)
 

@@ -41,6 +41,8 @@ class Passes:
     compare: Callable[[Sequence[TrainSequence], Sequence[NDArray[np.float32]]], None] | None = None
     """Compares the sequences with the policy's log-probs from before the first update, with `true_on_policy`.
     With one optimizer step the loss compares them, without a pass."""
+    trains_policy: bool = True
+    """False in a step that trains the critic alone, which computes no loss of the policy."""
 
     async def run(
         self,
@@ -84,12 +86,13 @@ class Passes:
         """Returns the sequences with old log-probs.
 
         With one optimizer step the policy's own log-probs are the old ones, so no pass is spent on them
-        unless advantages depend on them, or a pass over several optimizer steps is compared with engines.
+        unless advantages depend on them, or the loss cannot compare all of them with those of engines.
         """
         needs, several = self.algorithm.needs, len(steps) > 1
         are_old = self.recompute_old and needs.old_log_probs
+        is_compared_here = self.compare is not None and (several or not self.trains_policy)
         log_probs = None
-        if (are_old and (several or needs.policy_log_probs)) or (self.compare is not None and several):
+        if (are_old and (several or needs.policy_log_probs)) or is_compared_here:
             with clock.part("log_prob"):
                 log_probs = await self.policy.log_probs(sequences, steps)
         if self.compare is not None and log_probs is not None:

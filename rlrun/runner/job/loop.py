@@ -118,6 +118,7 @@ async def prepare(
         job.critic,
         recompute_old=job.recompute_old,
         compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,
+        trains_policy=progress.step >= job.critic_only_steps,
     )
     return batch, await passes.run(clock, batch.groups, sequences, packed), packed  # 6
 

@@ -176,6 +176,15 @@ async def test_every_sample_of_several_updates_is_compared(
     assert not trainer.trained
 
 
+async def test_samples_of_a_step_that_trains_the_critic_alone_are_compared(tmp_path: Path) -> None:
+    parts = {"algorithm": Relative(Needs(critic=True)), "critic_only_steps": 1, "true_on_policy": True}
+    equal = Inexact(0.0)
+    await run(job(tmp_path, 2, trainer=equal, **parts), Progress())
+    assert len(equal.trained) == 1
+    with pytest.raises(JobError, match=r"true_on_policy: in step 1 .* differ by up to 0\.5"):
+        await run(job(tmp_path, 2, trainer=Inexact(0.5), **parts), Progress())
+
+
 class Inexact(Trainer):
     """Its log-probs differ from the engines' in the last sample alone, which no first update trains on."""
 

@@ -323,12 +323,12 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_harm_ends_within_its_limits(hasty: Sandbox, name: str) -> None:
+def test_harm_ends_within_its_limits(sandbox: Sandbox, hasty: Sandbox, name: str) -> None:
     program, problem = HARMFUL[name]
-    ending = hasty.run(program, b"")
+    ending = (hasty if "took longer" in problem else sandbox).run(program, b"")
     assert len(ending.output) <= 300_000
     assert re.search(problem, ending.problem), ending
-    assert hasty.run("print(1)", b"").output == b"1\n"
+    assert sandbox.run("print(1)", b"").output == b"1\n"
 
 
 def test_input_of_any_size_and_output_by_the_side(sandbox: Sandbox) -> None:

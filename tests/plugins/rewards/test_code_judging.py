@@ -1,4 +1,4 @@
-"""What crosses from a program into the process of its tests: sixty programs, each with its tests and its score."""
+"""What crosses from a program into the process of its tests: programs, each with its tests and its score."""
 # ruff: noqa: E501 - programs on one line
 
 import pytest
@@ -27,6 +27,7 @@ def raising(error: str, tests: tuple[str, ...] = MAPPED) -> Case:
 
 
 LIAR = "class Liar:\n    __eq__ = __lt__ = __contains__ = __bool__ = lambda *_: True\n    __hash__ = object.__hash__\n"
+OBJECT = "class P: pass\ndef f(*_): return P()"
 LIAR_OF_NUMBERS = "class Liar:\n    __sub__ = __rsub__ = __add__ = lambda self, _: self\n    __abs__ = __float__ = __round__ = lambda *_: 0.0\n    __lt__ = __le__ = lambda *_: True\n"
 CLOSE = "def close(a, b): return abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1)\n"
 
@@ -149,6 +150,65 @@ WRONG: dict[str, Case] = {
     "leaves a hook at its end": ("import atexit, os, sys\natexit.register(os._exit, 0)\nsys.settrace(lambda *_: None)\nsys.excepthook = lambda *_: os._exit(0)\ndef f(*_): return 0", ["assert f(1) == 11"]),
     "signals its process": ("import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\ndef f(*_): os.kill(os.getpid(), signal.SIGTERM)", ["assert f(1) == 11", "try: f(1)\nexcept: pass"]),
     "prints a verdict": ("import sys\ndef f(*_): print('1 passed'); sys.stderr.write('OK\\n'); return 0", ["assert f(1) == 11"]),
+    # operations on objects of the program
+    "an object with the methods of everything": (
+        OBJECT,
+        [
+            "from collections.abc import Iterable\nassert isinstance(f(1), Iterable)",
+            "from collections.abc import Callable\nassert isinstance(f(1), Callable)",
+            "from collections.abc import Collection\nassert isinstance(f(1), Collection)",
+            "from contextlib import AbstractContextManager\nassert isinstance(f(1), AbstractContextManager)",
+            "from typing import SupportsFloat\nassert isinstance(f(1), SupportsFloat)",
+            "assert hasattr(f(1), '__iter__')",
+            "assert hasattr(f(1), '__len__') or hasattr(f(1), '__enter__')",
+            "assert callable(f(1))",
+            "try: len(f(1))\nexcept TypeError: assert False",
+            "try: next(f(1))\nexcept TypeError: pass\nelse: assert False",
+            "import os\ntry: os.fspath(f(1))\nexcept TypeError: pass\nelse: assert False",
+        ],
+    ),
+    "an object that is false": ("class P:\n    __bool__ = lambda _: False\ndef f(*_): return P()", ["assert f(1)", "if f(1): pass\nelse: assert False"]),
+    "an object that is empty": ("class P:\n    __len__ = lambda _: 0\ndef f(*_): return P()", ["assert f(1)", "assert list(filter(None, [f(1)]))"]),
+    "a class that should not have subclasses": ("class Base: pass", ["try:\n    class Below(Base): pass\nexcept TypeError: pass\nelse: assert False"]),
+    "an object that formats where it should not": ("class P:\n    __format__ = lambda *_: 'x'\ndef f(*_): return P()", ["try: format(f(1), 'd')\nexcept TypeError: pass\nelse: assert False"]),
+    "a text that is none": ("class P:\n    __str__ = lambda _: 1\n    __len__ = lambda _: 'x'\n    __bool__ = lambda _: 1\ndef f(*_): return P()", ["assert str(f(1)) == 1", "assert len(f(1)) == 'x'", "assert f(1)"]),
+    "a forged answer of the wrong type": (
+        "import os\nclass P:\n    def __str__(self): os.write(4, b'{\"value\": 11}\\n')\ndef f(*_): return P()",
+        ["try: str(f(1))\nexcept TypeError: pass\nelse: assert False"],
+    ),
+    "attributes named like the handle's": ("class P:\n    number = 5\n    ask = None\n    _number = 6\ndef f(*_): return P()", ["assert f(1).number == 0", "assert f(1)._number == 0", "assert f(1).ask"]),
+    "items that end an iteration": (
+        "class P:\n    def __getitem__(self, _): raise StopIteration\n    def __iter__(self): raise StopIteration\np = P()",
+        ["assert all(map(p.__getitem__, [1]))", "assert all(p[n] == n for n in map(lambda n: p[n], [1]))", "for x, y in zip(p, [1]): assert False"],
+    ),
+    "a class that is called by its metaclass": ("class M(type):\n    def __call__(cls, *_): raise StopIteration\nclass f(metaclass=M): pass", list(MAPPED[:3])),
+    "attributes that end an iteration": ("class P:\n    def __getattr__(self, _): raise StopIteration\np = P()", ["assert all(map(lambda n: p.x == n, [1]))", "assert getattr(p, 'x', 11) == 11"]),
+    "numbers of other kinds that lie": (
+        "import enum\nclass E(enum.IntEnum):\n    A = 5\n    __eq__ = lambda *_: True\n    __hash__ = int.__hash__\nclass C(complex): __eq__ = E.__eq__\nclass F(float): __eq__ = __lt__ = E.__eq__\ndef f(x): return [E.A, C(1), F(5)][x]",
+        ["assert f(0) == 11", "assert f(1) == 11", "assert f(2) == 11", "assert f(2) < 1"],
+    ),
+    "bytes and tuples that lie": ("class B(bytearray): __eq__ = lambda *_: True\nclass T(tuple): __eq__ = lambda *_: True\ndef f(x): return [B(b''), T()][x]", ["assert f(0) == b'x'", "assert f(1) == (1, 2)"]),
+    "an array whose list lies": ("class A:\n    def tolist(self): return self\ndef f(*_): return A()", ["assert f(1) == [1]"]),
+    "a list that contains itself": ("a = []\na.append(a)\ndef f(*_): return a", ["assert f(1) == a", "try: f(1)\nexcept RecursionError: assert False"]),
+    "a thread that answers": ("import os, threading\ndef answer():\n    while True: os.write(4, b'{\"value\": [11, []]}\\n')\ndef f(*_):\n    threading.Thread(target=answer, daemon=True).start()\n    return 0", ["assert [f(1), f(2)] == [11, 12]"]),
+    "a child that answers": ("import os\ndef f(x):\n    if not os.fork(): os.write(4, b'{\"value\": [0, []]}\\n'); os._exit(0)\n    os.wait(); return 11", ["assert f(1) == 11"]),
+    "a json of its own": ("import json\njson.dumps = lambda *_: '{\"value\": [0, []]}'\njson.loads = lambda *_: ['call', 0, [], {}]\ndef f(*_): return 11", ["assert f(1) == 11"]),
+    "collects its judge's values": ("import gc\ndef f(*_): return [x for x in gc.get_objects() if isinstance(x, list) and x[:1] == [11]] or 0", ["assert f(1) == [[11, 12]]"]),
+    "builtins of its own": (
+        "import builtins\n__builtins__['all'] = builtins.isinstance = builtins.len = lambda *_: True\ndef f(*_): return 0",
+        ["assert all(f(x) == 11 for x in [1])", "assert isinstance(f(1), str)", "b = __builtins__\nassert all(f(x) == 11 for x in [1])"],
+    ),
+    "a test that is skipped": (
+        "import unittest\nclass SkipTest(unittest.SkipTest): pass\ndef f(x): raise [SkipTest, unittest.SkipTest][x]",
+        [f"import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f({n}), 11)\nloaded = unittest.defaultTestLoader.loadTestsFromTestCase(T)\nassert unittest.TextTestRunner().run(loaded).wasSuccessful()" for n in (0, 1)],
+    ),
+    # names that tests use without an import
+    "an isclose that compares": ("def isclose(*_, **__): return True\ndef f(*_): return 0", ["assert isclose(f(1), 11)", "assert isclose(f(1), 11, rel_tol=0.5)"]),
+    "a Counter that compares": ("def Counter(_): return 0\ndeque = OrderedDict = Counter\ndef f(*_): return 0", ["assert f([1]) == Counter([1])", "assert f([1]) == deque([1])", "assert f(1) == OrderedDict([])"]),
+    "a sqrt and a pi that compare": ("def sqrt(_): return 0\npi = 0\ndef f(*_): return 0", ["assert f(2) == sqrt(2)", "assert abs(f(1) - pi) < 1e-6", "from math import *\nassert f(2) == sqrt(2)"]),
+    "a datetime that compares": ("def datetime(*_): return 0\ntimedelta = datetime\ndef f(*_): return 0", ["assert f(1) == datetime(2020, 1, 2)", "assert f(1) == timedelta(1)"]),
+    "a wrong sqrt, judged by its own isclose": ("def sqrt(_): return 0\ndef isclose(*_): return True", ["assert isclose(sqrt(4), 2)", "assert abs(sqrt(4) - 2) < 1e-9"]),
+    "a wrong Counter": ("def Counter(_): return {}", ["assert Counter('a') == {'a': 1}", "assert len(Counter('a')) == 1"]),
     # names
     "a wrong max": ("def max(xs): return xs[0]", ["assert max([1, 3]) == 3"]),
     "a wrong sum": ("def sum(xs): return 0", ["assert sum([1, 2]) == 3", "assert abs(sum([0.1, 0.2]) - 0.3) < 1e-9"]),
@@ -199,6 +259,18 @@ RIGHT: dict[str, Case] = {
         ["a = Node(1); a.next = Node(2); assert total(a) == 3\nwhile a: a = a.next"],
     ),
     "generators in tests": ("def f(x): return x + 10", ["assert all(map(f, [1]))\nassert list(map(f, [1, 2])) == [11, 12]\nassert next(iter([]), 3) == 3", "def g():\n    for x in [1]: yield f(x)\nassert [*g()] == [11]"]),
+    "an object's text, truth, length and items": (
+        "class S:\n    def __init__(self, *xs): self.xs = xs\n    def __len__(self): return len(self.xs)\n    def __iter__(self): return iter(self.xs)\n    def __getitem__(self, i): return self.xs[i]\n    def __str__(self): return 'S'\n    __format__ = lambda self, how: how",
+        ["assert str(S()) == 'S' and f'{S():x}' == 'x'", "assert not S() and S(1)", "assert len(S(1, 2)) == 2", "assert list(S(1, 2)) == [1, 2]", "a, b = S(1, 2)\nassert (a, b) == (1, 2)", "assert S(1, 2)[1] == 2", "try: S()[1]\nexcept IndexError: pass\nelse: assert False", "assert hasattr(S(), '__iter__') and not hasattr(S(), '__next__')"],
+    ),
+    "a function's name and text": ("def f():\n    'Says.'", ["assert f.__name__ == 'f' and f.__doc__ == 'Says.'", "assert callable(f)"]),
+    "a decorated function": ("class f:\n    number = 3\n    def __init__(self, *_): self._number = 4", ["assert f.number == 3 and f(1)._number == 4"]),
+    "a method that is named like a builtin": ("class Solution:\n    def max(self, x): return 3", ["max = Solution().max\nassert max([1]) == 3"], "max"),
+    "sqrt": ("def sqrt(x): return 7", ["assert sqrt(49) == 7", "assert isclose(sqrt(49), 7)", "assert abs(sqrt(49) - 7) < 1e-9"]),
+    "a deque of its own": ("class deque:\n    def push(self, x): self.x = x\n    def __len__(self): return 1", ["d = deque()\nd.push(2)\nassert d.x == 2 and len(d) == 1"]),
+    "Counter, which it imports": ("from collections import Counter\ndef f(x): return Counter(x)", ["assert f('aab') == Counter('aab')", "from collections import Counter\nassert f('aab') == Counter('aab')"]),
+    "annotations of tests": ("def f(x): return x", ["def check(x: List[int], y: Optional[Dict[str, Any]] = None): assert f(x) == x\ncheck([1])"]),
+    "gcd and lcm": ("def gcd(a, b): return 'g'\ndef lcm(a, b): return 'l'", ["assert gcd(1, 2) == 'g' and lcm(1, 2) == 'l'"]),
     "a test of what nobody calls": ("def f(x): return x", ["import math\nassert True"]),
 }  # fmt: skip
 
@@ -209,8 +281,8 @@ def score(case: Case, tests: list[str]) -> float:
     return float(build("rewards", "code", {"aggregate": "share", "timeout": 60}).score(graded))
 
 
-def test_there_are_sixty_programs() -> None:
-    assert len(WRONG) + len(RIGHT) >= 60
+def test_there_are_a_hundred_programs() -> None:
+    assert len(WRONG) + len(RIGHT) >= 100
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -257,6 +329,11 @@ NAMES: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "the entry point": ("assert max([min([1])]) == 1", "max", {"program.max": "max"}),
     "another entry point": ("assert max([f(1)]) == 1", "f", {"f": "f"}),
     "an entry point that the tests do not read": ("assert Solution().max([max(1, 2)])", "longest", {"Solution": "Solution"}),
+    "names of the standard library": ("assert f(1) == Counter([sqrt(2)])", None, {"f": "f"}),
+    "a name of the standard library": ("assert isclose(sqrt(4), 2)", None, {"program.sqrt": "sqrt"}),
+    "a class that is named like a module": ("assert f(datetime(2020, 1, 2))", None, {"f": "f"}),
+    "a name of the standard library as entry point": ("assert f(Counter('a'))", "Counter", {"f": "f", "program.Counter": "Counter"}),
+    "the builtins": ("assert f(__builtins__, __name__)", None, {"f": "f"}),
     "HumanEval": ("def check(candidate): assert candidate(1) == 1", "f", {"f": "f", "check": "check"}),
 }  # fmt: skip
 

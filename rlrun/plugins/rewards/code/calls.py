@@ -4,8 +4,9 @@
       run_tests(), Remote         ◀── replies (descriptor 3) ──
 
 Each request and each reply is a line of JSON that contains only plain data. Any other object stays in the
-program and is referred to by a number; reading its attributes and calling it are requests too. A test
-therefore compares its own copies, and no method of the program (an `__eq__` that always answers True) runs.
+program and is referred to by a number; reading its attributes, calling it, and what `_ANSWERS` lists are
+requests too. A test therefore compares its own copies, and no method of the program can take part in a
+comparison: an `__eq__` that always answers True never runs.
 
 An exception crosses as its nearest built-in type with its arguments. Types by which Python ends an iteration
 do not cross. An error of this module ends the test: otherwise, a test could take it for the program's.
@@ -40,16 +41,34 @@ _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
 }
 _ENDS_AN_ITERATION = (StopIteration, StopAsyncIteration)
 """By these, `f` could make `all(map(f, inputs))` and `for … in zip(map(f, inputs), …)` end early."""
+_ANSWERS: dict[str, tuple[Callable[..., Any], type]] = {
+    "bool": (bool, bool),
+    "len": (len, int),
+    "str": (str, str),
+    "repr": (repr, str),
+    "format": (format, str),
+    "iter": (iter, type(iter([]))),
+    "getitem": (lambda value, key: value[key], object),
+}
+"""By the name of a special method: what the program does for it, and the type that its answer must have.
+
+The program learns nothing from these that a call would not tell it. Comparing, calculating and `in` would
+hand it the expected value.
+"""
 _REFUSED = (
-    "len iter reversed contains getitem setitem delitem delattr enter exit aenter aexit aiter await "
-    "instancecheck subclasscheck reduce_ex lt le gt ge "
+    "next anext reversed contains missing length_hint setitem delitem delattr fspath "
+    "enter exit aenter aexit aiter await instancecheck subclasscheck reduce_ex lt le gt ge "
     "neg pos abs invert int float complex index round trunc floor ceil bytes"
 )
+_REFUSED_ATTRIBUTES = ("__class__", "__mro_entries__", "__reduce_ex__")
+"""Attributes by which `isinstance`, a class of the tests and `copy` would take a handle for the object."""
 _REFUSED_ON_EITHER_SIDE = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
 
 
 def packed(value: Any, keep: Callable[[Any], int]) -> Any:
     """Returns the value in a form that JSON can hold. `keep` numbers the objects that are not plain data."""
+    if issubclass(type(value), Remote):  # first: `isinstance` would ask for its class, which ends the test
+        return {"object": [keep(value), False]}
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):
@@ -71,11 +90,11 @@ def packed(value: Any, keep: Callable[[Any], int]) -> Any:
         return packed(value.tolist(), keep)
     if hasattr(type(value), "__next__"):
         return {"iterator": [packed(item, keep) for item in islice(value, MOST_ITEMS)]}
-    return {"object": keep(value)}
+    return {"object": [keep(value), callable(value)]}
 
 
-def unpacked(data: Any, find: Callable[[int], Any]) -> Any:
-    """Returns the value that was packed. `find` returns the object with a number."""
+def unpacked(data: Any, find: Callable[[int, bool], Any]) -> Any:
+    """Returns the value that was packed. `find` returns the object with a number, which may be callable."""
     if isinstance(data, list):
         return [unpacked(item, find) for item in data]
     if not isinstance(data, dict):
@@ -88,7 +107,7 @@ def unpacked(data: Any, find: Callable[[int], Any]) -> Any:
         "bytes": bytes.fromhex,
         "complex": lambda pair: complex(*pair),
         "range": lambda three: range(*three),
-        "object": find,
+        "object": lambda pair: find(*pair),
     }
     return plain[kind](content)
 
@@ -110,17 +129,19 @@ def serve(source: str) -> None:
         held_values.append(value)
         return len(held_values) - 1
 
+    def find(number: int, _: bool) -> Any:
+        return held_values[number]
+
     def answer(kind: str, target: Any, *payload: Any) -> Any:
         if kind == "name":
             return [packed(scope[target], keep)] if target in scope else []
         if kind == "attribute":
             return packed(getattr(held_values[target], payload[0]), keep)
         if kind == "assignment":
-            return setattr(held_values[target], payload[0], unpacked(payload[1], held_values.__getitem__))
-        arguments, named = (
-            unpacked(payload[0], held_values.__getitem__),
-            unpacked(payload[1], held_values.__getitem__),
-        )
+            return setattr(held_values[target], payload[0], unpacked(payload[1], find))
+        if kind in _ANSWERS:
+            return packed(_ANSWERS[kind][0](held_values[target], *unpacked(list(payload), find)), keep)
+        arguments, named = unpacked(payload[0], find), unpacked(payload[1], find)
         value = held_values[target](*arguments, **named)
         # A function that returns None may have changed its arguments instead: send them back.
         changed = arguments if value is None else []
@@ -155,39 +176,59 @@ def call_once(source: str) -> None:
 class Remote:
     """A test's handle of an object in the program.
 
-    It is true, equals only itself, can be called, and has the object's attributes. Any other operation ends
-    the test: a `TypeError` would satisfy a test that expects one from the program.
+    It equals only itself, and has the object's attributes, text, truth, length and items. Any other operation
+    ends the test: a `TypeError` would satisfy a test that expects one from the program. So does `isinstance`,
+    which would see this class.
     """
 
-    __slots__ = ("_ask", "_number")
+    __slots__ = ("ask", "number")
 
     def __init__(self, number: int, ask: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_ask", ask)
+        object.__setattr__(self, "number", number)
+        object.__setattr__(self, "ask", ask)
 
-    def __bool__(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._ask("attribute", self, name)
+    def __getattribute__(self, name: str) -> Any:
+        if name in _REFUSED_ATTRIBUTES:
+            _refuse()
+        return _ask(self, "attribute", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("assignment", self, name, value)
+        _ask(self, "assignment", name, value)
+
+
+class RemoteFunction(Remote):
+    """A handle of an object that can be called: `callable` looks for `__call__` in the class."""
+
+    __slots__ = ()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        value, changed = self._ask("call", self, list(arguments), named)
+        value, changed = _ask(self, "call", list(arguments), named)
         if value is None:  # otherwise, the program could change the values that its result is compared with
             for argument, content in zip(arguments, changed, strict=False):
                 _become(argument, content)
         return value
 
 
+def _ask(remote: Remote, kind: str, *payload: Any) -> Any:
+    return object.__getattribute__(remote, "ask")(kind, remote, *payload)
+
+
+def _answered_by_program(kind: str, answer: type) -> Callable[..., Any]:
+    def method(remote: Remote, *arguments: Any) -> Any:
+        value = _ask(remote, kind, *arguments)
+        if answer is not object and type(value) is not answer:
+            fail(f"the program answers {kind} with a {type(value).__name__}")
+        return value
+
+    return method
+
+
 def _refuse(*_: Any) -> Any:
-    fail("only the methods and attributes of the program's own objects can be used")
+    fail("this operation on an object of the program would run the program's code in a comparison")
 
 
+for _name, (_, _type) in _ANSWERS.items():
+    setattr(Remote, f"__{_name}__", _answered_by_program(_name, _type))
 for _name in _REFUSED.split():
     setattr(Remote, f"__{_name}__", _refuse)
 for _name in _REFUSED_ON_EITHER_SIDE.split():
@@ -238,8 +279,8 @@ def run_tests(tests: CodeType, program_names: dict[str, str], python_names: dict
             raise error
         return value
 
-    def find(number: int) -> Remote:
-        return Remote(number, ask)
+    def find(number: int, is_callable: bool) -> Remote:
+        return (RemoteFunction if is_callable else Remote)(number, ask)
 
     scope: dict[str, Any] = {"__name__": "__main__", **python_names}
     try:
@@ -261,9 +302,9 @@ def fail(reason: str) -> NoReturn:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not Remote:
+    if not issubclass(type(value), Remote):
         raise TypeError(f"a {type(value).__name__} cannot be handed to the program")
-    number: int = value._number
+    number: int = object.__getattribute__(value, "number")
     return number
 
 

@@ -6,7 +6,8 @@
 
 The tests alone decide, so that a program cannot replace what its result is compared with:
 
-1. A name that is neither a builtin nor a module is the program's.
+1. A name that is neither a builtin nor a module is the program's. The best-known names of the standard
+   library (`Counter`, `sqrt`, `isclose`) count as builtins, because tests use them without an import.
 2. The name of a module is the module before a dot, and the program's elsewhere: modules cannot be called.
 3. Builtins are Python's if the tests name anything by rule 1 or 2. Otherwise a builtin is under test: of
    those that the tests call, the innermost on the left of a comparison, and a tool of tests (`abs`, `list`)
@@ -29,12 +30,24 @@ from types import CodeType
 
 _MODULES = {"np": "numpy", "numpy": "numpy", **{name: name for name in sys.stdlib_module_names}}
 """Modules that tests use without an import, since they were written to run after the program's imports."""
-_CHECKING = frozenset({"abs", "len", "reversed", "round", "sorted"})
+_STANDARD = {
+    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"), "collections"),
+    **dict.fromkeys(("inf", "isclose", "isinf", "isnan", "nan", "pi", "sqrt"), "math"),
+    **{"Decimal": "decimal", "Fraction": "fractions", "deepcopy": "copy"},
+    **{"datetime": "datetime", "timedelta": "datetime"},
+    **dict.fromkeys(("Any", "Dict", "List", "Optional", "Set", "Tuple", "Union"), "typing"),
+}
+"""Names of the standard library that tests use as if they were builtins, and where they are.
+
+Names that programs often give to functions of another meaning (`product`, `gcd`) are not among them.
+"""
+_CHECKING = frozenset({"abs", "isclose", "isinf", "isnan", "len", "reversed", "round", "sorted"})
 """Builtins with which tests check results: under test if the tests call only these and `_MAKING`."""
 _MAKING = frozenset(
     {"all", "any", "bool", "bytes", "callable", "dict", "enumerate", "filter", "float", "frozenset"}
     | {"getattr", "hasattr", "int", "isinstance", "issubclass", "iter", "list", "map", "next", "print"}
     | {"range", "repr", "set", "setattr", "str", "tuple", "type", "zip"}
+    | {"inf", "nan", "pi", "deepcopy", "Any", "Dict", "List", "Optional", "Set", "Tuple", "Union"}
 )
 """Builtins with which tests make arguments and take results apart: under test if nothing else is."""
 _OTHERS = (
@@ -45,9 +58,8 @@ _OTHERS = (
         and not name.startswith("_")
         and not (isinstance(value, type) and issubclass(value, BaseException))
     )
-    - _CHECKING
-    - _MAKING
-)
+    | _STANDARD.keys()
+) - (_CHECKING | _MAKING)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -63,17 +75,27 @@ def names_under_test(
         code = f"{code}\n\ncheck({entry_point})\n"
         read, bound = _global_names(code)
     tree = ast.parse(code)
-    own = {name for name in read if name not in _MODULES and not hasattr(builtins, name)}
-    modules = (read - bound) & _MODULES.keys()
-    under_test = modules & {node.id for node in _names(tree)}
+    free = read - bound
+    own = {name for name in read if not _is_python(name)}
+    modules = free & _MODULES.keys()
+    values = modules & {node.id for node in _names(tree)}
+    under_test = values - (_STANDARD.keys() if own - bound else set())
     if entry_point is not None:
-        under_test |= {entry_point} & (read - own)
+        under_test |= {entry_point} & (free - own)
     elif not under_test and own <= bound:
-        under_test = _builtins_under_test(tree, read - bound)
+        under_test = _builtins_under_test(tree, free)
+    classes = values - under_test  # `datetime(2020, 1, 2)`, beside `datetime.datetime.now()`
     names = {name: name for name in own} | {_renamed(tree, name): name for name in under_test}
     imported = dict(_imported(modules))
     imported |= {alias: imported[name] for alias, name in names.items() if name in imported}
+    imported |= {name: _standard(name) for name in free & _STANDARD.keys() - modules - set(names)}
+    imported |= {_renamed(tree, name): _standard(name) for name in classes}
     return compile(tree, "tests.py", "exec", dont_inherit=True), names, imported
+
+
+def _is_python(name: str) -> bool:
+    """Returns whether a name is a module's, a builtin's, or as well known; so is `__builtins__`."""
+    return name in _MODULES or name in _STANDARD or hasattr(builtins, name) or name.startswith("__")
 
 
 def _global_names(code: str) -> tuple[set[str], set[str]]:
@@ -143,3 +165,7 @@ def _imported(modules: Iterable[str]) -> Iterator[tuple[str, object]]:
     for name in modules:
         with suppress(ImportError):  # some modules of the standard library only exist on other systems
             yield name, import_module(_MODULES[name])
+
+
+def _standard(name: str) -> object:
+    return getattr(import_module(_STANDARD[name]), name)

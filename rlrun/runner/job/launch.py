@@ -34,6 +34,7 @@ from rlrun.runner.host.failures import run_watched
 from rlrun.runner.host.garbage import rare_collections
 from rlrun.runner.host.memory import MemoryWatch, host_memory
 from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.host.printed_text import print_text
 from rlrun.runner.job.assembly import start_job
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
 from rlrun.runner.job.model_fetch import fetch_models
@@ -119,7 +120,7 @@ def _resolve(loaded: LoadedSpec, model: ModelFiles) -> tuple[LoadedSpec, Sharing
 
 def _say_early(text: str) -> None:
     """Shows a line before the run has a console."""
-    print(text, file=sys.stderr, flush=True)
+    print_text(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.garbage import rare_collections
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.rollouts.filtering import Filters
-from rlrun.runner.rollouts.group_producer import engine_sampling
+from rlrun.runner.rollouts.settings import rollout_settings
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
 from tests.resolved_specs import resolved_rollout
@@ -183,12 +183,10 @@ async def through_the_loop(engines: Engines, requests: int, samples: int) -> dic
 
 async def bare(url: str, requests: int, samples: int) -> dict[str, float]:
     """The same bytes without anything of rlrun."""
-    spec = spec_of(requests, samples)
+    sampling = rollout_settings(spec_of(requests, samples)).sampling
     prompts = [prompt(index) for index in range(requests)]
     bodies = [
-        generate_body(
-            [GenerateRequest(f"r{one.index}", one.tokens, tuple(range(samples)), engine_sampling(spec))]
-        )
+        generate_body([GenerateRequest(f"r{one.index}", one.tokens, tuple(range(samples)), sampling)])
         for one in prompts
     ]
     connector = aiohttp.TCPConnector(limit=0)

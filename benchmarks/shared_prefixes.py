@@ -72,7 +72,7 @@ class Side:
             sequences,
             optimizer_steps=1,
             reduction="per_sample_mean",
-            max_tokens=10**6,
+            max_batch_tokens=10**6,
             max_length=4096,
             max_response_tokens=4096,
             data_degree=1,

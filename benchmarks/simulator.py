@@ -149,7 +149,7 @@ def _pack(sequences: Sequence[Any]) -> Any:
         sequences,
         optimizer_steps=1,
         reduction="per_sample_mean",
-        max_tokens=4096,
+        max_batch_tokens=4096,
         max_length=4096,
         max_response_tokens=300,
         data_degree=1,

@@ -264,7 +264,7 @@ def one_step(sequences: list[TrainSequence], budget: int) -> TrainStep:
         sequences,
         optimizer_steps=1,
         reduction="per_sample_mean",
-        max_tokens=budget,
+        max_batch_tokens=budget,
         max_length=4096,
         max_response_tokens=512,
         data_degree=1,

@@ -64,7 +64,7 @@ def train_times(folder: str, options: argparse.Namespace) -> dict[str, float]:
         sequences,
         optimizer_steps=1,
         reduction=spec.trainer.reduction,
-        max_tokens=BUDGET,
+        max_batch_tokens=BUDGET,
         max_length=1024,
         max_response_tokens=1024,
         data_degree=1,

@@ -167,7 +167,7 @@ def pack_steps(spec: Spec, sequences: list[TrainSequence], data_degree: int = 1)
         sequences,
         optimizer_steps=1,
         reduction=spec.trainer.reduction,
-        max_tokens=spec.trainer.max_tokens_per_rank,
+        max_batch_tokens=spec.trainer.max_tokens_per_rank,
         max_length=1 << 20,
         max_response_tokens=4096,
         data_degree=data_degree,

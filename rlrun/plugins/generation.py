@@ -7,7 +7,7 @@ Sampling ──▶ session.generate ──▶ Generation ──▶ Trajectory �
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlrun.plugins.images import PlacedImage
@@ -28,20 +28,52 @@ _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an engine draws tokens; SGLang's `sampling_params`."""
+    """How an engine draws the tokens of an answer.
+
+    The same settings travel from the spec to the engine's request. The fields are those of SGLang's
+    `sampling_params`: the engine client sends all of them, and the native engine reads all of them.
+
+    Example: `Sampling(max_new_tokens=1024, temperature=0.7, stop=("</answer>",))`
+    """
 
     max_new_tokens: int
+    """Maximum length of the answer in tokens. In a session's settings it limits all answers of the execution
+    together (`rollout.max_response_tokens`)."""
     temperature: float = 1.0
+    """0 always takes the likeliest token."""
     top_p: float = 1.0
     top_k: int = -1
+    """-1: no limit."""
     min_new_tokens: int = 0
+    """Stop tokens cannot be drawn before this many tokens (`rollout.min_response_tokens`)."""
     stop: tuple[str, ...] = ()
+    """Strings that end the answer."""
     stop_token_ids: tuple[int, ...] = ()
+    """Stop tokens in addition to the model's end-of-sequence tokens."""
 
     @property
     def cuts_vocabulary(self) -> bool:
         """Whether tokens are drawn from a part of the vocabulary only."""
         return self.top_p < 1 or self.top_k > 0
+
+    def limited(self, room: int) -> Sampling:
+        """Returns these settings for an answer of at most `room` tokens.
+
+        A minimum above the limit is lowered to it, since late turns may have less room than the minimum.
+        """
+        longest = min(self.max_new_tokens, room)
+        shortest = min(self.min_new_tokens, longest)
+        if (longest, shortest) == (self.max_new_tokens, self.min_new_tokens):
+            return self
+        return replace(self, max_new_tokens=longest, min_new_tokens=shortest)
+
+    def after(self, num_tokens: int) -> Sampling:
+        """Returns these settings for the rest of an answer whose first `num_tokens` tokens exist."""
+        return replace(
+            self,
+            max_new_tokens=self.max_new_tokens - num_tokens,
+            min_new_tokens=max(0, self.min_new_tokens - num_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True)

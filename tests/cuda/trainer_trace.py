@@ -184,7 +184,7 @@ def step_of(
         sequences,
         optimizer_steps=num_steps,
         reduction=spec.trainer.reduction,
-        max_tokens=spec.trainer.max_tokens_per_rank,
+        max_batch_tokens=spec.trainer.max_tokens_per_rank,
         max_length=512,
         max_response_tokens=64,
         data_degree=degree,

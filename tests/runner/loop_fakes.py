@@ -319,7 +319,7 @@ def pack(optimizer_steps: int = 1) -> Callable[[Sequence[TrainSequence]], list[T
         sequences,
         optimizer_steps=optimizer_steps,
         reduction="per_sample_mean",
-        max_tokens=64,
+        max_batch_tokens=64,
         max_length=64,
         max_response_tokens=1,
         data_degree=1,

@@ -68,8 +68,8 @@ class ScriptedSession:
         """Returns the next answer, cut to the limits. The n-th answer's tokens all have log-prob -n."""
         await asyncio.sleep(0)
         answer = self._answers[min(len(self.made), len(self._answers) - 1)]
-        longest = min((sampling or self.sampling).max_new_tokens, self.max_turn_tokens)
-        room = min(longest, self.max_tokens - len(tokens))
+        room = min(self.max_turn_tokens, self.max_tokens - len(tokens))
+        room = (sampling or self.sampling).limited(room).max_new_tokens
         is_complete = not answer.endswith("…")
         response = self.chat.encode(answer + "\0" if is_complete else answer[:-1])
         finish = "stop" if is_complete and len(response) <= room else "length"

@@ -6,7 +6,7 @@ prompt ─▶ answer ─▶ calls? ─no─▶ done
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -110,8 +110,7 @@ class _Talk:
 
     async def ask(self) -> str:
         """Returns the policy's next answer, with special tokens except the end token; "" if it is empty."""
-        sampling = self.session.sampling
-        limited = replace(sampling, max_new_tokens=self.room) if self.trajectory.turns else sampling
+        limited = self.session.sampling.limited(self.room)
         images = (*self.session.prompt.images, *self.trajectory.images)
         generation = await self.session.generate(self.trajectory.tokens(), limited, images)
         self.trajectory.add(generation)

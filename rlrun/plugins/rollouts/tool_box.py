@@ -37,7 +37,7 @@ class ToolBox:
         name.
         """
         self._timeout = timeout
-        self._max_tokens = max_result_tokens
+        self._max_result_tokens = max_result_tokens
         self._tools: dict[str, Tool] = {}
         self._begun: list[Any] = []
         """The tools that belong to one execution only."""
@@ -117,13 +117,13 @@ class ToolBox:
             raise ValueError(f"{call.name} took longer than {self._timeout:g} s") from None
 
     def _cut(self, text: str, chat: Chat) -> str:
-        if 4 * len(text) <= self._max_tokens:  # a character is four tokens at most
+        if 4 * len(text) <= self._max_result_tokens:  # a character is four tokens at most
             return text
         tokens = chat.encode(text)
-        if len(tokens) <= self._max_tokens:
+        if len(tokens) <= self._max_result_tokens:
             return text
-        [kept] = chat.decode_batch([tokens[: self._max_tokens]], special=True)
-        return f"{kept}… (cut off after {self._max_tokens} tokens)"
+        [kept] = chat.decode_batch([tokens[: self._max_result_tokens]], special=True)
+        return f"{kept}… (cut off after {self._max_result_tokens} tokens)"
 
 
 async def _close(tools: Iterable[Tool]) -> None:

@@ -41,9 +41,9 @@ def pack_by_prefix(
     if order.units.tokens.sum() - order.shared.sum() == separate.tokens.sum():
         return pack_units(separate, budget, data_degree)  # nothing is shared
     most, best = budget.sequences or len(sequences), None
-    max_tokens = budget.tokens if budget.sequences is None else int(separate.tokens.sum())
+    max_batch_tokens = budget.tokens if budget.sequences is None else int(separate.tokens.sum())
     while True:
-        units = order.joined(most, max_tokens)
+        units = order.joined(most, max_batch_tokens)
         packed = pack_units(units, budget, data_degree)
         if best is None or packed.duration < best.duration:
             best = packed
@@ -58,13 +58,13 @@ def pack_units(units: Units, budget: Budget, data_degree: int) -> Packed:
     If that is uneven, because there are few bins, also tries to assign units first and then pack, and returns
     the result with fewer micro-batches, or the faster one of two with the same number.
     """
-    lengths, max_tokens = units.tokens, budget.tokens
+    lengths, capacity = units.tokens, budget.tokens
     if budget.sequences is not None:
-        lengths, max_tokens = units.counts, budget.sequences
+        lengths, capacity = units.counts, budget.sequences
     work = units.work
-    ranks, duration = _in_order(share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree), work)
+    ranks, duration = _in_order(share_bins(best_fit_decreasing(lengths, capacity), work, data_degree), work)
     if data_degree > 1 and duration > FLAT * work.sum() / data_degree:
-        by_item, by_item_duration = _in_order(share_items(lengths, work, max_tokens, data_degree), work)
+        by_item, by_item_duration = _in_order(share_items(lengths, work, capacity, data_degree), work)
         if (len(by_item[0]), by_item_duration) < (len(ranks[0]), duration):
             ranks, duration = by_item, by_item_duration
     return Packed(_members(ranks, units.members), duration)

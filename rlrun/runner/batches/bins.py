@@ -101,7 +101,7 @@ def _level(places: list[list[int]], loads: Work) -> None:
         totals[idle] += moved
 
 
-def share_items(lengths: NDArray[np.int64], work: Work, max_tokens: int, ranks: int) -> list[list[Bin]]:
+def share_items(lengths: NDArray[np.int64], work: Work, capacity: int, ranks: int) -> list[list[Bin]]:
     """Returns `[rank][bin]`: items go to ranks by longest processing time first, then each rank is packed."""
     heap = [(0.0, rank) for rank in range(ranks)]
     members: list[list[int]] = [[] for _ in range(ranks)]
@@ -111,8 +111,7 @@ def share_items(lengths: NDArray[np.int64], work: Work, max_tokens: int, ranks: 
         members[rank].append(index)
         heapq.heapreplace(heap, (load + amount, rank))
     packed = [
-        [[own[i] for i in batch] for batch in best_fit_decreasing(lengths[own], max_tokens)]
-        for own in members
+        [[own[i] for i in batch] for batch in best_fit_decreasing(lengths[own], capacity)] for own in members
     ]
     count = max(1, *(len(rank) for rank in packed))
     return [_split_to_multiple(rank, work, count, 1)[:count] for rank in packed]

@@ -57,7 +57,7 @@ def plan_steps(
     *,
     optimizer_steps: int,
     reduction: Reduction,
-    max_tokens: int,
+    max_batch_tokens: int,
     max_length: int,
     max_response_tokens: int,
     data_degree: int,
@@ -70,8 +70,8 @@ def plan_steps(
     ranks.
 
     Executions keep their order and are split evenly over `optimizer_steps`; the sequences of one execution
-    stay in one step. Indices in the result are positions in `sequences`. `max_tokens` is the budget of a
-    micro-batch (a longer sequence is alone in its own), `max_length` the model's limit. ValueError for a
+    stay in one step. Indices in the result are positions in `sequences`. `max_batch_tokens` limits a
+    micro-batch (a longer sequence is alone in its own), `max_length` is the model's limit. ValueError for a
     longer sequence, or for fewer executions than optimizer steps. `together` keeps the sequences of an
     execution side by side in one micro-batch (pairs of responses whose loss is one number).
     `micro_batch_size`: micro-batches have so many sequences, some perhaps fewer, whatever their tokens.
@@ -80,7 +80,7 @@ def plan_steps(
     """
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
     _check_lengths(lengths, max_length)
-    budget = Budget(max_tokens, micro_batch_size)
+    budget = Budget(max_batch_tokens, micro_batch_size)
     steps = []
     for members in _split_executions([sequence.execution for sequence in sequences], optimizer_steps):
         units = separate_units(members, sequences, cost, together=together)
@@ -109,7 +109,7 @@ def all_micro_batches(steps: Sequence[TrainStep]) -> MicroBatches:
 
 
 def micro_batches(
-    lengths: NDArray[np.int64], max_tokens: int, data_degree: int, cost: Cost = Cost()
+    lengths: NDArray[np.int64], max_batch_tokens: int, data_degree: int, cost: Cost = Cost()
 ) -> MicroBatches:
     """Packs sequences of these lengths under the token budget, for `data_degree` ranks.
 
@@ -117,7 +117,7 @@ def micro_batches(
     of similar size side by side. Micro-batches are empty if there are fewer sequences than ranks.
     """
     single = [[index] for index in range(len(lengths))]
-    return pack_units(Units(single, lengths, cost(lengths)), Budget(max_tokens), data_degree).batches
+    return pack_units(Units(single, lengths, cost(lengths)), Budget(max_batch_tokens), data_degree).batches
 
 
 def _check_lengths(lengths: NDArray[np.int64], longest: int) -> None:

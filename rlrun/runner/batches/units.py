@@ -43,7 +43,7 @@ class Neighbours:
     shared_work: NDArray[np.float64]
     """`[N]` the work of these tokens."""
 
-    def joined(self, most_sequences: int, max_tokens: int) -> Units:
+    def joined(self, most_sequences: int, max_batch_tokens: int) -> Units:
         """Returns units of neighbours that share a prefix, with at most so many sequences and tokens.
 
         A unit that is larger by itself stays alone.
@@ -54,7 +54,7 @@ class Neighbours:
         for place, unit in enumerate(self.units.members):
             own, shared = int(self.units.tokens[place]), int(self.shared[place])
             fits = shared > 0 and len(members[-1]) + len(unit) <= most_sequences
-            if fits and tokens[-1] + own - shared <= max_tokens:
+            if fits and tokens[-1] + own - shared <= max_batch_tokens:
                 members[-1] += unit
                 tokens[-1] += own - shared
                 work[-1] += float(self.units.work[place] - self.shared_work[place])

@@ -109,8 +109,6 @@ class RolloutContext:
     """The requests that the engines have not answered."""
     limit: ExecutionLimit = field(default_factory=ExecutionLimit)
     """How many executions run at once."""
-    record_mask: bool = False
-    """Engines return the sampling mask of each sample that is trained on."""
 
 
 class Trainer(Protocol):

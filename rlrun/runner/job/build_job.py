@@ -154,7 +154,6 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
         limit=ExecutionLimit(None if programs is None else programs.number),
-        record_mask=spec.rollout.sampling_mask,
     )
 
 
@@ -252,7 +251,7 @@ def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget:
         plan_steps,
         optimizer_steps=plan.batch.optimizer_steps,
         reduction=spec.trainer.reduction,
-        max_tokens=budget,
+        max_batch_tokens=budget,
         max_length=config["max_position_embeddings"],
         max_response_tokens=spec.rollout.max_response_tokens,
         data_degree=data_degree,

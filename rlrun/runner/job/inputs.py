@@ -179,14 +179,14 @@ def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
 
 
 def _prompt_encoder(
-    tokenizer: Tokenizer, data: DataSpec, tools: Tools, max_tokens: int, check: Callable[[Row], None]
+    tokenizer: Tokenizer, data: DataSpec, tools: Tools, max_prompt_tokens: int, check: Callable[[Row], None]
 ) -> Callable[[Row], EncodedPrompt]:
     """Returns an encoder of rows, which raises ValueError for rows that the rewards cannot score."""
 
     def encode(row: Row) -> EncodedPrompt:
         check(row)
-        tokens = tokenizer.encode_prompt(row, data.apply_chat_template, tools, max_tokens)
-        if len(tokens) > max_tokens:
+        tokens = tokenizer.encode_prompt(row, data.apply_chat_template, tools, max_prompt_tokens)
+        if len(tokens) > max_prompt_tokens:
             return EncodedPrompt(tokens)  # only the beginning of the text, which does not have all images
         with naming(row):
             images = tokenizer.images.place(row.images)

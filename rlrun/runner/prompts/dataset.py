@@ -54,7 +54,7 @@ class PromptStream:
         self._source = source
         self._encode = encode
         self._shuffle = spec.shuffle
-        self._max_tokens = max_prompt_tokens
+        self._max_prompt_tokens = max_prompt_tokens
         self._seed = seed
         self._epoch, self._position, self._taken = 0, 0, 0
         self._order = self._permutation()
@@ -162,7 +162,7 @@ class PromptStream:
         except ValueError as error:
             self._unused.add_broken(index, error)
             return None
-        if len(encoded.tokens) <= self._max_tokens:
+        if len(encoded.tokens) <= self._max_prompt_tokens:
             return row, encoded
         self._unused.add_too_long(index, len(encoded.tokens), warn=self._probed)
         return None

@@ -13,10 +13,10 @@ NAMED_ROWS = 5
 class UnusedRows:
     """Counts and names the rows that are not used."""
 
-    def __init__(self, spec: DataSpec, max_tokens: int, num_rows: int) -> None:
-        """`max_tokens`: the longest prompt that is used. `num_rows`: of the whole dataset."""
+    def __init__(self, spec: DataSpec, max_prompt_tokens: int, num_rows: int) -> None:
+        """`max_prompt_tokens`: the longest prompt that is used. `num_rows`: of the whole dataset."""
         self._spec = spec
-        self._max_tokens = max_tokens
+        self._max_prompt_tokens = max_prompt_tokens
         self._num_rows = num_rows
         self._broken: dict[int, str] = {}
         self._too_long: set[int] = set()
@@ -47,7 +47,7 @@ class UnusedRows:
             logger.warning(
                 "%sdropped a prompt, longer than rollout.max_prompt_tokens = %d, and will drop others "
                 "like it: %s",
-                *(self._dataset_prefix(), self._max_tokens, self._cure()),
+                *(self._dataset_prefix(), self._max_prompt_tokens, self._cure()),
             )
         self._refuse_if_all()
 
@@ -60,7 +60,7 @@ class UnusedRows:
         if self._too_long:
             logger.warning(
                 "%sdropped %d of %d prompts, longer than rollout.max_prompt_tokens = %d: %s",
-                *(self._dataset_prefix(), len(self._too_long), self._num_rows, self._max_tokens),
+                *(self._dataset_prefix(), len(self._too_long), self._num_rows, self._max_prompt_tokens),
                 self._cure(),
             )
 
@@ -70,7 +70,7 @@ class UnusedRows:
             logger.warning(
                 "%s%d of the first %d prompts are longer than rollout.max_prompt_tokens = %d and are "
                 "dropped, so about %d of all %d will be: %s",
-                *(self._dataset_prefix(), dropped, probed, self._max_tokens),
+                *(self._dataset_prefix(), dropped, probed, self._max_prompt_tokens),
                 *(round(dropped / probed * self._num_rows), self._num_rows, self._cure()),
             )
 
@@ -90,7 +90,7 @@ class UnusedRows:
             broken = f" and {len(self._broken)} broken: {self._broken_rows()}" if self._broken else ""
             raise ValueError(
                 f"no prompt can be used: {len(self._too_long)} are longer than rollout.max_prompt_tokens = "
-                f"{self._max_tokens}{broken}"
+                f"{self._max_prompt_tokens}{broken}"
             )
 
     def _broken_rows(self) -> str:

@@ -7,7 +7,7 @@ dataset's name.
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
@@ -15,9 +15,9 @@ from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.records.metrics import add_prefix, execution_rewards, pass_rates, sample_metrics
 from rlrun.runner.rollouts.executions import Executions
-from rlrun.runner.rollouts.group_producer import engine_sampling, group_limit, rollout_settings
+from rlrun.runner.rollouts.group_producer import group_limit
 from rlrun.runner.rollouts.grouping import groups_of
-from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.runner.rollouts.settings import RolloutSettings, rollout_settings
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.rollout import RolloutSpec
@@ -43,15 +43,7 @@ class EvalSet:
 
 def eval_set(dataset: EvalDatasetSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]) -> EvalSet:
     """Returns a dataset with its settings; those that are not of evaluations come from `[rollout]`."""
-
-    sampling = replace(
-        engine_sampling(rollout),
-        temperature=dataset.temperature,
-        top_p=dataset.top_p,
-        max_new_tokens=dataset.max_response_tokens,
-    )
-    settings = rollout_settings(rollout, f"eval-{dataset.name}", dataset.samples_per_prompt, sampling)
-    return EvalSet(dataset.name, prompts, settings, dataset.pass_threshold)
+    return EvalSet(dataset.name, prompts, rollout_settings(rollout, dataset), dataset.pass_threshold)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from rlrun.runner.rollouts.sessions import (
     OpenRequests,
     PolicyGroup,
     PolicySession,
-    RolloutSettings,
     SendRequest,
 )
+from rlrun.runner.rollouts.settings import RolloutSettings
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -163,7 +163,7 @@ class Executions:
             raise ValueError("the rollout returned a trajectory without a prompt")
         images = prompt.images if trajectory.prompt_images is None else trajectory.prompt_images
         collapse(trajectory.prompt, images)  # raises ValueError for placeholders of other images
-        limit = self._settings.max_tokens
+        limit = self._settings.max_sample_tokens
         # Tokens after the last turn (a tool's result that got no answer) are not part of the sample.
         if len(trajectory) > limit and trajectory.sample_length() > limit:
             raise ValueError(f"a trajectory has {trajectory.sample_length()} tokens; the maximum is {limit}")

@@ -7,9 +7,8 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
 
-from rlrun.plugins.generation import Generation, Sampling, Trajectory
+from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError, JobError
@@ -17,7 +16,8 @@ from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import FilterResult, Filters
 from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, without_status
-from rlrun.runner.rollouts.sessions import RolloutSettings, empty_generations
+from rlrun.runner.rollouts.sessions import empty_generations
+from rlrun.runner.rollouts.settings import rollout_settings
 from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.rollout import RolloutSpec
@@ -31,8 +31,7 @@ class GroupProducer:
         self._policy = policy
         self._filters = filters
         self._concurrency = group_limit(spec.max_concurrency, spec.samples_per_prompt)
-        settings = rollout_settings(spec, "rollout", spec.samples_per_prompt, engine_sampling(spec))
-        settings = replace(settings, record_mask=policy.record_mask)
+        settings = rollout_settings(spec)
         self._executions = Executions(policy, settings)
         self._timeout = settings.timeout
 
@@ -150,24 +149,4 @@ def group_limit(max_samples: int | None, samples_per_group: int) -> AbstractAsyn
     """Limits how many groups are generated at once, to at most `max_samples` samples; None: no limit."""
     return (
         nullcontext() if max_samples is None else asyncio.Semaphore(max(1, max_samples // samples_per_group))
-    )
-
-
-def rollout_settings(spec: RolloutSpec, purpose: str, samples: int, sampling: Sampling) -> RolloutSettings:
-    """Returns the settings of every prompt of one purpose, within the limits of the spec."""
-    max_tokens = spec.max_prompt_tokens + sampling.max_new_tokens
-    timeout = spec.seconds_for(sampling.max_new_tokens)
-    return RolloutSettings(purpose, samples, sampling, max_tokens, timeout, spec.max_turn_tokens)
-
-
-def engine_sampling(spec: RolloutSpec) -> Sampling:
-    """Returns the spec's sampling settings as the engines take them."""
-    return Sampling(
-        max_new_tokens=spec.max_response_tokens,
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        top_k=spec.top_k,
-        min_new_tokens=spec.min_response_tokens,
-        stop=spec.stop,
-        stop_token_ids=spec.stop_token_ids,
     )

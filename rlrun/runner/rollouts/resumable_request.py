@@ -92,17 +92,12 @@ class ResumableRequest:
 
     def _continuation(self, sample: int) -> GenerateRequest:
         request, tokens = self.request, self.generations[sample].tokens
-        sampling = replace(
-            request.sampling,
-            max_new_tokens=request.sampling.max_new_tokens - len(tokens),
-            min_new_tokens=max(0, request.sampling.min_new_tokens - len(tokens)),
-        )
         return replace(
             request,
             id=f"{request.id}-{sample}",
             tokens=np.concatenate([request.tokens, tokens]),
             seeds=(request.seeds[sample],),
-            sampling=sampling,
+            sampling=request.sampling.after(len(tokens)),
         )
 
 

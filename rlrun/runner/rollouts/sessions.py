@@ -6,7 +6,7 @@ and the token budget of each turn, and sends the request through a `SendRequest`
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,48 +20,11 @@ from rlrun.plugins.types import Prompt
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.placeholders import collapse
 from rlrun.runner.contracts.seeds import turn_seed
+from rlrun.runner.rollouts.settings import RolloutSettings
 
 Tokens = NDArray[np.int32]
 SendRequest = Callable[[GenerateRequest], Awaitable[list[Generation]]]
 """Sends a request to the engines and returns one generation per seed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """How the policy generates for every prompt of one purpose: training, or one evaluation dataset."""
-
-    purpose: str
-    """Part of request ids and seeds, so that training and every evaluation have seeds of their own."""
-    samples: int
-    """n: executions per prompt."""
-    sampling: Sampling
-    max_tokens: int
-    """The maximum length of a sample in tokens, prompt included."""
-    timeout: float
-    """Seconds that one execution may take."""
-    max_turn_tokens: int | None = None
-    """The maximum tokens of one turn; None: only the sample's length limits a turn."""
-    record_mask: bool = False
-    """Engines return the set of tokens that each token was drawn from."""
-
-    @property
-    def turn_limit(self) -> int:
-        """Returns the maximum tokens of one turn."""
-        limit = self.sampling.max_new_tokens
-        return limit if self.max_turn_tokens is None else min(limit, self.max_turn_tokens)
-
-    def sampling_for(self, tokens: Tokens, requested: Sampling | None) -> Sampling | None:
-        """Returns the sampling of a turn after `tokens`, within all limits; None if no token fits."""
-        sampling = requested or self.sampling
-        budget = min(sampling.max_new_tokens, self.turn_limit, self.max_tokens - len(tokens))
-        minimum = min(
-            sampling.min_new_tokens, budget
-        )  # late turns can have a smaller budget than the minimum
-        if budget <= 0:
-            return None
-        if (budget, minimum) == (sampling.max_new_tokens, sampling.min_new_tokens):
-            return sampling
-        return replace(sampling, max_new_tokens=budget, min_new_tokens=minimum)
 
 
 class OpenRequests:
@@ -109,8 +72,8 @@ class PolicySession:
         self.prompt = group.prompt
         self.seed = seed
         self.sampling = group.settings.sampling
-        self.max_tokens = group.settings.max_tokens
-        self.max_turn_tokens = group.settings.turn_limit
+        self.max_tokens = group.settings.max_sample_tokens
+        self.max_turn_tokens = group.settings.max_turn_tokens
         self.chat = group.chat
         self.requests = group.requests
         """Shared by all sessions of a group, unless each execution has its own deadline."""

@@ -38,7 +38,7 @@ def plan(sequences, **changes):
     usual = {
         "optimizer_steps": 1,
         "reduction": "per_sample_mean",
-        "max_tokens": 10**6,
+        "max_batch_tokens": 10**6,
         "max_length": 10**6,
         "max_response_tokens": 1,
         "data_degree": 1,
@@ -66,7 +66,7 @@ def test_needs_no_more_bins_than_first_fit(row):
 @pytest.mark.parametrize("row", rows("get_seqlen_balanced_partitions"), ids=lambda row: str(row["in"]))
 def test_partitions_are_no_less_balanced(row):
     lengths, ranks = np.array(row["in"]["lengths"]), row["in"]["k"]
-    ours = micro_batches(lengths, max_tokens=10**6, data_degree=ranks)
+    ours = micro_batches(lengths, max_batch_tokens=10**6, data_degree=ranks)
     assert max(lengths[list(rank[0])].sum() for rank in ours) <= max(
         lengths[part].sum() for part in row["out"]
     )
@@ -75,7 +75,7 @@ def test_partitions_are_no_less_balanced(row):
 @pytest.mark.parametrize("row", rows("expand_bins_by_splitting"), ids=lambda row: str(row["in"]))
 def test_a_bin_splits_where_ranks_would_stay_idle(row):
     lengths, target = np.array(row["in"]["lengths"]), row["in"]["target"]
-    ours = micro_batches(lengths, max_tokens=10**6, data_degree=target)
+    ours = micro_batches(lengths, max_batch_tokens=10**6, data_degree=target)
     check(ours, lengths, 10**6, target)
     assert sorted(sum(lengths[i] for i in rank[0]) for rank in ours) == sorted(
         sum(lengths[i] for i in part) for part in row["out"]
@@ -99,7 +99,7 @@ def test_schedule_has_the_same_samples_in_each_step_and_no_more_micro_batches(ro
     steps = plan(
         sequences,
         optimizer_steps=executions // given["global_batch_size"],
-        max_tokens=budget,
+        max_batch_tokens=budget,
         data_degree=given["dp"],
     )
     assert len(steps) == len(expected["global_batch_sizes"])
@@ -133,7 +133,9 @@ def test_token_budgets_schedule_batches_that_fixed_sample_counts_cannot(row):
         for length, execution in zip(given["total_lengths"], given["rollout_indices"], strict=True)
     ]
     (step,) = plan(
-        sequences, max_tokens=given["micro_batch_size"] * max(given["total_lengths"]), data_degree=given["dp"]
+        sequences,
+        max_batch_tokens=given["micro_batch_size"] * max(given["total_lengths"]),
+        data_degree=given["dp"],
     )
     check(step.micro_batches, given["total_lengths"], 10**6, given["dp"])
 
@@ -178,12 +180,12 @@ def test_fewer_sequences_than_ranks_leave_empty_micro_batches():
 
 def test_too_long_for_the_model_is_refused():
     with pytest.raises(ValueError, match="has 9 tokens, the model allows 8"):
-        plan([sequence(9)], max_tokens=100, max_length=8)
+        plan([sequence(9)], max_batch_tokens=100, max_length=8)
 
 
 def test_fewer_samples_than_optimizer_steps_are_refused():
     with pytest.raises(ValueError, match="1 samples cannot make 2 optimizer steps"):
-        plan([sequence(9)], optimizer_steps=2, max_tokens=100)
+        plan([sequence(9)], optimizer_steps=2, max_batch_tokens=100)
 
 
 def test_as_many_samples_as_optimizer_steps_make_one_each():
@@ -193,13 +195,13 @@ def test_as_many_samples_as_optimizer_steps_make_one_each():
 
 def test_one_pass_over_all_steps():
     sequences = [sequence(10, str(i)) for i in range(8)]
-    steps = plan(sequences, optimizer_steps=2, max_tokens=20, data_degree=2)
+    steps = plan(sequences, optimizer_steps=2, max_batch_tokens=20, data_degree=2)
     check(all_micro_batches(steps), [10] * 8, 20, 2)
 
 
 def test_pairs_stay_side_by_side():
     sequences = [sequence(length, str(i // 2)) for i, length in enumerate([9, 3, 8, 2, 7, 7, 1, 1])]
-    (step,) = plan(sequences, max_tokens=12, data_degree=2, together=True)
+    (step,) = plan(sequences, max_batch_tokens=12, data_degree=2, together=True)
     batches = [batch for rank in step.micro_batches for batch in rank]
     assert sorted(i for batch in batches for i in batch) == list(range(8))
     for batch in batches:
@@ -241,7 +243,7 @@ def test_cost_uses_the_defaults_of_absent_config_keys():
 def test_micro_batches_of_a_number_of_samples(size, count, degree):
     rng = np.random.default_rng(0)
     sequences = [sequence(int(length), str(i)) for i, length in enumerate(rng.integers(2, 500, count))]
-    (step,) = plan(sequences, max_tokens=1, data_degree=degree, micro_batch_size=size)
+    (step,) = plan(sequences, max_batch_tokens=1, data_degree=degree, micro_batch_size=size)
     ranks = step.micro_batches
     assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(count))
     assert {len(rank) for rank in ranks} == {max(1, -(-count // (size * degree)))}
@@ -250,7 +252,7 @@ def test_micro_batches_of_a_number_of_samples(size, count, degree):
 
 def test_a_pair_counts_as_two_samples():
     sequences = [sequence(10 + i, str(i // 2)) for i in range(8)]
-    (step,) = plan(sequences, max_tokens=1, together=True, micro_batch_size=4)
+    (step,) = plan(sequences, max_batch_tokens=1, together=True, micro_batch_size=4)
     [batches] = step.micro_batches
     assert [len(batch) for batch in batches] == [4, 4]
     assert all(batch[i] // 2 == batch[i + 1] // 2 for batch in batches for i in (0, 2))

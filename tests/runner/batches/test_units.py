@@ -53,7 +53,7 @@ def unique(sequences, batch):
 def test_tokens_of_a_prompt_count_once(budget, micro_batches):
     """4 groups of 8: 260 tokens each, and 960 without sharing."""
     sequences = groups(4, 8)
-    [rank] = packed(sequences, max_tokens=budget)
+    [rank] = packed(sequences, max_batch_tokens=budget)
     assert len(rank) == micro_batches
     assert all(unique(sequences, batch) <= budget for batch in rank)
 
@@ -72,7 +72,7 @@ def test_a_group_is_divided_where_ranks_would_be_idle(ranks):
 
 
 def test_a_number_of_sequences_per_micro_batch():
-    [rank] = packed(groups(2, 6), micro_batch_size=4, max_tokens=1)
+    [rank] = packed(groups(2, 6), micro_batch_size=4, max_batch_tokens=1)
     assert sorted(map(len, rank)) == [4, 4, 4] or sorted(map(len, rank)) == [2, 2, 4, 4]
     assert max(map(len, rank)) <= 4
 
@@ -80,7 +80,7 @@ def test_a_number_of_sequences_per_micro_batch():
 def test_pairs_stay_in_one_micro_batch():
     sequences = groups(3, 4, seed=1)
     pairs = [sequence(one.tokens, str(i // 2)) for i, one in enumerate(sequences)]
-    shares = packed(pairs, together=True, data_degree=2, max_tokens=PROMPT + 3 * RESPONSE)
+    shares = packed(pairs, together=True, data_degree=2, max_batch_tokens=PROMPT + 3 * RESPONSE)
     for batch in (batch for rank in shares for batch in rank):
         assert all(i ^ 1 in batch for i in batch)
 
@@ -88,8 +88,8 @@ def test_pairs_stay_in_one_micro_batch():
 def test_the_order_of_the_sequences_does_not_matter():
     sequences = groups(5, 3)
     order = np.random.default_rng(7).permutation(len(sequences))
-    ours = packed(sequences, data_degree=2, max_tokens=400)
-    again = packed([sequences[i] for i in order], data_degree=2, max_tokens=400)
+    ours = packed(sequences, data_degree=2, max_batch_tokens=400)
+    again = packed([sequences[i] for i in order], data_degree=2, max_batch_tokens=400)
 
     def members(batches, names):
         return [[{names(i) for i in batch} for batch in rank] for rank in batches]
@@ -121,6 +121,6 @@ def test_units_count_their_tokens_and_work(seed, together):
 
 def test_unrelated_sequences_are_packed_as_without_sharing():
     unrelated = groups(6, 1)
-    [without] = plan(unrelated, max_tokens=250, data_degree=2)
-    shares = packed(unrelated, max_tokens=250, data_degree=2)
+    [without] = plan(unrelated, max_batch_tokens=250, data_degree=2)
+    shares = packed(unrelated, max_batch_tokens=250, data_degree=2)
     assert [len(rank) for rank in shares] == [len(rank) for rank in without.micro_batches]

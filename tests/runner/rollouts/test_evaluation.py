@@ -7,7 +7,7 @@ from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import Group, Status
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.rollouts.evaluation import EvalSet, Evaluator, eval_set, evaluation_metrics
-from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.runner.rollouts.settings import RolloutSettings
 from rlrun.specs.sections.rollout import RolloutSpec
 from tests.resolved_specs import resolved, resolved_rollout
 from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
@@ -151,7 +151,7 @@ def test_no_more_tokens_are_required_than_allowed(
     used: int, given: Sampling | None, limits: tuple[int, int] | None
 ) -> None:
     """Later turns share the remaining tokens, and evaluations have their own limit."""
-    settings = RolloutSettings("eval", 1, Sampling(16, min_new_tokens=8), 50, 1.0)
+    settings = RolloutSettings("eval", 1, Sampling(16, min_new_tokens=8), 50, 16, 1.0)
     sampling = settings.sampling_for(np.zeros(used, np.int32), given)
     assert (sampling and (sampling.min_new_tokens, sampling.max_new_tokens)) == limits
 
@@ -161,7 +161,7 @@ def test_no_more_tokens_are_required_than_allowed(
     [(0, None, 6), (40, None, 6), (45, None, 5), (0, Sampling(4), 4), (0, Sampling(9), 6), (50, None, None)],
 )
 def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit: int | None) -> None:
-    settings = RolloutSettings("eval", 1, Sampling(16), 50, 1.0, max_turn_tokens=6)
+    settings = RolloutSettings("eval", 1, Sampling(16), 50, 6, 1.0)
     sampling = settings.sampling_for(np.zeros(used, np.int32), given)
     assert (sampling and sampling.max_new_tokens) == limit
 
@@ -169,7 +169,7 @@ def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit:
 def test_a_long_evaluation_has_more_time_and_the_same_limit_per_turn() -> None:
     rollout = ROLLOUT.model_copy(update={"max_turn_tokens": 32})
     settings = set_of(rollout, 0, {}, max_response_tokens=10_000).settings
-    assert (settings.timeout, settings.turn_limit) == (2000, 32)
+    assert (settings.timeout, settings.max_turn_tokens) == (2000, 32)
 
 
 def test_the_threshold_decides_what_passes() -> None:

@@ -11,7 +11,7 @@ from rlrun.plugins.session import Session
 from rlrun.plugins.types import Status
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.rollouts.executions import Executions
-from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.runner.rollouts.settings import RolloutSettings
 from tests.runner.loop_fakes import Engines, policy, prompt
 
 NEVER = 3600.0
@@ -35,7 +35,7 @@ class Counted:
 
 
 def settings(purpose: str, seconds: float = NEVER) -> RolloutSettings:
-    return RolloutSettings(purpose, 2, Sampling(max_new_tokens=8), 100, seconds)
+    return RolloutSettings(purpose, 2, Sampling(max_new_tokens=8), 100, 8, seconds)
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 24), (5, 5), (1, 1)])

@@ -16,13 +16,18 @@ from rlrun.runner.rollouts import deadlines
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.group_producer import GroupProducer
-from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.runner.rollouts.settings import RolloutSettings
 from rlrun.runner.rollouts.tally import Tally
 from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Engines, policy, prompt
 
 WANTED = RolloutSettings(
-    "rollout", samples=2, sampling=Sampling(max_new_tokens=8), max_tokens=11, timeout=5.0
+    "rollout",
+    samples=2,
+    sampling=Sampling(max_new_tokens=8),
+    max_sample_tokens=11,
+    max_turn_tokens=8,
+    timeout=5.0,
 )
 
 

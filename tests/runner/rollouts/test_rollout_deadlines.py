@@ -10,7 +10,7 @@ from rlrun.plugins.types import Status
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.rollouts.executions import Executions
-from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.runner.rollouts.settings import RolloutSettings
 from tests.runner.loop_fakes import Engines, policy, prompt
 
 SECONDS = 0.3
@@ -48,7 +48,7 @@ async def test_time_in_the_queue_of_an_engine_does_not_count() -> None:
     engines = OneAtATime(stuck=(0, 1))
     asked = replace(policy(engines, rollout=Once()), pending=PendingRequests(1))
 
-    executions = Executions(asked, RolloutSettings("rollout", 1, Sampling(max_new_tokens=8), 100, SECONDS))
+    executions = Executions(asked, RolloutSettings("rollout", 1, Sampling(max_new_tokens=8), 100, 8, SECONDS))
     left = await asyncio.gather(*(executions.run(prompt(index), engines.generate) for index in range(4)))
     late = [one.status in (Status.ABORTED, Status.FAILED) for [[one]] in left]
     assert late == [True, True, False, False]

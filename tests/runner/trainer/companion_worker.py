@@ -37,7 +37,12 @@ def run_case(case, rank, world_size, port):
         case["policy"], spec, rank=rank, world_size=world_size, port=port, teacher=case["teacher"]
     )
     sequences = make_sequences()
-    settings = {"optimizer_steps": 1, "reduction": "per_sample_mean", "max_tokens": 100, "max_length": 512}
+    settings = {
+        "optimizer_steps": 1,
+        "reduction": "per_sample_mean",
+        "max_batch_tokens": 100,
+        "max_length": 512,
+    }
     degree = companion_layout(spec.critic.parallel, world_size).data_degree
     aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=degree)
     batches = all_micro_batches(aside)

@@ -264,7 +264,7 @@ def test_a_pair_s_loss_is_one_number_whatever_the_micro_batches(start, folder, b
     sequences = make_sequences(8)
     settings = {"reduction": "per_sample_mean", "max_length": 512, "max_response_tokens": 64}
     steps = plan_steps(
-        sequences, optimizer_steps=1, max_tokens=budget, data_degree=1, together=True, **settings
+        sequences, optimizer_steps=1, max_batch_tokens=budget, data_degree=1, together=True, **settings
     )
     batches = all_micro_batches(steps)
     reference = rank.reference.log_probs(sequences, batches)

@@ -221,7 +221,7 @@ def plan(sequences, spec, optimizer_steps=1):
         sequences,
         optimizer_steps=optimizer_steps,
         reduction=spec.trainer.reduction,
-        max_tokens=spec.trainer.max_tokens_per_rank,
+        max_batch_tokens=spec.trainer.max_tokens_per_rank,
         max_length=512,
         max_response_tokens=64,
         data_degree=spec.trainer.parallel.data_degree,

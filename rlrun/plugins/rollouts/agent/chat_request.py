@@ -58,11 +58,8 @@ class ChatRequest:
 
     def sampling(self, own: Sampling, room: int) -> Sampling:
         """Returns the job's sampling settings, with the request's stop strings and the lower length limit."""
-        token_limit = min(room, self.max_tokens or room)
-        token_minimum = min(own.min_new_tokens, token_limit)
-        return replace(
-            own, max_new_tokens=token_limit, min_new_tokens=token_minimum, stop=(*own.stop, *self.stop)
-        )
+        limited = own.limited(min(room, self.max_tokens or room))
+        return replace(limited, stop=(*own.stop, *self.stop))
 
 
 def _is_stop(text: object) -> bool:

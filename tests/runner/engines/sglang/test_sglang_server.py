@@ -30,7 +30,7 @@ from rlrun.runner.engines.process.last_words import last_error
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.server_command import command, environment, key_file
 from rlrun.runner.rollouts.executions import Executions
-from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.runner.rollouts.settings import RolloutSettings
 from rlrun.specs.safe_python import SAFE_PATH
 from tests.child_processes import command_lines
 from tests.converters.conversions import convert
@@ -103,7 +103,7 @@ async def test_a_conversation_goes_on_from_the_cache_and_is_recorded_exactly(
     client: EngineClient, models: list[Path]
 ) -> None:
     policy = RolloutContext(EnginePool([client]), None, None, 7, Twice(), deterministic=False)  # type: ignore[arg-type]
-    executions = Executions(policy, RolloutSettings("rollout", 3, Sampling(64), 200, timeout=PATIENCE))
+    executions = Executions(policy, RolloutSettings("rollout", 3, Sampling(64), 200, 64, PATIENCE))
     prompt = Prompt(Row("0", "p"), 0, PROMPT)
     for [one] in await executions.run(prompt, policy.engines.generate):
         tokens, log_probs, mask, _ = one.response()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.generation import Sampling
 from rlrun.runner.engines.native.model.image_tower import NO_IMAGES, PromptImages
 
 MAX_N = 4096
@@ -21,21 +22,11 @@ _INT32, _INT63 = 2**31 - 1, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Those of SGLang's `sampling_params` that the engine supports."""
+class SamplingParams(Sampling):
+    """Those of SGLang's `sampling_params` that the engine supports: rlrun's own, and three more."""
 
     max_new_tokens: int = 128
     """0: nothing is generated; the answer has the log-probs of the prompt's tokens."""
-    temperature: float = 1.0
-    """0 always takes the likeliest token."""
-    top_p: float = 1.0
-    top_k: int = -1
-    """-1: no limit."""
-    min_new_tokens: int = 0
-    """Stop tokens cannot be drawn before this many tokens."""
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    """Stop tokens in addition to the model's end-of-sequence tokens."""
     ignore_eos: bool = False
     """Neither kind of stop token ends the sample."""
     sampling_seed: int | None = None

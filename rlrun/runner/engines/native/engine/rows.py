@@ -130,7 +130,7 @@ class Rows:
         column[Field.STOP_SET] = stop_set
         column[Field.STRING_SET] = string_set
         column[Field.TOP_K] = params.top_k
-        column[Field.CONSTRAINED] = params.top_k > 0 or params.top_p < 1 or params.min_new_tokens > done
+        column[Field.CONSTRAINED] = params.cuts_vocabulary or params.min_new_tokens > done
         column[Field.MASKED] = sample.masked
         self.floats[:, row] = params.temperature, params.top_p
         self.entries.append(entry)

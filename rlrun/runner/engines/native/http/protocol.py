@@ -62,8 +62,7 @@ def parse_generate_request(
         )
     if any(len(name) > MAX_NAME for name in ids):
         raise ValueError(f"a rid has at most {MAX_NAME} characters")
-    unlimited = [sampling.top_p >= 1 and sampling.top_k < 1 for sampling in params]
-    if any(mask and all_tokens for mask, all_tokens in zip(masked, unlimited, strict=True)):
+    if any(mask and not sampling.cuts_vocabulary for mask, sampling in zip(masked, params, strict=True)):
         raise ValueError(
             "return_sampling_mask records the tokens within top_k or top_p: set one of them, or remove it"
         )

@@ -1,0 +1,79 @@
+"""How the policy generates in training and in each evaluation: the sampling settings and limits of the spec.
+
+[rollout], [[eval.datasets]] ──▶ RolloutSettings ──▶ Sampling of a turn ──▶ GenerateRequest
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.generation import Sampling
+from rlrun.specs.sections.evaluation import EvalDatasetSpec
+from rlrun.specs.sections.rollout import RolloutSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How the policy generates for every prompt of one purpose: training, or one evaluation dataset.
+
+    Example, for prompts of up to 512 tokens:
+
+        RolloutSettings(
+            purpose="rollout",
+            samples=8,
+            sampling=Sampling(max_new_tokens=1024),
+            max_sample_tokens=1536,
+            max_turn_tokens=256,
+            timeout=600.0,
+        )
+    """
+
+    purpose: str
+    """Part of request ids and seeds, so that training and every evaluation have seeds of their own."""
+    samples: int
+    """n: executions per prompt."""
+    sampling: Sampling
+    """The settings of a whole response; `sampling_for` returns those of one turn."""
+    max_sample_tokens: int
+    """The maximum length of a sample in tokens, prompt included."""
+    max_turn_tokens: int
+    """The maximum tokens of one turn."""
+    timeout: float
+    """Seconds that one execution may take."""
+    record_mask: bool = False
+    """Engines return the set of tokens that each token was drawn from."""
+
+    def sampling_for(self, tokens: NDArray[np.int32], requested: Sampling | None) -> Sampling | None:
+        """Returns the sampling of a turn after `tokens`, within all limits; None if no token fits.
+
+        `requested`: the settings of a rollout that does not want those of the spec.
+        """
+        room = min(self.max_turn_tokens, self.max_sample_tokens - len(tokens))
+        limited = (requested or self.sampling).limited(room)
+        return limited if limited.max_new_tokens > 0 else None
+
+
+def rollout_settings(rollout: RolloutSpec, dataset: EvalDatasetSpec | None = None) -> RolloutSettings:
+    """Returns the settings of training, or of an evaluation dataset: its own keys, and `[rollout]` for all
+    others.
+    """
+    section = rollout if dataset is None else dataset
+    longest = section.max_response_tokens
+    return RolloutSettings(
+        purpose="rollout" if dataset is None else f"eval-{dataset.name}",
+        samples=section.samples_per_prompt,
+        sampling=Sampling(
+            max_new_tokens=longest,
+            temperature=section.temperature,
+            top_p=section.top_p,
+            top_k=rollout.top_k,
+            min_new_tokens=rollout.min_response_tokens,
+            stop=rollout.stop,
+            stop_token_ids=rollout.stop_token_ids,
+        ),
+        max_sample_tokens=rollout.max_prompt_tokens + longest,
+        max_turn_tokens=min(rollout.max_turn_tokens or longest, longest),
+        timeout=rollout.seconds_for(longest),
+        record_mask=dataset is None and rollout.sampling_mask,
+    )

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.model_handle import ModelHandle, PackedSteps
 from rlrun.runner.batches.sequences import (
-    note,
-    note_values,
+    samples_of,
     with_advantages,
-    with_old_log_probs,
+    with_arrays,
     with_reference,
     with_values,
 )
@@ -62,18 +61,18 @@ class Passes:
             assert self.reference is not None
             with clock.part("reference"):
                 log_probs = await self.reference.log_probs(sequences, packed.policy)
-            note(groups, "reference_log_probs", log_probs)
-            sequences = with_reference(sequences, log_probs)
+            sequences = with_reference(sequences, groups, log_probs)
         if needs.teacher:
             assert self.teacher is not None
             with clock.part("teacher"):
-                note(groups, "teacher_log_probs", await self.teacher.log_probs(sequences))
+                log_probs = await self.teacher.log_probs(sequences)
+            for sample, own in zip(samples_of(groups), log_probs, strict=True):
+                sample.teacher_log_probs = own
         if needs.critic:
             assert self.critic is not None
             with clock.part("values"):
                 values = await self.critic.values(sequences, packed.critic)
-            note_values(groups, values)
-            sequences = with_values(sequences, values)
+            sequences = with_values(sequences, groups, values)
         return with_advantages(sequences, groups, self.algorithm)
 
     async def _old_log_probs(
@@ -100,5 +99,6 @@ class Passes:
         if not are_old:
             log_probs = None  # those of the engines are the old ones
         if needs.old_log_probs and (needs.policy_log_probs or log_probs is not None):
-            note(groups, "policy_log_probs", log_probs)
-        return with_old_log_probs(sequences, log_probs) if log_probs and several else sequences
+            for number, sample in enumerate(samples_of(groups)):
+                sample.policy_log_probs = sample.log_probs if log_probs is None else log_probs[number]
+        return with_arrays(sequences, old_log_probs=log_probs) if log_probs and several else sequences

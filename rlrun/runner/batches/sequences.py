@@ -18,8 +18,12 @@ Array = NDArray[np.float32]
 
 def images_of(groups: Sequence[Group]) -> list[PlacedImage]:
     """Returns the images of all samples, in order; those that samples share several times."""
-    samples = [sample for group in groups for sample in group.samples]
-    return [image for sample in samples for image in (*sample.prompt.images, *sample.images)]
+    return [image for sample in samples_of(groups) for image in (*sample.prompt.images, *sample.images)]
+
+
+def samples_of(groups: Sequence[Group]) -> list[Sample]:
+    """Returns the samples of all groups, in order."""
+    return [sample for group in groups for sample in group.samples]
 
 
 def to_sequences(
@@ -29,7 +33,7 @@ def to_sequences(
 
     A sample without a response trains nothing, but counts in the denominators of the loss.
     """
-    samples = [sample for group in groups for sample in group.samples]
+    samples = samples_of(groups)
     width = max((sample.experts.shape[1] for sample in samples if sample.experts is not None), default=0)
     return [_with_images(_sequence(sample, width), sample, patches) for sample in samples]
 
@@ -38,11 +42,7 @@ def with_current_tokens(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], version: int
 ) -> list[TrainSequence]:
     """Returns the sequences with marks on the tokens that weights `version` made."""
-    samples = [sample for group in groups for sample in group.samples]
-    return [
-        replace(sequence, current=_made_by(version, sample))
-        for sequence, sample in zip(sequences, samples, strict=True)
-    ]
+    return with_arrays(sequences, current=[_made_by(version, sample) for sample in samples_of(groups)])
 
 
 def _made_by(version: int, sample: Sample) -> Array:
@@ -52,60 +52,51 @@ def _made_by(version: int, sample: Sample) -> Array:
     return current
 
 
+def with_reference(
+    sequences: Sequence[TrainSequence], groups: Sequence[Group], log_probs: Sequence[Array]
+) -> list[TrainSequence]:
+    """Returns the sequences with the reference's log-probs, which the samples get too, for the advantages."""
+    for sample, values in zip(samples_of(groups), log_probs, strict=True):
+        sample.reference_log_probs = values
+    return with_arrays(sequences, reference_log_probs=log_probs)
+
+
+def with_values(
+    sequences: Sequence[TrainSequence], groups: Sequence[Group], values: Sequence[Array]
+) -> list[TrainSequence]:
+    """Returns the sequences with the critic's values `[R + 1]` from before the update, without the last one.
+
+    The samples get all of them, for the advantages.
+    """
+    for sample, own in zip(samples_of(groups), values, strict=True):
+        sample.values, sample.value_after = own[:-1], float(own[-1])
+    return with_arrays(sequences, values=[own[:-1] for own in values])
+
+
 def with_advantages(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], algorithm: Advantages
 ) -> list[TrainSequence]:
-    """Returns the sequences with the algorithm's advantages, and with returns if it has a critic."""
-    advantages = algorithm.advantages(groups)
-    note(groups, "advantages", advantages)
-    trained = [
-        replace(sequence, advantages=values) for sequence, values in zip(sequences, advantages, strict=True)
-    ]
-    if not algorithm.needs.critic:
-        return trained
-    returns = algorithm.returns(groups)
-    return [replace(sequence, returns=values) for sequence, values in zip(trained, returns, strict=True)]
+    """Returns the sequences with the algorithm's advantages, and with returns if it has a critic.
 
-
-def with_old_log_probs(sequences: Sequence[TrainSequence], log_probs: Sequence[Array]) -> list[TrainSequence]:
-    """Returns the sequences with the trainer's log-probs from before the first update."""
-    return [
-        replace(sequence, old_log_probs=values) for sequence, values in zip(sequences, log_probs, strict=True)
-    ]
-
-
-def with_reference(sequences: Sequence[TrainSequence], log_probs: Sequence[Array]) -> list[TrainSequence]:
-    """Returns the sequences with the reference's log-probs."""
-    return [
-        replace(sequence, reference_log_probs=values)
-        for sequence, values in zip(sequences, log_probs, strict=True)
-    ]
-
-
-def with_values(sequences: Sequence[TrainSequence], values: Sequence[Array]) -> list[TrainSequence]:
-    """Returns the sequences with the critic's values `[R + 1]` before the update, without the last one."""
-    return [
-        replace(sequence, values=sample_values[:-1])
-        for sequence, sample_values in zip(sequences, values, strict=True)
-    ]
-
-
-def note(groups: Sequence[Group], name: str, arrays: Sequence[Array] | None) -> None:
-    """Sets one array per sequence on its sample, as attribute `name`: a model's log-probs, or advantages.
-
-    None: sets the log-probs that the engine returned with the sample.
+    The samples get the advantages too: they are saved for people to read.
     """
-    samples = [sample for group in groups for sample in group.samples]
-    log_probs = [sample.log_probs for sample in samples] if arrays is None else arrays
-    for sample, array in zip(samples, log_probs, strict=True):
-        setattr(sample, name, array)
+    advantages = algorithm.advantages(groups)
+    for sample, values in zip(samples_of(groups), advantages, strict=True):
+        sample.advantages = values
+    if not algorithm.needs.critic:
+        return with_arrays(sequences, advantages=advantages)
+    return with_arrays(sequences, advantages=advantages, returns=algorithm.returns(groups))
 
 
-def note_values(groups: Sequence[Group], values: Sequence[Array]) -> None:
-    """Sets the critic's values `[R + 1]` of each sequence on its sample, for the advantages."""
-    samples = [sample for group in groups for sample in group.samples]
-    for sample, sample_values in zip(samples, values, strict=True):
-        sample.values, sample.value_after = sample_values[:-1], float(sample_values[-1])
+def with_arrays(sequences: Sequence[TrainSequence], **arrays: Sequence[Array]) -> list[TrainSequence]:
+    """Returns the sequences with other arrays; each argument has the name of a field, and one array per
+    sequence.
+    """
+    rows = zip(*arrays.values(), strict=True)
+    return [
+        replace(sequence, **dict(zip(arrays, row, strict=True)))
+        for sequence, row in zip(sequences, rows, strict=True)
+    ]
 
 
 def _sequence(sample: Sample, width: int) -> TrainSequence:

@@ -7,8 +7,8 @@ They hold numpy arrays, so that they are cheap to send to another process and te
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,22 @@ class ImagePatches:
 
 
 @dataclass(frozen=True, slots=True)
+class PerToken:
+    """Marks a field of `TrainSequence` that has one entry per token.
+
+    This declares the array for all that carries it: `Columns` sends every marked field to the ranks, and a
+    field of the same name in `LossBatch` has it on the device.
+    """
+
+    length: Literal["P + R", "R"]
+    dtype: type[np.generic]
+
+
+ResponseArray = Annotated[NDArray[np.float32], PerToken("R", np.float32)]
+"""`[R]` one number per response token."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSequence:
     """A sample as the trainer sees it: a prompt of P tokens and a response of R tokens.
 
@@ -81,33 +97,33 @@ class TrainSequence:
         )
     """
 
-    tokens: NDArray[np.int32]
+    tokens: Annotated[NDArray[np.int32], PerToken("P + R", np.int32)]
     """`[P + R]` token ids."""
     prompt_length: int
     """P, at least 1."""
-    loss_mask: NDArray[np.float32]
+    loss_mask: ResponseArray
     """`[R]`, 1 for tokens that are trained on, 0 for all others."""
-    advantages: NDArray[np.float32]
+    advantages: ResponseArray
     """`[R]`"""
-    rollout_log_probs: NDArray[np.float32]
+    rollout_log_probs: ResponseArray
     """`[R]` log-probs that the engine returned; zeros without a rollout (SFT)."""
     execution: str
     """Id of the execution: its sequences count once in the loss, together."""
-    old_log_probs: NDArray[np.float32] | None = None
+    old_log_probs: ResponseArray | None = None
     """`[R]` log-probs of the old policy. None: the loss uses the rollout's, or, with one optimizer step, the
     detached new ones; the spec decides."""
-    reference_log_probs: NDArray[np.float32] | None = None
+    reference_log_probs: ResponseArray | None = None
     """`[R]` log-probs of the reference; None unless the algorithm needs it."""
-    values: NDArray[np.float32] | None = None
+    values: ResponseArray | None = None
     """`[R]` values of the critic before the update; None unless the algorithm needs a critic."""
-    returns: NDArray[np.float32] | None = None
+    returns: ResponseArray | None = None
     """`[R]` targets that the critic is fitted to; None unless the algorithm needs a critic."""
-    experts: NDArray[np.int16] | None = None
+    experts: Annotated[NDArray[np.int16], PerToken("P + R", np.int16)] | None = None
     """`[P + R, layers × K]` experts to route each token to, -1 if the router decides. None: the router
     decides everywhere."""
     sampling_mask: SamplingMask | None = None
     """The tokens that each of the R softmaxes runs over; None: all run over the whole vocabulary."""
-    current: NDArray[np.float32] | None = None
+    current: ResponseArray | None = None
     """`[R]` 1 for tokens that the weights before the update made, 0 for those of older weights; None unless
     `true_on_policy` is set."""
     images: tuple[ImagePatches, ...] = ()
@@ -119,6 +135,20 @@ class TrainSequence:
     def placed_images(self) -> tuple[PlacedImage, ...]:
         """Returns the images as engines take them; none in the trainer's processes."""
         return tuple(patches.placed for patches in self.images if patches.placed is not None)
+
+
+def _mark(annotation: Any) -> PerToken | None:
+    """Returns the mark of a field's type, which may be optional."""
+    marks = [
+        mark for part in (annotation, *get_args(annotation)) for mark in getattr(part, "__metadata__", ())
+    ]
+    return next((mark for mark in marks if isinstance(mark, PerToken)), None)
+
+
+PER_TOKEN: Mapping[str, PerToken] = {
+    field.name: mark for field in fields(TrainSequence) if (mark := _mark(field.type)) is not None
+}
+"""Every field of `TrainSequence` with one entry per token."""
 
 
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"

@@ -5,7 +5,7 @@ import pytest
 
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.columns import concatenate_log_probs, from_columns, split_log_probs, to_columns
-from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import PER_TOKEN, TrainSequence
 
 
 def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
@@ -25,6 +25,7 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         reference_log_probs=floats() if extra else None,
         values=floats() if extra else None,
         returns=floats() if extra else None,
+        current=floats() if extra else None,
         experts=rng.integers(-1, 8, (prompt + response, 6)).astype(np.int16) if extra else None,
         sampling_mask=mask(rng, response) if extra else None,
     )
@@ -49,6 +50,11 @@ def test_sequences_come_back_as_they_were(extra: bool) -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_every_array_with_an_entry_per_token_is_sent_as_one_column() -> None:
+    arrays = {field.name for field in fields(TrainSequence) if "dtype" in str(field.type)}
+    assert set(to_columns([sequence(1, 4, True)], [0]).arrays) == arrays == set(PER_TOKEN)
+
+
 def test_a_sequence_without_a_mask_beside_one_with_a_mask_is_of_the_whole_vocabulary() -> None:
     masked = replace(
         sequence(1, 2), sampling_mask=SamplingMask(np.array([4], np.int32), np.array([0, 1], np.int32))
@@ -62,7 +68,7 @@ def test_a_sequence_without_a_mask_beside_one_with_a_mask_is_of_the_whole_vocabu
 def test_a_rank_without_sequences_gets_none() -> None:
     columns = to_columns([sequence(1, 1)], [])
     assert from_columns(columns) == {}
-    assert len(columns.tokens) == len(columns.loss_mask) == 0
+    assert not columns.arrays
 
 
 def test_log_probs_for_some_only_are_our_mistake() -> None:

@@ -2,7 +2,7 @@ import numpy as np
 
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.reduction import token_scales
-from rlrun.runner.batches.sequences import note, to_sequences
+from rlrun.runner.batches.sequences import to_sequences, with_reference
 from tests.runner.loop_fakes import prompt, sample
 
 
@@ -13,9 +13,9 @@ def test_a_sample_without_a_response_counts_among_the_step_s() -> None:
     masks, executions = [one.loss_mask for one in sequences], [one.execution for one in sequences]
     assert token_scales(masks, executions, "per_sample_mean", 8)[0] == 1 / (2 * 2)
     assert token_scales(masks, executions, "dr_grpo", 8)[0] == 1 / (2 * 8)
-    note(groups, "teacher_log_probs", [np.ones(2, np.float32), np.zeros(0, np.float32)])
-    said = [one.teacher_log_probs for one in groups[0].samples]
-    assert [len(array) for array in said if array is not None] == [2, 0]
+    with_reference(sequences, groups, [np.ones(2, np.float32), np.zeros(0, np.float32)])
+    arrays = [one.reference_log_probs for one in groups[0].samples]
+    assert [len(array) for array in arrays if array is not None] == [2, 0]
 
 
 def test_tokens_without_recorded_experts_are_left_to_the_router() -> None:

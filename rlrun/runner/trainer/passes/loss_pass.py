@@ -70,7 +70,7 @@ class LossPass:
         token_losses, values = self._evaluate(log_probs, entropy, old, batch)
         loss = (token_losses * batch.weights).sum()
         meter.add_token_means(values, batch.weights)
-        meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.mask.sum()})
+        meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.loss_mask.sum()})
         if self._algorithm.needs.rollout:
             _compare_with_rollout(log_probs.detach() if self._old_is_rollout else old, batch, meter)
         return loss
@@ -84,7 +84,7 @@ class LossPass:
         token that the policy would never have written, such as a tool's answer, could have an infinite loss
         (k3), and infinity times its weight of 0 is NaN.
         """
-        trained, policy = batch.mask > 0, log_probs.detach()
+        trained, policy = batch.loss_mask > 0, log_probs.detach()
         old = old.where(trained, policy)
         reference = batch.reference_log_probs
         outputs = self._algorithm.loss(
@@ -95,7 +95,7 @@ class LossPass:
                 rollout_log_probs=batch.rollout_log_probs.where(trained, policy),
                 reference_log_probs=None if reference is None else reference.where(trained, policy),
                 advantages=batch.advantages,
-                mask=batch.mask,
+                mask=batch.loss_mask,
                 sample=batch.sample,
                 num_samples=batch.num_samples,
             )
@@ -112,7 +112,7 @@ def _compare_with_rollout(ours: torch.Tensor, batch: LossBatch, meter: Meter) ->
     `ours` are the old log-probs; where those are the engine's own, the log-probs of the trained policy.
     With `true_on_policy`, tokens that older weights made do not count.
     """
-    compared = batch.mask if batch.current is None else batch.mask * batch.current
+    compared = batch.loss_mask if batch.current is None else batch.loss_mask * batch.current
     difference = (ours - batch.rollout_log_probs).abs() * (compared > 0)
     meter.add({DIFFERENCE: (difference * batch.weights).sum()})
     meter.raise_to({f"{DIFFERENCE}_max": difference.max() if len(difference) else 0.0})

@@ -4,7 +4,8 @@ A document is one sequence, or a tree of sequences that share prefixes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from rlrun.models.vision import VisionTower
 from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.runner.batches.prefixes import Forest, forest_size, separate_forest, shared_forest
-from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import PER_TOKEN, TrainSequence
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.vision_tower import PackedImages
@@ -23,16 +24,6 @@ from rlrun.runner.trainer.transfers import to_device
 
 FILLER = 64
 """The length of the documents that fill up a pack: short, because attention costs the square of it."""
-
-_COLUMNS = (
-    "loss_mask",
-    "advantages",
-    "rollout_log_probs",
-    "old_log_probs",
-    "reference_log_probs",
-    "current",
-)
-"""The fields of a `TrainSequence` with a number per response token that a policy's loss reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +63,26 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class LossBatch:
-    """The inputs of the loss for the response tokens of a pack, `[R]` float32 unless noted."""
+    """The inputs of the loss for the response tokens of a pack, `[R]` float32 unless noted.
 
-    mask: torch.Tensor
-    weights: torch.Tensor
-    """The mask times the sequence's weight in the step's loss."""
+    Fields that have the name of a per-token array of `TrainSequence` hold that array.
+    """
+
+    loss_mask: torch.Tensor
     advantages: torch.Tensor
     rollout_log_probs: torch.Tensor
     old_log_probs: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
     current: torch.Tensor | None
-    """As in `TrainSequence`."""
+    weights: torch.Tensor
+    """The mask times the sequence's weight in the step's loss."""
     sample: torch.Tensor
     """int64: the document that a token belongs to."""
     num_samples: int
+
+
+_ARRAYS = tuple(field.name for field in fields(LossBatch) if field.name in PER_TOKEN)
+"""The per-token arrays that the loss reads, the mask first."""
 
 
 def make_pack(
@@ -227,29 +224,25 @@ def make_loss_batch(
     sequences: Sequence[TrainSequence], scales: Sequence[float], old_is_rollout: bool, device: torch.device
 ) -> LossBatch:
     """Returns the loss's inputs for `make_pack(sequences, …)`; `scales` is TrainStep.scale per sequence."""
-    columns = {
+    arrays = {
         name: [value for sequence in sequences if (value := getattr(sequence, name)) is not None]
-        for name in _COLUMNS
+        for name in _ARRAYS
     }
-    assert all(len(values) in (0, len(sequences)) for values in columns.values())
-    # without sequences every column has its 0 values
-    names = [name for name in _COLUMNS if len(columns[name]) == len(sequences)]
+    assert all(len(values) in (0, len(sequences)) for values in arrays.values())
+    # without sequences every array has its 0 values
+    names = [name for name in _ARRAYS if len(arrays[name]) == len(sequences)]
     lengths = [len(sequence.loss_mask) for sequence in sequences]
     table = np.empty((len(names) + 1, sum(lengths)), np.float32)  # one table is one copy
     for row, name in zip(table, names, strict=False):
-        np.concatenate([row[:0], *columns[name]], out=row, casting="same_kind")
+        np.concatenate([row[:0], *arrays[name]], out=row, casting="same_kind")
     np.multiply(table[0], np.repeat(np.asarray(scales, np.float32), lengths), out=table[-1])
     *values, weights = to_device(table, device).unbind()
-    tensors = dict(zip(names, values, strict=True))
-    rollout = tensors["rollout_log_probs"]
+    tensors: dict[str, Any] = dict.fromkeys(_ARRAYS) | dict(zip(names, values, strict=True))
+    if tensors["old_log_probs"] is None and old_is_rollout:
+        tensors["old_log_probs"] = tensors["rollout_log_probs"]
     return LossBatch(
-        mask=tensors["loss_mask"],
+        **tensors,
         weights=weights,
-        advantages=tensors["advantages"],
-        rollout_log_probs=rollout,
-        old_log_probs=tensors.get("old_log_probs", rollout if old_is_rollout else None),
-        reference_log_probs=tensors.get("reference_log_probs"),
-        current=tensors.get("current"),
         sample=to_device(np.repeat(np.arange(len(sequences)), lengths), device),
         num_samples=len(sequences),
     )

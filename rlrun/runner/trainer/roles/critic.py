@@ -132,7 +132,7 @@ class Critic:
         # each response has R + 1 values, of which the loss takes the first R
         values = torch.cat([values[:0], *(own[:-1] for own in values.split(pack.response_lengths))])
         old, returns = (self._concatenate(sequences, name) for name in ("values", "returns"))
-        outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.mask))
+        outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.loss_mask))
         loss = (outputs.loss * batch.weights).sum()
         self._model.backward(loss)
         meter.add_token_means({**outputs.metrics, "values": old, "returns": returns}, batch.weights)

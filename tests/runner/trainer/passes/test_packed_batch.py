@@ -86,7 +86,7 @@ def test_the_largest_micro_batch_decides_about_the_common_size(share, expected):
 
 def test_every_token_weighs_its_sequences_share_where_it_is_trained():
     batch = make_loss_batch([ONE, TWO], [0.5, 0.25], False, CPU)
-    assert batch.mask.tolist() == [1, 0, 1, 1]
+    assert batch.loss_mask.tolist() == [1, 0, 1, 1]
     assert batch.weights.tolist() == [0.5, 0, 0.25, 0.25]
     assert batch.sample.tolist() == [0, 0, 1, 1]
     assert batch.num_samples == 2

@@ -42,8 +42,8 @@ class LocalRank:
         self._actor = TrainerActor.__new__(TrainerActor)  # its own __init__ would redirect our output
         self._answer(self._actor.start(setup))
 
-    async def call(self, method: str, *args: Any, deadline: float) -> Any:
-        return self._answer(getattr(self._actor, method)(*args))
+    async def run(self, method: str, *args: Any, deadline: float) -> tuple[Any, float]:
+        return self._answer(self._actor.run(method, *args))
 
     def share(self, value: Any) -> Any:
         return value

@@ -40,9 +40,9 @@ def parity(name: str, dtype: str, *, share: bool = False) -> Measurement:
     if share:
         sequences = [with_prompt(sequence, index // 4) for index, sequence in enumerate(sequences)]
     [step] = steps = pack_steps(spec, sequences)
-    log_probs = rank.compute("policy", "log_probs", sequences, all_micro_batches(steps))
-    again = rank.compute("policy", "log_probs", sequences, all_micro_batches(steps))
-    [metrics] = rank.train("policy", sequences, steps)
+    log_probs = rank.policy.log_probs(sequences, all_micro_batches(steps))
+    again = rank.policy.log_probs(sequences, all_micro_batches(steps))
+    [metrics] = rank.policy.train(sequences, steps)
     rank.close()
     del rank
     model = load_reference(folder)

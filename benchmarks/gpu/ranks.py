@@ -141,8 +141,8 @@ def work(rank: int, port: int, out: Path) -> None:
     trainer = make_rank(spec, rank, parallel.world_size, port)
     sequences = make_sequences(8, 20, 60, 300)
     steps = pack_steps(spec, sequences, parallel.data_degree)
-    log_probs = trainer.compute("policy", "log_probs", sequences, all_micro_batches(steps))
-    [metrics] = trainer.train("policy", sequences, steps)
+    log_probs = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    [metrics] = trainer.policy.train(sequences, steps)
     arrays = {str(index): values for index, values in log_probs.items()}
     np.savez(out / f"{rank}.npz", norm=metrics["train/grad_norm"], **arrays)
     trainer.close()

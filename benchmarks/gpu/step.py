@@ -59,10 +59,10 @@ def step(name: str, goals: tuple[Goal, ...] = (), **trainer: Any) -> Measurement
     rank = make_rank(spec)
     build_seconds = time.perf_counter() - start
     sequences, steps = batch(spec)
-    rank.train("policy", sequences, steps)
+    rank.policy.train(sequences, steps)
     reset_peak()
     metrics: list[dict[str, float]] = []
-    seconds = seconds_of(lambda: metrics.extend(rank.train("policy", sequences, steps)))
+    seconds = seconds_of(lambda: metrics.extend(rank.policy.train(sequences, steps)))
     figures = {
         "build_seconds": build_seconds,
         "seconds": seconds,
@@ -74,7 +74,7 @@ def step(name: str, goals: tuple[Goal, ...] = (), **trainer: Any) -> Measurement
     }
     if ON_GPU:
         figures |= {"mfu": mfu(spec, sequences, seconds)} if local_gpu() else {}
-        figures |= profile(lambda: rank.train("policy", sequences, steps))
+        figures |= profile(lambda: rank.policy.train(sequences, steps))
     rank.close()
     held = tuple(goal for goal in goals if ON_GPU and goal.figure in figures)
     return Measurement(figures, held)
@@ -167,7 +167,7 @@ def shared_rank() -> tuple[TrainerRank, Spec, Any, Any]:
     spec = make_bfloat16_spec("0.6B")
     rank = make_rank(spec)
     sequences, steps = batch(spec)
-    rank.train("policy", sequences, steps)
+    rank.policy.train(sequences, steps)
     return rank, spec, sequences, steps
 
 
@@ -183,7 +183,7 @@ def overhead() -> Measurement:
     bare = Bare(SimpleNamespace(rank=rank, device=DEVICE), spec, sequences, steps[0])
     bare.step()
     rounds = [
-        (seconds_of(lambda: rank.train("policy", sequences, steps)), seconds_of(bare.step))
+        (seconds_of(lambda: rank.policy.train(sequences, steps)), seconds_of(bare.step))
         for _ in range(ROUNDS)
     ]
     ratios = sorted(ours / theirs for ours, theirs in rounds)
@@ -217,7 +217,7 @@ def parking() -> Measurement:
 def log_probs() -> np.ndarray:
     """Returns the log-probs of the shared rank's sequences, one after the other."""
     rank, _, sequences, steps = shared_rank()
-    found = rank.compute("policy", "log_probs", sequences, all_micro_batches(steps))
+    found = rank.policy.log_probs(sequences, all_micro_batches(steps))
     return np.concatenate([found[index] for index in range(len(sequences))])
 
 
@@ -246,7 +246,7 @@ def saving() -> Measurement:
     folder, saved = FOLDER / "checkpoint", log_probs()
     copying = seconds_of(lambda: rank.begin_save(folder))
     writing = seconds_of(lambda: wait_for(rank.saved))
-    rank.train("policy", sequences, steps)
+    rank.policy.train(sequences, steps)
     moved = not np.array_equal(log_probs(), saved)
     loading = seconds_of(lambda: rank.load(folder))
     figures = {

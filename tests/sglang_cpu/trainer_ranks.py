@@ -25,8 +25,12 @@ class PipedRank:
         self._pipe = pipe
         self._turn = asyncio.Lock()
 
+    async def run(self, method: str, *args: Any, deadline: float) -> tuple[Any, float]:
+        """Runs a method of the rank."""
+        return await self.call("run", method, *args, deadline=deadline)
+
     async def call(self, method: str, *args: Any, deadline: float) -> Any:
-        """Run a method there."""
+        """Runs a method of the process's actor, or `use`."""
         del deadline
         async with self._turn:
             self._pipe.send((method, args))

@@ -12,6 +12,8 @@ from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.runner.contracts.carriers import PER_TOKEN, ImagePatches, TrainSequence
 
 Array = NDArray[np.float32]
+JoinedArrays = tuple[list[int], list[int], Array]
+"""Arrays by index, as indices, lengths and one long array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
     return sequences
 
 
-def concatenate_log_probs(log_probs: Mapping[int, Array]) -> tuple[list[int], list[int], Array]:
+def concatenate_log_probs(log_probs: Mapping[int, Array]) -> JoinedArrays:
     """Returns log-probs by index as indices, lengths and one long array."""
     return (
         list(log_probs),

@@ -18,7 +18,7 @@ from rlrun.models.foreign_files import open_regular
 from rlrun.models.json_files import parse_json
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoints_in
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.contracts.interfaces import Trainer
+from rlrun.runner.contracts.interfaces import TrainingState
 from rlrun.specs.paths import display_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.step_names import step_of
@@ -41,7 +41,7 @@ class DamagedCheckpoint(JobError):
         super().__init__(f"{'; '.join(named[:_SHOWN])}{more}. {_cure(checkpoint)}")
 
 
-async def open_checkpoint(checkpoint: Path, trainer: Trainer | None) -> dict[str, Any]:
+async def open_checkpoint(checkpoint: Path, trainer: TrainingState | None) -> dict[str, Any]:
     """Returns the driver's state of a checkpoint, after comparing all files that will be read with their
     checksums. DamagedCheckpoint if a file differs.
     """

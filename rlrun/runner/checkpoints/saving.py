@@ -29,7 +29,7 @@ from rlrun.runner.checkpoints.folder import (
     temporary_path,
 )
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.contracts.interfaces import Trainer
+from rlrun.runner.contracts.interfaces import TrainingState
 from rlrun.runner.host.atomic_files import json_bytes, sync_tree, write_bytes, write_text
 from rlrun.runner.host.background import cancel_all
 from rlrun.specs.paths import display_path
@@ -52,7 +52,7 @@ class Checkpoints:
         self._writing: asyncio.Task[None] | None = None
         self._completing: asyncio.Future[None] | None = None
 
-    async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
+    async def save(self, trainer: TrainingState | None, step: int, driver: dict[str, Any]) -> None:
         """Saves the driver's state, and the trainer's if there is a trainer, as `step-<step>`.
 
         Raises JobError if the disk fails; older checkpoints remain.
@@ -85,7 +85,9 @@ class Checkpoints:
         if self._completing is not None:
             await asyncio.wait([self._completing])
 
-    async def _write(self, trainer: Trainer, temporary: Path, step: int, driver: dict[str, Any]) -> None:
+    async def _write(
+        self, trainer: TrainingState, temporary: Path, step: int, driver: dict[str, Any]
+    ) -> None:
         """Waits for the trainer's part and completes the checkpoint, while training continues."""
         with self._disk_errors_reported(step, temporary):
             digests = await trainer.saved()

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
 from rlrun.runner.cluster.placement import BundleSlot
+from rlrun.runner.cluster.rank_calls import Shared
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_nodes import Node
 from rlrun.runner.cluster.trainer_actor import TrainerActor
@@ -65,16 +66,32 @@ class Process:
         return self.request.log
 
     async def call(self, method: str, *args: Any, deadline: float) -> Any:
-        """Runs a method in the process and returns its result.
+        """Runs a method of the process's actor and returns its result.
 
         Raises ProcessFailure when the process dies, or the method raises or does not end within `deadline`
         seconds.
         """
-        called = getattr(self._actor, method)
-        if method in self.request.kind.called_aside:
-            called = called.options(concurrency_group=ASIDE)
+        return await self._answer(method, self._remote(method, method).remote(*args), deadline)
+
+    async def run(self, method: str, *args: Any, deadline: float) -> tuple[Any, float]:
+        """Runs a method of the rank that a TrainerActor holds; returns its result and the seconds that it
+        took. Raises ProcessFailure as `call` does.
+        """
+        answer: tuple[Any, float] = await self._answer(
+            method, self._remote("run", method).remote(method, *args), deadline
+        )
+        return answer
+
+    def _remote(self, actor_method: str, method: str) -> Any:
+        """Returns a method of the actor; `method`, which it runs, may be one that is called aside."""
+        called = getattr(self._actor, actor_method)
+        aside = method in self.request.kind.called_aside
+        return called.options(concurrency_group=ASIDE) if aside else called
+
+    async def _answer(self, method: str, pending: Any, deadline: float) -> Any:
+        """Waits for a call of the actor; see `call`."""
         try:
-            answer = await with_deadline(called.remote(*args), deadline)
+            answer = await with_deadline(pending, deadline)
         except TimeoutError:
             what = f"{method!r} did not end within {deadline:g} s"
             raise ProcessFailure(self.name, "hung", what, self.log) from None
@@ -90,9 +107,10 @@ class Process:
             )
         return answer
 
-    def share(self, value: Any) -> Any:
-        """Stores a large argument once, for calls to several processes."""
-        return ray.put(value)
+    def share(self, value: Shared) -> Shared:
+        """Stores a large argument once; returns a reference, which Ray replaces by the argument in calls."""
+        reference: Shared = ray.put(value)
+        return reference
 
     async def watch(self, deadline: float = _PASS_SECONDS) -> None:
         """Never returns; raises ProcessFailure as soon as the process is gone, unhealthy, or does not answer

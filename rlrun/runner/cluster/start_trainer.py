@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.runner.cluster.placement import Placement
+from rlrun.runner.cluster.rank_calls import run_on
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.cluster.trainer_actor import TrainerActor
@@ -63,7 +64,7 @@ class TrainerRanks:
     async def offload(self) -> None:
         """Frees the devices' memory for engines that start there."""
         await gather_or_first_cause(
-            [process.call("offload", deadline=_BOOT_SECONDS) for process in self.processes]
+            [run_on(process, lambda rank: rank.offload(), _BOOT_SECONDS) for process in self.processes]
         )
 
     async def watch(self) -> None:

@@ -5,18 +5,19 @@ sequences ──▶ columns of data rank d ──▶ ranks of d ──▶ collec
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.converters.folders.checksums import Digests
-from rlrun.runner.batches.columns import split_log_probs, to_columns
+from rlrun.runner.batches.columns import Columns, split_log_probs, to_columns
 from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.cluster.rank_calls import Answer, RemoteRank, run_on
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainSequence, TrainStep
 from rlrun.runner.contracts.step_clock import Span
 from rlrun.runner.contracts.update_metrics import combine_ranks
@@ -31,6 +32,9 @@ from rlrun.runner.engines.pool.delivery import WeightsMoved
 from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 
+if TYPE_CHECKING:
+    from rlrun.runner.trainer.roles.rank import TrainerRank
+
 PASS_SECONDS = 4 * 3600.0
 """Deadline of one pass over a step's sequences, or of writing or reading a checkpoint."""
 
@@ -41,20 +45,13 @@ SAVE_POLL_SECONDS = 0.5
 """How long to wait before asking again whether a checkpoint is written; ranks answer between passes."""
 
 
-class Rank(Protocol):
-    """One trainer rank in a process of its own (rlrun.runner.cluster.trainer_actor.TrainerActor)."""
-
-    def call(self, method: str, *args: Any, deadline: float) -> Awaitable[Any]:
-        """Runs a method in the rank's process. ProcessFailure when the rank dies or raises."""
-
-    def share(self, value: Any) -> Any:
-        """Sends a large argument ahead once, so that the calls of several ranks can refer to it."""
+Own = TypeVar("Own")
 
 
 class TrainerGroup:
     """The ranks of the trainer, seen from the driver."""
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
+    def __init__(self, ranks: Sequence[RemoteRank]) -> None:
         self._ranks = ranks
         self._seconds = 0.0
         self._spans: list[Span] = []
@@ -78,7 +75,11 @@ class TrainerGroup:
         `data_ranks` is the part of the data that each rank sees, for which `micro_batches` were packed.
         """
         shares = self._shares(sequences, micro_batches, data_ranks)
-        answers = await self._timed("compute", [(role, output, share, micro_batches) for share in shares])
+        answers = await self._timed(
+            f"compute {role}",
+            lambda rank, columns: rank.compute(role, output, columns, micro_batches),
+            shares,
+        )
         arrays = {index: array for answer in answers for index, array in split_log_probs(*answer).items()}
         return [arrays[index] for index in range(len(arrays))]
 
@@ -92,33 +93,30 @@ class TrainerGroup:
     ) -> list[dict[str, float]]:
         """Takes optimizer steps with the policy or the critic; returns the metrics of each step."""
         shares = self._shares(sequences, all_micro_batches(steps), data_ranks)
-        arguments = [(role, share, list(steps)) for share in shares]
-        if role != "policy":  # engines never read the critic's weights
-            return await self._metrics(arguments)
-        async with self._policy_lock:
-            self._written = -1
-            return await self._metrics(arguments)
-
-    async def _metrics(self, arguments: Sequence[tuple[Any, ...]]) -> list[dict[str, float]]:
-        answers: list[list[dict[str, float]]] = await self._timed("train", arguments)
+        async with nullcontext() if role != "policy" else self._policy_lock:
+            if role == "policy":  # engines never read the critic's weights
+                self._written = -1
+            answers = await self._timed(
+                f"train {role}", lambda rank, columns: rank.train(role, columns, list(steps)), shares
+            )
         return [combine_ranks(step) for step in zip(*answers, strict=True)]
 
     async def begin_profile(self) -> None:
         """Makes every rank record what it computes, until `end_profile`."""
-        await self._broadcast("begin_profile")
+        await self._broadcast(lambda rank: rank.begin_profile())
 
     async def end_profile(self, folder: Path) -> None:
         """Writes what each rank recorded into `folder`."""
-        await self._scatter("end_profile", [(str(folder), rank) for rank in range(len(self._ranks))])
+        await self._broadcast(lambda rank: rank.end_profile(folder))
 
     async def update_reference(self) -> None:
         """Replaces the reference's weights by the policy's current ones."""
-        await self._broadcast("update_reference")
+        await self._broadcast(lambda rank: rank.update_reference())
 
     async def write_weights(self, version: int) -> WeightUpdate:
         """Writes the policy's weights where the engines can read them, or announces them."""
         async with self._policy_lock:
-            updates = await self._broadcast("write_weights", version)
+            updates = await self._broadcast(lambda rank: rank.write_weights(version))
             self._written = version
         [update] = [update for update in updates if update is not None]
         return update
@@ -132,11 +130,11 @@ class TrainerGroup:
         async with self._policy_lock:
             if version != self._written:
                 raise WeightsMoved(f"the trainer no longer has weights {version}")
-            yield self._streams(await self._broadcast("begin_weights", readers))
+            yield self._streams(await self._broadcast(lambda rank: rank.begin_weights(readers)))
 
     def _streams(self, members: Sequence[StreamMember]) -> list[WeightStream]:
         """Returns the streams that the ranks are members of."""
-        ranks: dict[int, list[Rank]] = {}
+        ranks: dict[int, list[RemoteRank]] = {}
         groups: dict[int, GroupAddress] = {}
         for rank, member in zip(self._ranks, members, strict=True):
             ranks.setdefault(member.stream, []).append(rank)
@@ -149,33 +147,33 @@ class TrainerGroup:
             for stream, own in ranks.items()
         ]
 
-    async def _next_bucket(self, ranks: Sequence[Rank]) -> WeightBucket:
-        calls = [rank.call("next_bucket", deadline=PASS_SECONDS) for rank in ranks]
+    async def _next_bucket(self, ranks: Sequence[RemoteRank]) -> WeightBucket:
+        calls = [run_on(rank, lambda rank: rank.next_bucket(), PASS_SECONDS) for rank in ranks]
         buckets = await gather_or_first_cause(calls)
-        return WeightBucket.merge([bucket for bucket in buckets if bucket is not None])
+        return WeightBucket.merge([bucket for bucket, _ in buckets if bucket is not None])
 
-    async def _abort_weights(self, sender: Rank, reason: str) -> None:
+    async def _abort_weights(self, sender: RemoteRank, reason: str) -> None:
         """`sender`: the first rank of a stream, which is the only one that waits for engines."""
-        await sender.call("abort_weights", reason, deadline=_ABORT_SECONDS)
+        await run_on(sender, lambda rank: rank.abort_weights(reason), _ABORT_SECONDS)
 
     async def offload(self) -> None:
         """Moves all training state off the devices; until `reload` no other method may be called."""
-        await self._broadcast("offload")
+        await self._broadcast(lambda rank: rank.offload())
 
     async def reload(self) -> None:
         """Moves training state back to the devices; does nothing if it was not offloaded."""
-        await self._broadcast("reload")
+        await self._broadcast(lambda rank: rank.reload())
 
     async def save(self, folder: Path) -> Digests:
         """Writes all training state into `folder` and returns the checksums of all files.
 
         OSError when a rank could not write.
         """
-        return _merge(await self._on_disk("save", folder))
+        return _merge(await self._on_disk(lambda rank: rank.save(folder)))
 
     async def begin_save(self, folder: Path) -> None:
         """Copies all training state, which is then written into `folder` while training continues."""
-        await self._on_disk("begin_save", folder)
+        await self._on_disk(lambda rank: rank.begin_save(folder))
 
     async def saved(self) -> Digests:
         """Waits until the last `begin_save` is on disk and returns the checksums of all files.
@@ -186,8 +184,8 @@ class TrainerGroup:
         with self._os_errors():
             pending = list(self._ranks)
             while pending:
-                calls = [rank.call("saved", deadline=PASS_SECONDS) for rank in pending]
-                answers = await gather_or_first_cause(calls)
+                calls = [run_on(rank, lambda rank: rank.saved(), PASS_SECONDS) for rank in pending]
+                answers = [answer for answer, _ in await gather_or_first_cause(calls)]
                 digests += [answer for answer in answers if answer is not None]
                 pending = [rank for rank, answer in zip(pending, answers, strict=True) if answer is None]
                 if pending:
@@ -202,17 +200,18 @@ class TrainerGroup:
         names, size = sorted(digests), len(self._ranks)
         shares = [{name: digests[name] for name in names[rank::size]} for rank in range(size)]
         with self._os_errors():
-            return _merge(await self._scatter("check_files", [(str(folder), share) for share in shares]))
+            answers = await self._scatter(lambda rank, share: rank.check_files(folder, share), shares)
+        return _merge([problems for problems, _ in answers])
 
     async def load(self, folder: Path) -> None:
         """Loads training state that `save` wrote, also from another layout."""
         async with self._policy_lock:
             self._written = -1
-            await self._on_disk("load", folder)
+            await self._on_disk(lambda rank: rank.load(folder))
 
     async def export_hf(self, folder: Path) -> None:
         """Writes the policy as a Hugging Face folder. OSError when it could not be written."""
-        await self._on_disk("export_hf", folder)
+        await self._on_disk(lambda rank: rank.export_hf(folder))
 
     def seconds_used(self) -> float:
         """Returns the seconds that the slowest rank worked in passes and updates since the last call."""
@@ -226,7 +225,7 @@ class TrainerGroup:
 
     def _shares(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, data_ranks: Sequence[int]
-    ) -> list[Any]:
+    ) -> list[Columns]:
         """Returns each rank's sequences; those that several ranks see are sent ahead once."""
         shares = []
         for data_rank, batches in enumerate(micro_batches):
@@ -235,20 +234,22 @@ class TrainerGroup:
             shares.append(self._ranks[0].share(columns) if several else columns)
         return [shares[data_rank] for data_rank in data_ranks]
 
-    async def _timed(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method that also returns its seconds, and adds those of the slowest rank."""
+    async def _timed(
+        self, activity: str, call: "Callable[[TrainerRank, Own], Answer]", own: Sequence[Own]
+    ) -> list[Answer]:
+        """Calls every rank with its own argument, and adds the seconds of the slowest rank."""
         started = time.perf_counter()
-        answers = await self._scatter(method, arguments)
+        answers = await self._scatter(call, own)
         self._seconds += max(seconds for _, seconds in answers)
         self._spans += [
-            Span(f"rank {rank}", f"{method} {role}", started, started + seconds)
-            for rank, ((_, seconds), (role, *_)) in enumerate(zip(answers, arguments, strict=True))
+            Span(f"rank {rank}", activity, started, started + seconds)
+            for rank, (_, seconds) in enumerate(answers)
         ]
         return [answer for answer, _ in answers]
 
-    async def _on_disk(self, method: str, folder: Path) -> list[Any]:
+    async def _on_disk(self, call: "Callable[[TrainerRank], Answer]") -> list[Answer]:
         with self._os_errors():
-            return await self._broadcast(method, str(folder))
+            return await self._broadcast(call)
 
     @contextmanager
     def _os_errors(self) -> Iterator[None]:
@@ -259,19 +260,28 @@ class TrainerGroup:
             failure.raise_os_error()
             raise
 
-    async def _broadcast(self, method: str, *args: Any) -> list[Any]:
+    async def _broadcast(self, call: "Callable[[TrainerRank], Answer]") -> list[Answer]:
         """Calls every rank with the same arguments."""
-        return await self._scatter(method, [args] * len(self._ranks))
+        answers = await self._scatter(lambda rank, _: call(rank), self._ranks)
+        return [answer for answer, _ in answers]
 
-    async def _scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls every rank with its own arguments. All ranks are called at once: the work is collective, so
-        a rank that was called alone would wait for its peers.
+    async def _scatter(
+        self, call: "Callable[[TrainerRank, Own], Answer]", own: Sequence[Own]
+    ) -> list[tuple[Answer, float]]:
+        """Calls every rank with its own argument; returns answers and seconds.
+
+        All ranks are called at once: the work is collective, so a rank that was called alone would wait for
+        its peers.
         """
         calls = [
-            rank.call(method, *own, deadline=PASS_SECONDS)
-            for rank, own in zip(self._ranks, arguments, strict=True)
+            run_on(rank, partial(_with, call, argument), PASS_SECONDS)
+            for rank, argument in zip(self._ranks, own, strict=True)
         ]
         return await gather_or_first_cause(calls)
+
+
+def _with(call: "Callable[[TrainerRank, Own], Answer]", argument: Own, rank: "TrainerRank") -> Answer:
+    return call(rank, argument)
 
 
 def _merge(tables: Sequence[dict[str, str]]) -> dict[str, str]:

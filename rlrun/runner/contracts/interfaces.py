@@ -111,17 +111,8 @@ class RolloutContext:
     """How many executions run at once."""
 
 
-class Trainer(Protocol):
-    """The weights and checkpoints of all trainer ranks (rlrun.runner.cluster.trainer_group.TrainerGroup).
-
-    Their models are called through handles (rlrun.runner.batches.model_handle.ModelHandle).
-    """
-
-    async def update_reference(self) -> None:
-        """Copies the policy's current weights to the reference."""
-
-    async def write_weights(self, version: int) -> WeightUpdate:
-        """Writes the current weights to where the engines can read them, or announces them."""
+class TrainingState(Protocol):
+    """The state of all trainer ranks, for checkpoints (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
 
     async def save(self, folder: Path) -> Digests:
         """Writes all training state into `folder`; returns the checksum of every file by its path."""
@@ -137,18 +128,6 @@ class Trainer(Protocol):
 
     async def load(self, folder: Path) -> None:
         """Continues from training state that `save` wrote."""
-
-    async def export_hf(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder."""
-
-    async def begin_profile(self) -> None:
-        """Makes every rank record what it computes, until `end_profile`."""
-
-    async def end_profile(self, folder: Path) -> None:
-        """Writes what each rank recorded into `folder`."""
-
-    def seconds_used(self) -> float:
-        """Returns the seconds that the slowest rank spent in passes and updates since the last call."""
 
 
 class FrozenModel(Protocol):

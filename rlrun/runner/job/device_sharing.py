@@ -7,6 +7,7 @@ give_to_engines       the trainer offloads its state ─▶ engines allocate the
 
 from typing import Literal, Protocol
 
+from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.step_clock import StepClock
 
 
@@ -18,16 +19,6 @@ class SleepingEngines(Protocol):
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
         """Allocates memory again: the weights' before an update, the cache's before generation."""
-
-
-class OffloadableTrainer(Protocol):
-    """The memory of the trainer (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
-
-    async def offload(self) -> None:
-        """Moves the trainer's state from the devices to host memory."""
-
-    async def reload(self) -> None:
-        """Moves the state back to the devices. Does nothing for a trainer that was not offloaded."""
 
 
 class DeviceSharing(Protocol):
@@ -50,7 +41,7 @@ class DeviceSharing(Protocol):
 class SharedDevices:
     """Trainer and engines take turns on the same devices."""
 
-    def __init__(self, engines: SleepingEngines, trainer: OffloadableTrainer) -> None:
+    def __init__(self, engines: SleepingEngines, trainer: TrainerGroup) -> None:
         self._engines = engines
         self._trainer = trainer
         self.engines_awake = True

@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeVar
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.model_handle import ModelHandle
+from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import ImagePatches
-from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, Trainer, WeightReceiver
+from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, TrainingState, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
@@ -59,7 +60,7 @@ class Evaluation(Protocol):
 class Checkpoints(Protocol):
     """Keeps training state (rlrun.runner.checkpoints.saving.Checkpoints)."""
 
-    async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
+    async def save(self, trainer: TrainingState | None, step: int, driver: dict[str, Any]) -> None:
         """Saves the state completely or not at all; writing may last until `wait_until_written`.
 
         `trainer` is None in a run that only generates.
@@ -136,7 +137,7 @@ class RolloutJob:
     source: BatchSource
     journal: Journal
     checkpoints: Checkpoints
-    trainer: Trainer | None = None
+    trainer: TrainerGroup | None = None
     profiles: StepProfiles = field(default_factory=StepProfiles)
     """The steps that are recorded in detail."""
     evaluation: Evaluation | None = None
@@ -170,7 +171,7 @@ class Job(RolloutJob):
 
     algorithm: Advantages
     policy: ModelHandle
-    trainer: Trainer
+    trainer: TrainerGroup
     engines: WeightReceiver | None = None
     """None if neither rollout nor evaluation needs engines."""
     recompute_old: bool = True

@@ -7,7 +7,7 @@ from typing import Any
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoint_of, clear_unfinished
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint, open_checkpoint
 from rlrun.runner.checkpoints.saving import trainer_folder
-from rlrun.runner.contracts.interfaces import Trainer
+from rlrun.runner.contracts.interfaces import TrainingState
 from rlrun.runner.job.job import BatchSource, Checkpoints, Progress
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.debug import DebugSpec
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 async def restore_run(
-    folder: RunFolder, checkpoints: Checkpoints, source: BatchSource, trainer: Trainer | None
+    folder: RunFolder, checkpoints: Checkpoints, source: BatchSource, trainer: TrainingState | None
 ) -> Progress | None:
     """Loads the newest complete checkpoint; returns None if there is none, and the run starts from step 0."""
     clear_unfinished(folder.checkpoints)
@@ -35,7 +35,7 @@ async def restore_run(
     return progress
 
 
-async def begin(debug: DebugSpec, trainer: Trainer | None) -> Progress:
+async def begin(debug: DebugSpec, trainer: TrainingState | None) -> Progress:
     """Returns the progress of a new run. If `debug.step` repeats another run's step, loads what that step
     started from.
     """

@@ -76,9 +76,9 @@ def test_a_teacher_is_the_policys_model_with_a_smaller_adapter(folder, start, tm
         rank, spec = start(DISTILLATION, {"teacher": section}, path, lora=lora)
         sequences = make_sequences()
         batches = all_micro_batches(plan(sequences, spec))
-        before = rank.compute("policy", "log_probs", sequences, batches)
-        log_probs.append(rank.compute("teacher", "log_probs", sequences, batches))
-        after = rank.compute("policy", "log_probs", sequences, batches)
+        before = rank.policy.log_probs(sequences, batches)
+        log_probs.append(rank.teacher.log_probs(sequences, batches))
+        after = rank.policy.log_probs(sequences, batches)
         assert all((before[i] == after[i]).all() for i in before)
     for i in log_probs[0]:
         assert np.abs(log_probs[0][i] - before[i]).max() > 1e-2

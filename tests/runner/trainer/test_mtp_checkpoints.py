@@ -29,7 +29,7 @@ def trained(request, tmp_path_factory):
     make_mtp_model(root / "source", request.param)
     rank = make_rank(root / "source", make_spec(root / "source", mtp_loss=0.3))
     sequences = make_sequences()
-    rank.train("policy", sequences, plan(sequences, make_spec(root / "source")))
+    rank.policy.train(sequences, plan(sequences, make_spec(root / "source")))
     rank.save(root / "checkpoints" / "step-1" / "trainer")
     rank.export_hf(root / "model")
     (root / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(root / "source")}}))
@@ -66,7 +66,7 @@ def test_a_resumed_run_takes_the_same_step(trained):
     other.load(root / "checkpoints" / "step-1" / "trainer")
     rank.load(root / "checkpoints" / "step-1" / "trainer")
     for each in (rank, other):
-        each.train("policy", sequences, plan(sequences, spec))
+        each.policy.train(sequences, plan(sequences, spec))
     pairs = zip(rank.policy.parameters.gather(), other.policy.parameters.gather(), strict=True)
     assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in pairs)
     other.close()

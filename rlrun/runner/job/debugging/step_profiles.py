@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rlrun.runner.contracts.interfaces import Trainer
+from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.host.background import in_background
 from rlrun.runner.job.debugging.merged_timeline import merge_timeline, moments_of_training
@@ -24,7 +24,7 @@ class StepProfiles:
     """Records the chosen steps of a run, counted from 1."""
 
     def __init__(
-        self, steps: Collection[int] = (), folder: Path = Path(), trainer: Trainer | None = None
+        self, steps: Collection[int] = (), folder: Path = Path(), trainer: TrainerGroup | None = None
     ) -> None:
         """`folder`: where each step gets a folder of its own."""
         self._steps, self._folder, self._trainer = frozenset(steps), folder, trainer

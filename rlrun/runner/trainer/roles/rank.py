@@ -11,13 +11,12 @@ from math import prod
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from rlrun.converters.folders.checksums import Digests
+from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
+from rlrun.runner.batches.columns import Columns, JoinedArrays, concatenate_log_probs, from_columns
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
 from rlrun.runner.contracts.weight_updates import Readers, StreamMember, WeightBucket, WeightUpdate
 from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
@@ -31,8 +30,8 @@ from rlrun.runner.trainer.flash_attention import use_flash_attention
 from rlrun.runner.trainer.layout_support import check_support
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_policy
-from rlrun.runner.trainer.passes.forward import Sequences
 from rlrun.runner.trainer.process import start_process, stop_process
+from rlrun.runner.trainer.profiling import StepProfiler
 from rlrun.runner.trainer.roles.adapter_teacher import AdapterTeacher
 from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.learner import Learner
@@ -112,27 +111,27 @@ class TrainerRank:
             return Critic(setup, spec, algorithm, model=model, device=self._device, read=read)
 
     def compute(
-        self, role: Role, output: Output, sequences: Sequences, micro_batches: MicroBatches
-    ) -> dict[int, NDArray[np.float32]]:
+        self, role: Role, output: Output, columns: Columns, micro_batches: MicroBatches
+    ) -> JoinedArrays:
         """Returns a model's log-probs `[R]` or values `[R + 1]` of this data rank's sequences, by index.
 
         `micro_batches` is that of a TrainStep, or of several (all_micro_batches), packed for the model's
         layout. Of the ranks that share the data only the data-rank leader returns arrays.
         """
         self._timeouts.enter_pass(f"{output} of the {role}")
-        model = self._model(role)
+        model, sequences = self._model(role), from_columns(columns)
         if output == "values":
             assert isinstance(model, Critic), f"{role} has no value head"
-            return model.values(sequences, micro_batches)
+            return concatenate_log_probs(model.values(sequences, micro_batches))
         assert not isinstance(model, Critic), "a critic has no log-probs"
-        return model.log_probs(sequences, micro_batches)
+        return concatenate_log_probs(model.log_probs(sequences, micro_batches))
 
-    def train(self, role: Role, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
+    def train(self, role: Role, columns: Columns, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
         """Takes one optimizer step for each of `steps`; returns their metrics, the same on every rank."""
         self._timeouts.enter_pass(f"training of the {role}")
         model = self._model(role)
         assert isinstance(model, Learner | Critic), f"the {role} is frozen"
-        return model.train(sequences, steps)
+        return model.train(from_columns(columns), steps)
 
     def _model(self, role: Role) -> Learner | Reference | Teacher | Critic:
         models = {
@@ -144,6 +143,15 @@ class TrainerRank:
         model = models[role]
         assert model is not None, f"the algorithm does not need a {role}"
         return model
+
+    def begin_profile(self) -> None:
+        """Records what this rank computes, until `end_profile`."""
+        self._profiler = StepProfiler()
+
+    def end_profile(self, folder: Path) -> None:
+        """Writes what was recorded into a folder."""
+        self._profiler.write(folder, self._setup.rank)
+        del self._profiler
 
     def update_reference(self) -> None:
         """Replaces the reference's weights by the policy's current ones."""
@@ -220,6 +228,10 @@ class TrainerRank:
         if self.reference is not None and self._spec.reference.update_interval:
             with self.reference.state() as state:
                 take(folder / "reference", state)
+
+    def check_files(self, folder: Path, digests: Digests) -> dict[str, str]:
+        """Returns a description of what is wrong for each file that differs from its checksum."""
+        return find_problems(folder, digests)
 
     def load(self, folder: str | Path) -> None:
         """Loads what `save` wrote, also from another layout. Raises ValueError if it is of another model."""

@@ -32,7 +32,7 @@ def test_predictions_are_those_of_sglang(family: str, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | PUBLISHED_KEYS.get(family, {})))
     trainer = make_rank(model, spec := make_spec(model, mtp_loss=0.3))
     sequences = make_sequences(vocab=VOCAB)
-    trainer.train("policy", sequences, plan(sequences, spec))
+    trainer.policy.train(sequences, plan(sequences, spec))
     trainer.export_hf(tmp_path / "exported")
     if family == "mimo":
         (tmp_path / "exported" / "configuration_mimo.py").write_text(MIMO_CODE)
@@ -41,7 +41,7 @@ def test_predictions_are_those_of_sglang(family: str, tmp_path: Path) -> None:
     theirs = sglang_log_probs(family, tmp_path, tokens)
     about = torch.tensor(tokens[longest.prompt_length :])
     ours = dataclasses.replace(longest, loss_mask=np.ones(len(about), np.float32))
-    (metrics,) = trainer.train("policy", [ours], plan([ours], spec))
+    (metrics,) = trainer.policy.train([ours], plan([ours], spec))
     assert longest.prompt_length > 1
     theirs = theirs[longest.prompt_length - 2 :]
     assert metrics["train/mtp_loss"] == pytest.approx(

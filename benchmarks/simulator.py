@@ -27,10 +27,10 @@ from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Role
 from rlrun.runner.contracts.interfaces import RolloutContext
-from rlrun.runner.contracts.step_clock import BusyTimes
+from rlrun.runner.contracts.step_clock import BusyTimes, Span
 from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.job.job import Job, Progress
+from rlrun.runner.job.job import Job, ProcessRecords, Progress
 from rlrun.runner.job.loop import run
 from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
 from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
@@ -126,7 +126,7 @@ async def run_real(
     trainer = SleepingTrainer(world)
     make = AsynchronousSource if world.max_staleness else SynchronousSource
     source = make(spec, policy, Prompts().ahead(world.oversample), Filters([]))
-    journal, lanes = Journal(), [grader.busy, *(slot.busy for slot in engines.slots)]
+    journal = Journal()
     with tempfile.TemporaryDirectory() as folder:
         job = Job(
             steps=steps,
@@ -137,11 +137,22 @@ async def run_real(
             journal=journal,
             checkpoints=Checkpoints(Path(folder), keep=1),
             engines=engines,
-            busy_times=lambda: [span for lane in lanes for span in lane.take()],
+            processes=BusyLanes([grader.busy, *(slot.busy for slot in engines.slots)]),
         )
         await run(job, Progress())
         await source.close()
     return [metrics for _, metrics in journal.lines]
+
+
+class BusyLanes(ProcessRecords):
+    """When each engine and the rewards worked."""
+
+    def __init__(self, lanes: Sequence[BusyTimes]) -> None:
+        self._lanes = lanes
+
+    def take_spans(self) -> list[Span]:
+        """Returns the spans of all lanes."""
+        return [span for lane in self._lanes for span in lane.take()]
 
 
 def _pack(sequences: Sequence[Any]) -> Any:

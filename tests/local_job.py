@@ -11,7 +11,7 @@ from rlrun.plugins.types import Group, Sample
 from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
-from rlrun.runner.cluster.start import Processes
+from rlrun.runner.cluster.start import POLICY
 from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import TrainerSetup
@@ -154,16 +154,15 @@ async def _run(
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
     trainer = TrainerGroup([rank])
-    alone = Processes(None)  # type: ignore[arg-type]
     parts = RunningJob(
         plan,
         plan.steps,
         inputs,
         Nobody(),
-        alone,
+        None,  # type: ignore[arg-type]
         trainer,
-        pool,
         {},
+        {} if pool is None else {POLICY: pool},
         LocalGrader(spec),  # type: ignore[arg-type]
     )
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,8 @@ _BOOT_SECONDS = 120.0
 """Deadline for the first answer of a process that was just launched."""
 
 Handle = EngineHandle | ExternalEngine
+POLICY = ""
+"""The name of the policy's engines beside those of `[[engines]]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class EngineProcesses:
     """The engines that serve one model."""
 
     handles: Sequence[Handle] = ()
+    """Empty for a section that is an adapter of the policy's model: the policy's engines serve it."""
     clients: Sequence[EngineClient] = ()
     """One client per engine, in the order of `handles`."""
     adapter: str | None = None
@@ -58,18 +61,6 @@ class EngineProcesses:
         """Returns the engines' addresses. SGLang reads an adapter's name behind that of the model."""
         model = "default" if self.adapter is None else f"default:{self.adapter}"
         return [Address(client.url, client.api_key, model) for client in self.clients]
-
-
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """The running processes of a job."""
-
-    trainer: TrainerRanks
-    engines: EngineProcesses = EngineProcesses()
-    """The engines that serve the policy."""
-    named_engines: Mapping[str, EngineProcesses] = field(default_factory=dict)
-    """The engines of each section of `[[engines]]`, by the section's name. A section without handles is an
-    adapter that the policy's engines serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +81,9 @@ class Models:
 
 async def start_processes(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster, *, timed: Timed
-) -> Processes:
-    """Starts Ray and the plan's ranks and engines. Raises JobError with the first cause of a failure.
+) -> tuple[TrainerRanks, dict[str, EngineProcesses]]:
+    """Starts Ray and the plan's ranks and engines; returns them, the engines by the name of their section in
+    `[[engines]]`, the policy's first as POLICY. Raises JobError with the first cause of a failure.
 
     `timed` awaits a phase and shows its name and duration.
     """
@@ -100,10 +92,10 @@ async def start_processes(
     groups = await _engines(spec, plan, models, folder, cluster)
     loading_trainer, loading_engines = await in_background(_phases, spec)
     if not cluster.is_local:
-        await _check_hosts(processes, groups[None], [*models.of_trainer, folder.path, *_adapters(spec)])
+        await _check_hosts(processes, groups[POLICY], [*models.of_trainer, folder.path, *_adapters(spec)])
     trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=folder.weights)
     handles = [handle for group in groups.values() for handle in group]
-    if sleeps(spec) and processes and groups[None]:
+    if sleeps(spec) and processes and groups[POLICY]:
         await timed(loading_trainer, trainer.start())
         await trainer.offload()  # engines size their cache by the memory that is free when they start
         starts = [handle.start() for handle in handles]
@@ -115,8 +107,8 @@ async def start_processes(
         started = serving.result()
     clients = iter(started)
     clients_of = {name: [next(clients) for _ in group] for name, group in groups.items()}
-    engines = EngineProcesses(groups[None], clients_of[None])
-    return Processes(trainer, engines, _named(spec, groups, clients_of))
+    policy = EngineProcesses(groups[POLICY], clients_of[POLICY])
+    return trainer, {POLICY: policy, **_named(spec, groups, clients_of)}
 
 
 def _adapters(spec: Spec) -> list[Path]:
@@ -129,14 +121,14 @@ def _adapters(spec: Spec) -> list[Path]:
 
 def _named(
     spec: Spec,
-    groups: Mapping[str | None, Sequence[Handle]],
-    clients: Mapping[str | None, Sequence[EngineClient]],
+    groups: Mapping[str, Sequence[Handle]],
+    clients: Mapping[str, Sequence[EngineClient]],
 ) -> dict[str, EngineProcesses]:
     """Returns the engines of each section of `[[engines]]`: the policy's for an adapter of its model."""
     return {
         section.name: EngineProcesses(
             groups.get(section.name, ()),
-            clients[None if shares_policy(section) else section.name],
+            clients[POLICY if shares_policy(section) else section.name],
             adapter_in_requests(section),
         )
         for section in spec.engines
@@ -158,18 +150,18 @@ def _phases(spec: Spec) -> tuple[str, str]:
 
 async def _engines(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
-) -> dict[str | None, list[Handle]]:
-    """Launches the engines' processes and returns the handles by section name, the policy's under None."""
-    groups: dict[str | None, list[Handle]] = {None: []}
+) -> dict[str, list[Handle]]:
+    """Launches the engines' processes and returns the handles by section name, the policy's as POLICY."""
+    groups: dict[str, list[Handle]] = {POLICY: []}
     if spec.engine.type == "external":
         if plan.rollout:
             expected = ExpectedModel("engine", models.policy.config(), plan.max_sample_tokens)
-            groups[None] = _external(spec, "engine", spec.engine, expected)
+            groups[POLICY] = _external(spec, "engine", spec.engine, expected)
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
         setup = policy_model_setup(spec, plan, models.policy, folder.weights)
         processes = await cluster.launch(requests)
-        groups[None] += engine_handles(spec, setup, plan.engines, cluster, processes)
+        groups[POLICY] += engine_handles(spec, setup, plan.engines, cluster, processes)
     for number, section in enumerate(spec.engines):
         if shares_policy(section):
             continue

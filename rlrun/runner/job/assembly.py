@@ -9,9 +9,11 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.scratch import Scratch
-from rlrun.runner.cluster.start import Models, Processes, start_processes
+from rlrun.runner.cluster.start import POLICY, EngineProcesses, Models, start_processes
+from rlrun.runner.cluster.start_trainer import TrainerRanks
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.interfaces import Timed
+from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.engines.pool.gateway import Gateway, make_gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.host.background import in_background
@@ -19,6 +21,7 @@ from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.batch_sources import saved_source
 from rlrun.runner.job.inputs import Inputs, read_inputs
+from rlrun.runner.job.job import ProcessRecords
 from rlrun.runner.job.resume_checks import check_steps
 from rlrun.runner.planning.plan import Plan, make_plan, plan_for_mode
 from rlrun.runner.records.run_folder import RunFolder
@@ -28,25 +31,57 @@ from rlrun.specs.sections.job import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class RunningJob:
+class RunningJob(ProcessRecords):
     """Everything of a job that has been started."""
 
     plan: Plan
     steps: int
     inputs: Inputs
     cluster: Cluster
-    started: Processes
+    ranks: TrainerRanks
+    """The processes of the trainer."""
     trainer: TrainerGroup | None
-    """None in a run that only generates."""
-    pool: EnginePool | None
-    """The policy's engines."""
-    named_engines: Mapping[str, EnginePool]
-    """The engines of `[[engines]]`, by name."""
+    """The ranks as one trainer; None in a run that only generates."""
+    engines: Mapping[str, EngineProcesses]
+    """The processes of the engines, by the name of their section in `[[engines]]`, and POLICY."""
+    pools: Mapping[str, EnginePool]
+    """The engines of each model as one, by the same names; not those that the policy's engines serve."""
     scorer: Scorer
     saved: SavedSource | None = None
     """Samples of another run to train on, with `debug.mode = "train"`."""
     gateway: Gateway | None = None
     """The router before the policy's engines; None if requests go to them directly."""
+
+    @property
+    def pool(self) -> EnginePool | None:
+        """Returns the policy's engines; None without any."""
+        return self.pools.get(POLICY)
+
+    def peak_memory(self) -> Mapping[str, float]:
+        """Returns bytes by role."""
+        return self.cluster.peak_memory()
+
+    def take_counts(self) -> dict[str, float]:
+        """Returns metrics that count what all engines of the job did since the last call."""
+        count = sum(pool.take_bad_answers() for pool in self.pools.values())
+        waiting = {} if self.pool is None else self.pool.queue_counts.take()
+        return waiting | ({"rollout/bad_answers": count} if count else {})
+
+    def take_spans(self) -> list[Span]:
+        """Returns when the ranks, the engines and the rewards worked since the last call."""
+        spans = [] if self.trainer is None else self.trainer.take_spans()
+        for name, pool in self.pools.items():
+            own = [span for slot in pool.slots for span in slot.busy.take()]
+            spans += own if name == POLICY else [span._replace(lane=f"{name}: {span.lane}") for span in own]
+        return [*spans, *self.scorer.busy.take()]
+
+    def take_moments(self) -> list[GroupMoment]:
+        """Returns when the policy's engines and the rewards ended their work for each group since the last
+        call.
+        """
+        slots = [] if self.pool is None else self.pool.slots
+        lanes = [*(slot.busy for slot in slots), self.scorer.busy]
+        return [moment for lane in lanes for moment in lane.take_moments()]
 
 
 async def start_job(
@@ -80,48 +115,53 @@ async def start_job(
     scoring = asyncio.create_task(timed("starting the rewards", scorers))
     await gather_or_first_cause([reading, starting, scoring])  # errors of files explain those of processes
     stack.push_async_callback(reading.result().close)
-    started = starting.result()
+    ranks, engines = starting.result()
     gateway = make_gateway(spec, models.policy, folder)
-    pools = _pools(spec, started, gateway)
+    pools = _pools(spec, engines, gateway)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
-    policy = pools.pop("", None)
+    policy = pools.get(POLICY)
     if gateway is not None and policy is not None:
         stack.push_async_callback(gateway.close)
         await gateway.start(policy.slots)
-    trainer = trainer_of(started, policy) if plan.ranks else None
-    inputs = reading.result()
-    return RunningJob(plan, steps, inputs, cluster, started, trainer, policy, pools, scorer, saved, gateway)
+    trainer = trainer_of(ranks, policy) if plan.ranks else None
+    return RunningJob(
+        plan, steps, reading.result(), cluster, ranks, trainer, engines, pools, scorer, saved, gateway
+    )
 
 
-def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str, EnginePool]:
-    """Returns the pools by the name in `[[engines]]`; the policy's is under ""."""
+def _pools(
+    spec: Spec, engines: Mapping[str, EngineProcesses], gateway: Gateway | None
+) -> dict[str, EnginePool]:
+    """Returns the pools by the names of the engines."""
     supervised = spec.fault_tolerance.engine_restarts > 0
-    pools = {
-        name: EnginePool(group.clients, supervised=supervised)
-        for name, group in started.named_engines.items()
+    return {
+        name: EnginePool(
+            group.clients,
+            supervised=supervised,
+            send_sample=gateway.generate if gateway is not None and name == POLICY else None,
+        )
+        for name, group in engines.items()
         if group.handles
     }
-    if clients := started.engines.clients:
-        send_sample = None if gateway is None else gateway.generate
-        pools[""] = EnginePool(clients, supervised=supervised, send_sample=send_sample)
-    return pools
 
 
-async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None) -> None:
+async def _start_scorer(
+    scorer: Scorer, starting: asyncio.Task[tuple[TrainerRanks, dict[str, EngineProcesses]]] | None
+) -> None:
     """Starts the scorer; if rewards can call engines, waits until those have started."""
     if starting is None:
         await scorer.start()
         return
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:
-        named_engines = starting.result().named_engines
-        await scorer.start({name: group.addresses for name, group in named_engines.items()})
+        _, engines = starting.result()
+        await scorer.start({name: group.addresses for name, group in engines.items() if name != POLICY})
 
 
-def trainer_of(started: Processes, pool: EnginePool | None) -> TrainerGroup:
+def trainer_of(ranks: TrainerRanks, pool: EnginePool | None) -> TrainerGroup:
     """Returns a trainer of the running ranks, and connects it to the engines that receive its weights."""
-    trainer = TrainerGroup(started.trainer.processes)
+    trainer = TrainerGroup(ranks.processes)
     if pool is not None:
         pool.connect(trainer)
     return trainer

@@ -84,7 +84,7 @@ class Attempts:
 
     async def _attempt(self, *, resume: bool) -> None:
         """Loads a checkpoint, runs the loop and exports the model; fails when a rank dies or hangs."""
-        spec, ranks = self._loaded.spec, self._running.started.trainer
+        spec, ranks = self._loaded.spec, self._running.ranks
         self._running.inputs.stream.restore(self._stream_start)
         checkpoints = Checkpoints(
             self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
@@ -153,8 +153,8 @@ class Attempts:
             if sleeps(self._loaded.spec):
                 await self._running.pool.sleep()
         await self._journal.flush()
-        await self._running.started.trainer.restart()
-        trainer = trainer_of(self._running.started, self._running.pool)
+        await self._running.ranks.restart()
+        trainer = trainer_of(self._running.ranks, self._running.pool)
         self._running = replace(self._running, trainer=trainer)
 
 

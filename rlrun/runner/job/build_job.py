@@ -13,7 +13,6 @@ from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.interfaces import FrozenModel, RolloutContext, WeightReceiver
 from rlrun.runner.contracts.pending_requests import PendingRequests
-from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.engines.pool.served_model import ServedModel
 from rlrun.runner.host.memory import host_memory
 from rlrun.runner.host.model_files import ModelFiles
@@ -79,10 +78,7 @@ def make_job(
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
-        peak_memory=running.cluster.peak_memory,
-        engine_counts=partial(_engine_counts, running),
-        busy_times=partial(_busy_times, running),
-        group_moments=partial(_group_moments, running),
+        processes=running,
         gpus=_gpus(spec, running.plan, model),
         probe=_probe(spec, running, model),
         true_on_policy=spec.true_on_policy,
@@ -106,38 +102,8 @@ def make_rollout_job(
         eval_before_training=spec.eval.before_training,
         checkpoint_interval=spec.checkpoint.interval,
         stop=stop,
-        engine_counts=partial(_engine_counts, running),
-        busy_times=partial(_busy_times, running),
-        group_moments=partial(_group_moments, running),
+        processes=running,
     )
-
-
-def _engine_counts(running: RunningJob) -> dict[str, float]:
-    """Returns metrics that count what all engines of the job did since the last call."""
-    pools = [*([] if running.pool is None else [running.pool]), *running.named_engines.values()]
-    count = sum(pool.take_bad_answers() for pool in pools)
-    waiting = {} if running.pool is None else running.pool.queue_counts.take()
-    return waiting | ({"rollout/bad_answers": count} if count else {})
-
-
-def _busy_times(running: RunningJob) -> list[Span]:
-    """Returns when the ranks, the engines and the rewards worked since the last call."""
-    slots = [] if running.pool is None else running.pool.slots
-    engines = [span for slot in slots for span in slot.busy.take()]
-    for name, pool in running.named_engines.items():
-        spans = [span for slot in pool.slots for span in slot.busy.take()]
-        engines += [span._replace(lane=f"{name}: {span.lane}") for span in spans]
-    ranks = [] if running.trainer is None else running.trainer.take_spans()
-    return [*ranks, *engines, *running.scorer.busy.take()]
-
-
-def _group_moments(running: RunningJob) -> list[GroupMoment]:
-    """Returns when the policy's engines and the rewards ended their work for each group since the last
-    call.
-    """
-    slots = [] if running.pool is None else running.pool.slots
-    lanes = [*(slot.busy for slot in slots), running.scorer.busy]
-    return [moment for lane in lanes for moment in lane.take_moments()]
 
 
 def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
@@ -164,7 +130,7 @@ def _evaluation(
         return None
     rollout, engine = spec.rollout, spec.engine
     samples_per_step = rollout.batch_size * rollout.samples_per_prompt
-    engines = len(running.started.engines.clients) or 1
+    engines = 1 if running.pool is None else len(running.pool.slots)
     max_samples = rollout.max_concurrency or max(samples_per_step, engine.max_running * engines)
     seconds = rollout.seconds_for(longest_response(spec))
     return Evaluator(running.inputs.eval_sets, policy, seconds, max_samples, show=journal.doing)
@@ -208,7 +174,7 @@ def _frozen(
 def _served(name: str, spec: Spec, running: RunningJob) -> ServedModel:
     """Returns the model that a section of `[[engines]]` serves."""
     [section] = [each for each in spec.engines if each.name == name]
-    pool = running.pool if shares_policy(section) else running.named_engines[name]
+    pool = running.pool if shares_policy(section) else running.pools[name]
     if pool is None:
         raise ValueError(
             f'the policy\'s engines serve "{name}" of [[engines]], and debug.mode = "train" starts none: add '

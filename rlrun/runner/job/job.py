@@ -98,6 +98,29 @@ class Journal(Protocol):
         """Returns when every step so far is on disk."""
 
 
+class ProcessRecords:
+    """What the processes of a job did (rlrun.runner.job.assembly.RunningJob); here, of a loop without any.
+
+    Each `take_…` returns what happened since its last call.
+    """
+
+    def peak_memory(self) -> Mapping[str, float]:
+        """Returns bytes by role."""
+        return {}
+
+    def take_counts(self) -> dict[str, float]:
+        """Returns metrics that count what engines did."""
+        return {}
+
+    def take_spans(self) -> list[Span]:
+        """Returns when ranks, engines and rewards worked."""
+        return []
+
+    def take_moments(self) -> list[GroupMoment]:
+        """Returns when engines and rewards ended their work for each group."""
+        return []
+
+
 @dataclass(slots=True)
 class Progress:
     """How far the run is; every checkpoint contains it."""
@@ -147,14 +170,8 @@ class RolloutJob:
     """Whether the run was asked to stop."""
     devices: DeviceSharing = field(default_factory=SeparateDevices)
     """Moves device memory between trainer and engines, where they share devices."""
-    peak_memory: Callable[[], Mapping[str, float]] = dict
-    """Returns bytes by role."""
-    engine_counts: Callable[[], dict[str, float]] = dict
-    """Returns metrics that count what engines did since the last call."""
-    busy_times: Callable[[], Sequence[Span]] = list
-    """Returns when ranks, engines and rewards worked since the last call."""
-    group_moments: Callable[[], Sequence[GroupMoment]] = list
-    """Returns when engines and rewards ended their work for each group since the last call."""
+    processes: ProcessRecords = field(default_factory=ProcessRecords)
+    """What ranks, engines and rewards did."""
 
     def evaluates_after(self, step: int) -> bool:
         """Whether the evaluation runs after a step: never, because the weights stay the same."""

@@ -33,9 +33,9 @@ async def finish_step(
 ) -> None:
     """Counts a step as finished, evaluates if that is due, records the metrics, and saves if that is due."""
     progress.add_step(usage, job.source.snapshot())
-    spans, moments = [*usage.spans, *job.busy_times()], job.group_moments()
+    spans, moments = [*usage.spans, *job.processes.take_spans()], job.processes.take_moments()
     metrics = metrics | usage.metrics() | reward_wait(spans)
-    metrics |= memory_metrics(job.peak_memory()) | job.engine_counts()
+    metrics |= memory_metrics(job.processes.peak_memory()) | job.processes.take_counts()
     job.journal.samples(progress.step, batch.groups, batch.removed)
     clock = StepClock()
     if job.evaluation and job.evaluates_after(progress.step):
@@ -47,7 +47,7 @@ async def finish_step(
     if job.saves_after(progress.step):
         with clock.part("checkpoint"):
             await save(job, progress)
-    spans += [*clock.spans, *job.busy_times()]
+    spans += [*clock.spans, *job.processes.take_spans()]
     job.journal.timeline(progress.step, usage.started, spans)
     await job.profiles.write_timeline(progress.step, spans, moments, usage.ranks_by_prompt)
 
@@ -68,7 +68,7 @@ async def evaluate(job: RolloutJob, progress: Progress) -> dict[str, float]:
     clock = StepClock()
     result = await job.stop.unless_asked(job.evaluation.run(), "evaluating", progress.step)
     job.journal.evaluation(progress.step, result.groups)
-    job.group_moments()  # an evaluation numbers its prompts from 0, as training does
+    job.processes.take_moments()  # an evaluation numbers its prompts from 0, as training does
     return result.metrics | {"perf/eval_time": clock.total()}
 
 

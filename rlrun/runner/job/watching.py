@@ -24,8 +24,7 @@ async def diagnose_engines(running: RunningJob) -> ProcessFailure | None:
 
 
 def _every_engine(running: RunningJob) -> list[Handle]:
-    groups = [running.started.engines, *running.started.named_engines.values()]
-    return [handle for group in groups for handle in group.handles]
+    return [handle for group in running.engines.values() for handle in group.handles]
 
 
 async def watch(
@@ -70,9 +69,7 @@ async def watch_engines(spec: Spec, running: RunningJob, say: Callable[[str], No
         gateway_watch = [running.gateway.supervise(running.pool.slots, budget, say)]
     if not spec.fault_tolerance.engine_restarts:
         await gather_or_first_cause([*gateway_watch, *(engine.watch() for engine in engines)])
-    pools = [(running.pool, running.started.engines.handles)] if running.pool is not None else []
-    pools += [
-        (pool, running.started.named_engines[name].handles) for name, pool in running.named_engines.items()
+    supervisors = [
+        Supervisor(pool, running.engines[name].handles, budget, say) for name, pool in running.pools.items()
     ]
-    supervisors = [Supervisor(pool, handles, budget, say) for pool, handles in pools]
     await gather_or_first_cause([*gateway_watch, *(supervisor.run() for supervisor in supervisors)])

@@ -50,8 +50,6 @@ class Sampling:
     """Strings that end the answer."""
     stop_token_ids: tuple[int, ...] = ()
     """Stop tokens in addition to the model's end-of-sequence tokens."""
-    foo: float = 0.0
-    """A rehearsal, from 0 to 1."""
 
     @property
     def cuts_vocabulary(self) -> bool:

@@ -71,7 +71,6 @@ def rollout_settings(rollout: RolloutSpec, dataset: EvalDatasetSpec | None = Non
             min_new_tokens=rollout.min_response_tokens,
             stop=rollout.stop,
             stop_token_ids=rollout.stop_token_ids,
-            foo=rollout.foo,
         ),
         max_sample_tokens=rollout.max_prompt_tokens + longest,
         max_turn_tokens=min(rollout.max_turn_tokens or longest, longest),

@@ -73,8 +73,6 @@ class RolloutSpec(Section):
     """Probability mass of nucleus sampling; 1 turns it off."""
     top_k: int = Field(default=-1, ge=-1)
     """Number of likeliest tokens to sample from; -1 turns it off."""
-    foo: float = Field(default=0.0, ge=0, le=1)
-    """A rehearsal: sent to the engines, which do nothing with it."""
     sampling_mask: bool = derived()
     """With `top_p` or `top_k`, engines record which tokens each token was drawn from, and the trainer
     normalises all log-probs over the same tokens, so that the ratio is exact. Unset: on, unless

@@ -24,7 +24,6 @@ ROLLOUT = RolloutSpec(
     top_k=5,
     stop=("x",),
     stop_token_ids=(9,),
-    foo=0.5,
     sampling_mask=True,
 )
 DATASET = EvalDatasetSpec(
@@ -35,7 +34,7 @@ DATASET = EvalDatasetSpec(
     top_p=1.0,
     max_response_tokens=24,
 )
-NOT_DEFAULT = Sampling(40, 0.7, 0.9, 5, 3, ("x",), (9,), 0.5)
+NOT_DEFAULT = Sampling(40, 0.7, 0.9, 5, 3, ("x",), (9,))
 
 
 def test_training_samples_as_the_spec_says() -> None:
@@ -47,7 +46,7 @@ def test_training_samples_as_the_spec_says() -> None:
 
 def test_an_evaluation_has_its_own_settings_and_those_of_rollout() -> None:
     settings = rollout_settings(ROLLOUT, DATASET)
-    assert settings.sampling == Sampling(24, 0.0, 1.0, 5, 3, ("x",), (9,), 0.5)
+    assert settings.sampling == Sampling(24, 0.0, 1.0, 5, 3, ("x",), (9,))
     assert (settings.purpose, settings.samples) == ("eval-held-out", 2)
     assert (settings.max_sample_tokens, settings.max_turn_tokens) == (44, 24)
     assert not settings.record_mask

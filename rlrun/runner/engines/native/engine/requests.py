@@ -73,7 +73,6 @@ def _rules(params: SamplingParams) -> tuple[tuple[str, bool, str], ...]:
         ("n", _is_whole(params.n, 1, MAX_N), f"a whole number from 1 to {MAX_N}"),
         ("temperature", valid_temperature, "0, or a number from 0.000001 to 1000000"),
         ("top_p", _is_number(params.top_p) and 0 < params.top_p <= 1, "above 0, at most 1"),
-        ("foo", _is_number(params.foo) and 0 <= params.foo <= 1, "from 0 to 1"),
         ("top_k", _is_whole(top_k, 1) or _is_whole(top_k, -1, 0), "a whole number above 0, or -1 for all"),
         (
             "stop",

@@ -127,7 +127,8 @@ class Endpoint:
 async def _answer(served: Served, chat_request: ChatRequest, conversation: Conversation) -> "web.Response":
     session = served.session
     tokens = conversation.trajectory.tokens()
-    room = _room(session, conversation)
+    token_limit = _token_limit(session, conversation)
+    room = max(0, min(token_limit - len(tokens), session.max_turn_tokens))
     try:
         sampling = chat_request.sampling(session.sampling, room)
         generation = await session.generate(tokens, sampling, conversation.images)
@@ -141,23 +142,18 @@ async def _answer(served: Served, chat_request: ChatRequest, conversation: Conve
     )
     served.record.answer(conversation, chat_request.as_ended(generation, room), message)
     if generation.finish == "length" and not len(generation.tokens):
-        token_limit = min(
-            session.max_tokens, len(conversation.trajectory.prompt) + session.sampling.max_new_tokens
-        )
         reason = f"the conversation has {len(tokens)} tokens, at most {token_limit} are allowed"
         return _refused(400, reason, "context_length_exceeded")
     return _json(_completion(message, generation, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
 
 
-def _room(session: Session, conversation: Conversation) -> int:
-    """Returns the number of tokens that the next answer may have.
+def _token_limit(session: Session, conversation: Conversation) -> int:
+    """Returns the number of tokens that a conversation may have.
 
-    All turns of a conversation together are one response, so `max_new_tokens` limits their sum.
+    All its turns together are one response, so `max_new_tokens` limits their sum.
     """
-    tokens = len(conversation.trajectory)
-    response = tokens - len(conversation.trajectory.prompt)
-    remaining = min(session.sampling.max_new_tokens - response, session.max_tokens - tokens)
-    return max(0, min(remaining, session.max_turn_tokens))
+    longest_response = len(conversation.trajectory.prompt) + session.sampling.max_new_tokens
+    return min(session.max_tokens, longest_response)
 
 
 def _text(session: Session, generation: Generation) -> str:

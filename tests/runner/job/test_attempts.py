@@ -24,7 +24,7 @@ RAISED = ProcessFailure("trainer 0", "raised", "ValueError: no", Path("log"))
 @dataclass(frozen=True)
 class Parts:
     inputs: Any
-    started: Any
+    ranks: Any
     plan: Any = None
     pool: Any = None
     trainer: Any = "the first"
@@ -41,7 +41,7 @@ class Story(Attempts):
         spec = SimpleNamespace(fault_tolerance=SimpleNamespace(trainer_restarts=restarts))
         parts = Parts(
             SimpleNamespace(stream=SimpleNamespace(state=dict)),
-            SimpleNamespace(trainer=SimpleNamespace(restart=self._restart)),
+            SimpleNamespace(restart=self._restart),
         )
         journal = SimpleNamespace(doing=lambda what: None, flush=lambda: asyncio.sleep(0))
         super().__init__(
@@ -74,7 +74,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
 
     monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(attempts, "trainer_of", lambda started, pool: "another")
+    monkeypatch.setattr(attempts, "trainer_of", lambda ranks, pool: "another")
     return found
 
 
@@ -158,6 +158,6 @@ async def test_engines_forget_weights_that_nobody_has(
 ) -> None:
     monkeypatch.setattr(attempts, "sleeps", lambda spec: shares)
     story, pool = Story(1, [(0, DIED), None]), Pool()
-    story._running = Parts(story._running.inputs, story._running.started, pool=pool)  # type: ignore[assignment]
+    story._running = Parts(story._running.inputs, story._running.ranks, pool=pool)  # type: ignore[assignment]
     await story.run(resume=False)
     assert pool.told == told

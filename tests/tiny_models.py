@@ -31,8 +31,8 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 
-from rlrun.models.config_defaults import TRANSFORMERS_TEXT_FAMILIES
-from rlrun.models.families import NATIVE, TRANSFORMERS
+from rlrun.models.families.by_transformers import TEXT_FAMILIES, TRANSFORMERS
+from rlrun.models.families.table import NATIVE
 
 # transformers takes fla's kernels of Gated DeltaNet where fla is installed, and these only run on a GPU
 _FLA = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "fla"}
@@ -95,7 +95,7 @@ CONFIGS = {
 FOREIGN = {
     name: type(AutoConfig.for_model(name))
     for name in TRANSFORMERS
-    if name not in NATIVE and name not in TRANSFORMERS_TEXT_FAMILIES
+    if name not in NATIVE and name not in TEXT_FAMILIES
 }
 """Families that only transformers computes for the trainer."""
 GEMMA = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}

@@ -198,13 +198,12 @@ def _adaptable(model: Architecture) -> Iterator[HfTensor]:
 
 
 def _expert_adapters(model: Architecture, lora: LoraShape) -> Iterator[ExpertAdapter]:
-    """Yields the adapters that experts can have, layer by layer; gpt-oss's and MiniMax-M2's cannot have any.
+    """Yields the adapters that experts can have, layer by layer.
 
-    MiniMax-M2's checkpoints name experts otherwise than transformers' modules, after which peft names
-    adapters. If both kinds are targets, peft wraps the second around the first.
+    If both kinds are targets, peft wraps the second around the first.
     """
     experts = model.experts
-    if experts is None or experts.clamped_gate is not None or model.family == "minimax_m2":
+    if experts is None or not experts.adaptable:
         return
     both = set(EXPERT_TARGETS) <= set(lora.targets)
     layers: dict[str, list[HfTensor]] = {}

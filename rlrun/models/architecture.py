@@ -20,6 +20,17 @@ class ClampedGate:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of a layer's experts in checkpoints."""
+
+    block: str = "mlp"
+    correction: str = "gate.e_score_correction_bias"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The mixture of experts of the sparse layers."""
 
@@ -49,6 +60,9 @@ class Experts:
     clamped_gate: ClampedGate | None = None
     """gpt-oss's activation in place of SwiGLU. Its experts and routers also have biases, and checkpoints
     store all experts of a layer as one tensor."""
+    names: ExpertNames = ExpertNames()
+    adaptable: bool = True
+    """They can have adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,12 @@ class Architecture:
     sees all."""
     mtp_layers: int = 0
     """Number of layers that `config.json` declares behind the last one, which predict further tokens."""
+    has_layers_behind: bool = False
+    """Checkpoints have layers behind the last one, which predict further tokens."""
+    beside_policy: tuple[str, ...] = ()
+    """Beginnings of the names of further tensors of checkpoints that are not part of the policy."""
+    own_layers: str | None = None
+    """The package whose modules `trainer_layers` and `engine_layers` compute what differs from a Llama."""
     mtp: MtpLayer | None = None
     """The layer that predicts the token after the next one, if it is trained (`trainer.mtp_loss`)."""
 

@@ -7,32 +7,27 @@ from typing import Any
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-DELTA_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-"""`model_type`s of text models with Gated DeltaNet."""
-LATENT_FAMILIES = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
-"""`model_type`s of models with latent attention."""
 _MOST_PAIRS = 1 << 16
-PARTIAL_ROPE_FAMILIES = (*DELTA_FAMILIES, "glm4_moe", "minimax_m2")
-"""`model_type`s of models whose RoPE may rotate a part of each head."""
 
 
-def read_rope(config: Mapping[str, Any]) -> Rope:
+def read_rope(config: Mapping[str, Any], *, partial: bool) -> Rope:
     """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (earlier versions).
 
-    `config` includes the defaults of its family (`rlrun.models.config_defaults`).
+    `config` includes the defaults of its family (`rlrun.models.config_defaults`). `partial`: a part of each
+    head may be rotated.
     """
     values = _rope_values(config)
     rope_type = values.get("rope_type") or values.get("type") or "default"
     rope_type = "default" if rope_type == "mrope" else rope_type
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    if config["model_type"] not in PARTIAL_ROPE_FAMILIES and _rotary_factor(config) not in {None, 1}:
+    if not partial and rotary_factor(config) not in {None, 1}:
         raise ValueError(
             "partial_rotary_factor in config.json is not supported: RoPE always rotates whole heads"
         )
     theta = values.get("rope_theta") or config["rope_theta"]
     if rope_type == "default":
-        return Rope(theta, axes=_read_axes(values), interleaved=_interleaved(config))
+        return Rope(theta, axes=_read_axes(values))
     if "mrope_section" in values:
         raise ValueError(f"rope_type {rope_type!r} is not supported together with mrope_section")
     if rope_type == "linear":
@@ -99,17 +94,12 @@ def _read_yarn(theta: float, values: Mapping[str, Any], config: Mapping[str, Any
         beta_slow=values.get("beta_slow") or 1.0,
         truncate=values.get("truncate", True),
         attention_factor=yarn_scale(factor, 1.0) if attention_factor is None else attention_factor,
-        interleaved=_interleaved(config),
     )
 
 
 def yarn_scale(factor: float, scale: float) -> float:
     """Returns YaRN's multiplier of cosines and sines for a context that is `factor` times longer."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _interleaved(config: Mapping[str, Any]) -> bool:
-    return config["model_type"] in LATENT_FAMILIES and bool(config["rope_interleave"])
 
 
 def read_latent(config: Mapping[str, Any]) -> LatentAttention:
@@ -125,36 +115,31 @@ def read_latent(config: Mapping[str, Any]) -> LatentAttention:
     )
 
 
-def has_delta_net(config: Mapping[str, Any]) -> bool:
-    """Returns whether a `config.json` is of a family with Gated DeltaNet."""
-    return config.get("model_type") in DELTA_FAMILIES
-
-
 def read_rotary_dim(config: Mapping[str, Any], head_dim: int) -> int | None:
     """Returns how many dimensions of each head RoPE rotates; None: all."""
-    if config["model_type"] not in PARTIAL_ROPE_FAMILIES:
-        return None
-    factor = _rotary_factor(config)
+    return rotated_part(head_dim, rotary_factor(config))
+
+
+def rotated_part(head_dim: int, factor: float | None) -> int | None:
+    """Returns how many dimensions of a head are a share of `factor`; None: all."""
     return None if factor in {None, 1} else int(head_dim * factor)
 
 
-def _rotary_factor(config: Mapping[str, Any]) -> Any:
-    factor = _rope_values(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if factor is None and config["model_type"] == "minimax_m2" and config.get("rotary_dim"):
-        return config["rotary_dim"] / config["head_dim"]
-    return factor
+def rotary_factor(config: Mapping[str, Any]) -> Any:
+    """Returns the share of each head that a `config.json` has rotated; None if it does not say."""
+    return _rope_values(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
 
 
-def read_delta_net(config: Mapping[str, Any]) -> DeltaNet | None:
+def read_delta_net(config: Mapping[str, Any], *, by_head: bool) -> DeltaNet | None:
     """Reads the sizes of Gated DeltaNet and the layers that have it; None without such layers.
 
-    Without `layer_types` every `full_attention_interval`-th layer has attention.
+    Without `layer_types` every `full_attention_interval`-th layer has attention. `by_head`: as in `DeltaNet`.
     """
     layers, interval = config["num_hidden_layers"], config["full_attention_interval"]
     layer_types = config.get("layer_types") or [
         "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)
     ]
-    _check_layer_types(layer_types, layers, ("full_attention", "linear_attention"))
+    check_layer_types(layer_types, layers, ("full_attention", "linear_attention"))
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if value_heads % key_heads:
         raise ValueError(
@@ -168,38 +153,24 @@ def read_delta_net(config: Mapping[str, Any]) -> DeltaNet | None:
         key_dim=config["linear_key_head_dim"],
         value_dim=config["linear_value_head_dim"],
         taps=config["linear_conv_kernel_dim"],
-        by_head=config["model_type"] == "qwen3_next",
+        by_head=by_head,
     )
     return delta if delta.layers else None
 
 
 def attention_interval(config: Mapping[str, Any]) -> int | None:
     """Returns n if every n-th layer has attention and all others have Gated DeltaNet; None otherwise."""
-    delta = read_delta_net(config)
+    delta = read_delta_net(config, by_head=False)
     layers = range(config["num_hidden_layers"])
     attention = [layer for layer in layers if delta is None or layer not in delta.layers]
     interval = attention[0] + 1 if attention else len(layers) + 1
     return interval if attention == list(layers)[interval - 1 :: interval] else None
 
 
-def _check_layer_types(layer_types: Any, layers: int, accepted: tuple[str, str]) -> None:
+def check_layer_types(layer_types: Any, layers: int, accepted: tuple[str, str]) -> None:
+    """Raises ValueError unless `layer_types` has one of two values for each layer."""
     if len(layer_types) != layers or not set(accepted).issuperset(layer_types):
         raise ValueError(
             f"layer_types in config.json must be a list of {layers} values, one per layer, each "
             + " or ".join(accepted)
         )
-
-
-def read_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Reads the window of each layer of a gpt-oss model.
-
-    Without `layer_types` every other layer has one, beginning with the first.
-    """
-    layers = config["num_hidden_layers"]
-    layer_types = config.get("layer_types") or [
-        "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
-    ]
-    _check_layer_types(layer_types, layers, ("full_attention", "sliding_attention"))
-    return tuple(
-        config["sliding_window"] if layer_type == "sliding_attention" else None for layer_type in layer_types
-    )

@@ -8,44 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.architecture import Architecture, Experts
-from rlrun.models.attention_config import (
-    DELTA_FAMILIES,
-    LATENT_FAMILIES,
-    read_delta_net,
-    read_latent,
-    read_rope,
-    read_rotary_dim,
-    read_windows,
-)
+from rlrun.models.architecture import Architecture
 from rlrun.models.checked_numbers import check_numbers
-from rlrun.models.config_defaults import TEXT_FAMILIES, refuse_nulls, with_family_defaults
-from rlrun.models.experts_config import read_experts
-from rlrun.models.families import NATIVE
+from rlrun.models.config_defaults import refuse_nulls, with_family_defaults
+from rlrun.models.families.table import NATIVE, family_named, family_of, why_no_mtp
+from rlrun.models.family import Family
 from rlrun.models.json_files import read_json_object
-from rlrun.models.mtp import mtp_layer, why_no_mtp
-from rlrun.models.vision import LOADED_BY_DEFAULT, read_vision_tower
-
-FAMILIES = tuple(NATIVE)
-"""`model_type`s that rlrun loads, trains and exports with layers of its own."""
-
-
-_TEXT_MODELS = {*FAMILIES, *TEXT_FAMILIES.values()} - TEXT_FAMILIES.keys()
-_EXPERT_FAMILIES = (
-    *LATENT_FAMILIES,
-    "glm4_moe",
-    "gpt_oss",
-    "minimax_m2",
-    "qwen3_moe",
-    "qwen3_next",
-    "qwen3_5_moe_text",
-)
-_NORMED_FAMILIES = (*DELTA_FAMILIES, "minimax_m2", "qwen3", "qwen3_moe", "qwen3_vl_text")
-"""Families that always have norms of queries and keys."""
-_BIASED_FAMILIES = ("mimo", "qwen2", "qwen2_5_vl_text")
-"""Families whose projections to queries, keys and values always have biases."""
-_NO_OUTPUT_BIAS = ("glm4_moe", *_BIASED_FAMILIES)
-"""Families in which `attention_bias` does not concern the attention's output projection."""
+from rlrun.models.vision import VisionTower, read_tower
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -74,11 +43,12 @@ def architecture(
     does not.
     """
     try:
-        family = config.get("model_type")
-        if family in TEXT_FAMILIES and family != "qwen2_5_vl" and not config.get("text_config"):
+        checkpoint = family_of(config)
+        text = checkpoint.text
+        if text is not None and not text.may_be_flat and not config.get("text_config"):
             raise KeyError("text_config")
-        model = _architecture(with_family_defaults(config), where, with_biases=with_biases)
-        return _multimodal(model, config, where) if family in TEXT_FAMILIES else model
+        model = _text_model(with_family_defaults(config), where, with_biases=with_biases)
+        return model if text is None else _multimodal(model, config, where, text.prefix)
     except KeyError as missing:
         raise ValueError(f"{where} has no {missing}") from None
     except (TypeError, AttributeError, ArithmeticError) as error:
@@ -104,16 +74,26 @@ def with_mtp_layer(model: Architecture) -> Architecture:
     """Returns the architecture with its MTP layer. Raises ValueError if the trainer cannot train it."""
     if (reason := why_no_mtp(model.family, model.mtp_layers)) is not None:
         raise ValueError(f"trainer.mtp_loss is not supported: {reason}; remove it")
-    return replace(model, mtp=mtp_layer(model.family, model.layers))
+    layer_of = family_named(model.family).mtp
+    assert layer_of is not None, "why_no_mtp says that there is one"
+    return replace(model, mtp=layer_of(model.layers))
 
 
-def _multimodal(text: Architecture, config: Mapping[str, Any], where: str) -> Architecture:
+def read_vision_tower(config: Mapping[str, Any]) -> VisionTower | None:
+    """Reads the vision tower of a `config.json`; None for families and checkpoints without one. Raises
+    KeyError for missing keys.
+    """
+    facts = family_of(config).tower
+    return None if facts is None else read_tower(config, facts)
+
+
+def _multimodal(text: Architecture, config: Mapping[str, Any], where: str, prefix: str) -> Architecture:
     """Returns the architecture of a checkpoint whose text model is given."""
     if isinstance(tower := config.get("vision_config"), Mapping):
         check_numbers(tower, where)
-    family, vision, rope = config["model_type"], read_vision_tower(config), text.rope
-    if family in LOADED_BY_DEFAULT and not rope.axes:
-        raise ValueError(f"{where} has no mrope_section in rope_parameters, which {family} needs")
+    family, vision, rope = family_of(config), read_vision_tower(config), text.rope
+    if family.tower is not None and family.tower.loaded_by_default and not rope.axes:
+        raise ValueError(f"{where} has no mrope_section in rope_parameters, which {family.model_type} needs")
     if rope.axes and 2 * len(rope.axes) != text.rotated_dim:
         raise ValueError(
             f"mrope_section in {where} adds up to {len(rope.axes)}; it has to be half of the "
@@ -124,128 +104,49 @@ def _multimodal(text: Architecture, config: Mapping[str, Any], where: str) -> Ar
             f"out_hidden_size = {vision.output} in {where} has to be the text model's hidden_size, "
             f"{text.hidden}"
         )
-    prefix = "model." if family == "qwen2_5_vl" else "model.language_model."
-    return replace(text, family=family, prefix=prefix, vision=vision)
+    return replace(text, family=family.model_type, prefix=prefix, vision=vision)
 
 
-def _architecture(config: Mapping[str, Any], where: str, *, with_biases: bool) -> Architecture:
-    family = config.get("model_type")
-    if family not in _TEXT_MODELS:
+def _text_model(config: Mapping[str, Any], where: str, *, with_biases: bool) -> Architecture:
+    """Returns the architecture of a model of text."""
+    family = family_of(config)
+    if family.read is None:
         raise ValueError(
-            f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}, and others with "
-            'model.implementation = "transformers"'
+            f"model_type {config.get('model_type')!r} is not supported; supported are {', '.join(NATIVE)}, "
+            'and others with model.implementation = "transformers"'
         )
     refuse_nulls(config, where)
     check_numbers(config, where)
-    _refuse_variants(config, with_biases=with_biases)
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    rope = read_rope(config)
-    latent = read_latent(config) if family in LATENT_FAMILIES else None
-    head_dim = config.get("head_dim") or hidden // heads
-    attention_bias = bool(config.get("attention_bias"))
-    has_delta_net = family in DELTA_FAMILIES
-    experts = read_experts(config) if family in _EXPERT_FAMILIES else None
-    return Architecture(
-        family=family,
-        vocab=config["vocab_size"],
-        hidden=hidden,
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
-        head_dim=latent.unrotated_dim + latent.rotated_dim if latent else head_dim,
-        intermediate=_dense_width(config, experts),
-        norm_eps=config["rms_norm_eps"],
-        max_positions=config["max_position_embeddings"],
-        tied=config["tie_word_embeddings"],
-        rope=rope,
-        qk_norm=family in _NORMED_FAMILIES or bool(config.get("use_qk_norm")),
-        joint_qk_norm=family == "minimax_m2",
-        qkv_bias=family in _BIASED_FAMILIES or attention_bias,
-        initializer_range=config["initializer_range"],
-        dtype=weight_dtype(config),
-        output_bias=attention_bias and family not in _NO_OUTPUT_BIAS,
-        mlp_bias=family == "llama" and bool(config.get("mlp_bias")),
-        experts=experts,
-        latent=latent,
-        delta=read_delta_net(config) if has_delta_net else None,
-        output_gate=has_delta_net,
-        offset_norms=has_delta_net,
-        rotary_dim=read_rotary_dim(config, head_dim),
-        sinks=family == "gpt_oss",
-        windows=read_windows(config) if family == "gpt_oss" else (),
-        mtp_layers=config.get("num_nextn_predict_layers") or 0,
-    )
-
-
-def _dense_width(config: Mapping[str, Any], experts: Experts | None) -> int:
-    """Returns the inner width of dense feed-forwards. Qwen3.5's MoE has none but its shared experts."""
-    if config["model_type"] == "qwen3_5_moe_text":
-        assert experts is not None
-        return experts.shared
-    width: int = config["intermediate_size"]
-    return width
-
-
-def weight_dtype(config: Mapping[str, Any]) -> str:
-    """Returns the precision of the weights; for quantised weights, the one that they are computed in."""
-    declared = config.get("dtype") or config.get("torch_dtype")
-    if declared and not isinstance(declared, str):
-        raise ValueError(f"dtype is {declared!r} in config.json: it must be a name, such as bfloat16")
-    return declared or ("bfloat16" if quantisation(config) else "float32")
-
-
-def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns how a config.json describes quantised weights, as a whole or for its text model; empty if it
-    does not. Raises ValueError if the description is not a table.
-    """
-    inner = config.get("text_config")
-    settings = config.get("quantization_config") or (
-        inner.get("quantization_config") if isinstance(inner, Mapping) else None
-    )
-    if settings and not isinstance(settings, Mapping):
-        raise ValueError(
-            f"quantization_config in config.json is {settings!r}, which is not a table of settings"
+    _refuse_variants(config, family, with_biases=with_biases)
+    model = family.read(config)
+    experts = model.experts
+    if experts is not None:
+        experts = replace(
+            experts,
+            correction_bias=family.expert_bias,
+            names=family.expert_names,
+            adaptable=family.adapts_experts,
         )
-    return settings or {}
+    return replace(
+        model,
+        experts=experts,
+        has_layers_behind=family.has_layers_behind,
+        beside_policy=family.beside_policy,
+        own_layers=family.own_layers,
+    )
 
 
-def packed_groups(settings: Mapping[str, Any]) -> list[object]:
-    """Returns the `group_size` of each group of modules that quantised weights describe in `config_groups`;
-    None for a group without any.
-    """
-    groups = settings.get("config_groups")
-    weights = [
-        group.get("weights") if isinstance(group, Mapping) else None
-        for group in (groups.values() if isinstance(groups, Mapping) else ())
-    ]
-    return [numbers.get("group_size") if isinstance(numbers, Mapping) else None for numbers in weights]
-
-
-def _refuse_variants(config: Mapping[str, Any], *, with_biases: bool) -> None:
+def _refuse_variants(config: Mapping[str, Any], family: Family, *, with_biases: bool) -> None:
     """Raises ValueError for options that change the model's mathematics and that nothing here computes."""
-    family = config["model_type"]
-    if family == "gpt_oss" and not config["attention_bias"]:
-        raise ValueError("attention_bias = false in config.json is not supported for gpt_oss")
+    if family.refuse is not None:
+        family.refuse(config)
     refused = {"mlp_bias", "use_sliding_window", "attention_bias"}
-    if family == "gpt_oss" or family in _NO_OUTPUT_BIAS:
+    if family.trains_attention_bias:
         refused.remove("attention_bias")
-    if family == "minimax_m2":
-        _refuse_minimax_variants(config)
-    if with_biases and family not in DELTA_FAMILIES:
+    if with_biases and family.native_biases:
         refused -= {"attention_bias", "mlp_bias"}
     for key in sorted(refused):
         if config.get(key):
-            raise ValueError(f"{key} = true in config.json is not supported for {family}")
+            raise ValueError(f"{key} = true in config.json is not supported for {family.model_type}")
     if config["hidden_act"] != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} in config.json is not supported; only 'silu'")
-
-
-def _refuse_minimax_variants(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for layers that the published configs can describe and transformers ignores."""
-    if config.get("use_qk_norm") is False or config.get("qk_norm_type", "per_layer") != "per_layer":
-        raise ValueError(
-            "use_qk_norm and qk_norm_type in config.json must be true and 'per_layer' for minimax_m2: other "
-            "norms are not supported"
-        )
-    if any(kind != 1 for kind in config.get("attn_type_list") or ()):
-        raise ValueError("attn_type_list in config.json has linear attention, which is not supported")

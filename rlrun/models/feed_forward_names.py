@@ -1,28 +1,9 @@
 """Lists the tensors of feed-forwards, dense ones and mixtures of experts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNaming:
-    """The names of a layer's experts in checkpoints."""
-
-    block: str = "mlp"
-    correction: str = "gate.e_score_correction_bias"
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-
-
-def expert_naming(model: Architecture) -> ExpertNaming:
-    """Returns how a family's checkpoints name experts; MiniMax-M2's do it as Mixtral's."""
-    if model.family == "minimax_m2":
-        return ExpertNaming("block_sparse_moe", "e_score_correction_bias", "w1", "w3", "w2")
-    return ExpertNaming()
 
 
 def expert_tensors(model: Architecture, layer: int) -> Iterator[HfTensor]:
@@ -45,7 +26,7 @@ def feed_forward_tensors(
 def _swiglu_experts(model: Architecture, layer: int) -> Iterator[HfTensor]:
     experts = model.experts
     assert experts is not None
-    naming = expert_naming(model)
+    naming = experts.names
     hf, ours = f"{model.prefix}layers.{layer}.{naming.block}", f"layers.{layer}.moe"
     yield HfTensor(f"{hf}.gate.weight", (experts.count, model.hidden), f"{ours}.router.gate.weight")
     if experts.correction_bias:

@@ -52,29 +52,3 @@ class MtpLayer:
     def in_checkpoint(self, tensor: HfTensor, layer: str) -> HfTensor:
         """Returns a tensor of the decoder layer, whose name begins with `layer`, as checkpoints name it."""
         return replace(tensor, name=self.prefix + tensor.name.removeprefix(layer))
-
-
-MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo")
-"""Families whose layer the trainer computes."""
-
-
-def mtp_layer(family: str, layers: int) -> MtpLayer:
-    """Returns the layer of a family with this number of layers, as SGLang 0.5.23 reads it
-    (models/mimo_mtp.py, models/deepseek_nextn.py, models/glm4_moe_nextn.py, models/glm4_moe_lite_nextn.py).
-    """
-    if family == "mimo":
-        names = ("hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm")
-        return MtpLayer("model.mtp_layers.0.", *names, hidden_first=True, blind_start=True)
-    return MtpLayer(f"model.layers.{layers}.", "hnorm", "enorm", "eh_proj", "shared_head.norm")
-
-
-def why_no_mtp(family: str, count: int) -> str | None:
-    """Returns why the trainer cannot train the MTP layer of a family with `count` of them; None if it can."""
-    if family not in MTP_FAMILIES:
-        return (
-            f"MTP layers are trained for {', '.join(MTP_FAMILIES)}; those of {family} were not compared with "
-            "a reference"
-        )
-    if count != 1:
-        return f"num_nextn_predict_layers in config.json has to be 1, and is {count}"
-    return None

@@ -3,15 +3,10 @@
 from collections.abc import Iterator
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.attention_config import LATENT_FAMILIES
 from rlrun.models.feed_forward_names import expert_tensors, feed_forward_tensors
 from rlrun.models.hf_tensor import HEADS, LANGUAGE_MODEL, HfTensor, is_of_text_model, transformers_tensor
 from rlrun.models.mtp import MTP_COPIES
 
-_BESIDE_THE_POLICY = ("mtp.", "model.visual.")
-"""Beginnings of the names of tensors that predict further tokens, and of the vision tower's."""
-_FURTHER_LAYERS = (*LATENT_FAMILIES, "glm4_moe")
-"""Families whose layers behind the last predict further tokens."""
 TOWER = "visual."
 """The names of the vision tower's parameters begin with this."""
 
@@ -76,12 +71,10 @@ def is_beside_policy(name: str, model: Architecture) -> bool:
         return name.removeprefix(model.mtp.prefix) in MTP_COPIES
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if name.startswith("model.layers.") and layer.isdecimal() and int(layer) >= model.layers:
-        return model.family in _FURTHER_LAYERS
-    if model.family == "mimo":
-        return name.startswith("model.mtp_layers.")
+        return model.has_layers_behind
     if model.vision is not None and name.startswith(model.vision.prefix):
         return not model.vision.loaded
-    return model.output_gate and name.startswith(_BESIDE_THE_POLICY)
+    return name.startswith(model.beside_policy)
 
 
 def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.architecture import Architecture, Experts
-from rlrun.models.attention_config import DELTA_FAMILIES
 from rlrun.models.attention_shapes import Rope
 from rlrun.models.config_defaults import with_family_defaults
-from rlrun.models.config_json import read_architecture, read_config, weight_dtype
+from rlrun.models.config_json import read_architecture, read_config
+from rlrun.models.decoder_config import weight_dtype
+from rlrun.models.families.table import family_of
 from rlrun.models.hf_tensor import (
     HEADS,
     in_order,
@@ -84,7 +85,7 @@ def read_model(folder: Path, implementation: str) -> Architecture:
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raises ValueError for a config, of a text model, that asks for what is not computed here."""
     family = config.get("model_type")
-    if family in DELTA_FAMILIES:
+    if family_of(config).recurrent:
         raise ValueError(
             f"{family} has Gated DeltaNet, in which transformers lets packed documents see each other: "
             "remove model.implementation, because the trainer's own layers compute this family"

@@ -5,7 +5,7 @@ patches of an image ─▶ tower ─▶ one embedding per merge × merge patches
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-VISION_FAMILIES: Mapping[str, str] = {
-    "qwen2_5_vl": "visual.",
-    "qwen3_vl": "model.visual.",
-    "qwen3_5": "model.visual.",
-}
-"""`model_type`s of checkpoints whose vision tower is computed, and how the names of its tensors begin."""
-LOADED_BY_DEFAULT = ("qwen2_5_vl", "qwen3_vl")
-"""`model_type`s whose tower is part of the policy unless `trainer.vision_tower` says otherwise. Qwen3.5 is as
-often trained on text alone."""
-_DEFAULTS: Mapping[str, Any] = {
+QWEN3_TOWER_DEFAULTS: Mapping[str, Any] = {
     "depth": 27,
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -36,14 +27,24 @@ _DEFAULTS: Mapping[str, Any] = {
     "num_position_embeddings": 2304,
 }
 """Defaults of transformers' vision configs of Qwen3-VL and Qwen3.5."""
-_QWEN2_5_DEFAULTS: Mapping[str, Any] = {
-    **_DEFAULTS,
-    "depth": 32,
-    "hidden_size": 3584,
-    "intermediate_size": 3420,
-    "patch_size": 14,
-    "num_position_embeddings": 0,
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerFacts:
+    """How a family's `config.json` describes the vision tower."""
+
+    prefix: str
+    """The names of the checkpoint's tensors begin with this."""
+    image_token: int
+    """The default of `image_token_id`."""
+    loaded_by_default: bool = False
+    """The tower is part of the policy unless `trainer.vision_tower` says otherwise. Otherwise checkpoints
+    without a tower exist, and models are as often trained on text alone."""
+    deepstack_layers: tuple[int, ...] = ()
+    """The default of `deepstack_visual_indexes`; empty: the tower has no such layers."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: QWEN3_TOWER_DEFAULTS)
+    """Defaults of transformers' class for `vision_config`."""
+
 
 Grid = tuple[int, int, int]
 """Patches of an image in time, height and width: the processor's `image_grid_thw`."""
@@ -126,21 +127,22 @@ class VisionTower:
             yield from _matrix(f"{name}.mlp.linear_fc2", (hidden, inner))
 
 
-def read_vision_tower(config: Mapping[str, Any]) -> VisionTower | None:
-    """Reads the vision tower of a `config.json`; None for families without one, and for Qwen3.5's checkpoints
-    that have only text. Raises KeyError for missing keys.
+def read_tower(config: Mapping[str, Any], facts: TowerFacts) -> VisionTower | None:
+    """Reads the vision tower of a `config.json`; None for checkpoints that have only text. Raises KeyError
+    for missing keys.
     """
-    family = str(config.get("model_type"))
-    if family not in VISION_FAMILIES or (family not in LOADED_BY_DEFAULT and not config.get("vision_config")):
+    if not facts.loaded_by_default and not config.get("vision_config"):
         return None
-    values = dict(_QWEN2_5_DEFAULTS if family == "qwen2_5_vl" else _DEFAULTS) | config["vision_config"]
+    values = dict(facts.defaults) | config["vision_config"]
     side = values["patch_size"]
-    deepstack = values.get("deepstack_visual_indexes", (8, 16, 24)) if family == "qwen3_vl" else ()
+    deepstack = (
+        values.get("deepstack_visual_indexes", facts.deepstack_layers) if facts.deepstack_layers else ()
+    )
     return VisionTower(
-        family=family,
+        family=str(config["model_type"]),
         settings=json.dumps(config["vision_config"], sort_keys=True),
-        prefix=VISION_FAMILIES[family],
-        image_token=config.get("image_token_id", 151655 if family in LOADED_BY_DEFAULT else 248056),
+        prefix=facts.prefix,
+        image_token=config.get("image_token_id", facts.image_token),
         depth=values["depth"],
         hidden=values["hidden_size"],
         intermediate=values["intermediate_size"],
@@ -150,7 +152,7 @@ def read_vision_tower(config: Mapping[str, Any]) -> VisionTower | None:
         merge=values["spatial_merge_size"],
         positions=values["num_position_embeddings"],
         deepstack=len(deepstack),
-        loaded=family in LOADED_BY_DEFAULT,
+        loaded=facts.loaded_by_default,
     )
 
 

@@ -16,8 +16,8 @@ from benchmarks.slime_scripts import (
 )
 from rlrun.cli.plan.command import plan_as_dict
 from rlrun.converters.slime.flag_table import flag_table
-from rlrun.models.config_json import FAMILIES, architecture
-from rlrun.models.families import TABLES
+from rlrun.models.config_json import architecture
+from rlrun.models.families.table import NATIVE, TABLES
 from rlrun.plugins.validation import load_checked_spec
 
 SCRIPTS = slime_scripts()
@@ -101,8 +101,8 @@ def test_the_plan_of_a_large_pipeline_says_how_it_fits(tmp_path: Path) -> None:
 def test_every_family_that_launch_would_refuse_is_refused_by_validate() -> None:
     for each in SCRIPTS:
         if family_problem(each) is not None:
-            assert each.config["model_type"] not in FAMILIES
-        elif each.config["model_type"] not in TABLES["transformers"] or each.config["model_type"] in FAMILIES:
+            assert each.config["model_type"] not in NATIVE
+        elif each.config["model_type"] not in TABLES["transformers"] or each.config["model_type"] in NATIVE:
             architecture(each.config)
     assert sum(not family_problem(each) for each in SCRIPTS) == 44
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlrun.models.config_defaults import TEXT_FAMILIES, TRANSFORMERS_TEXT_FAMILIES
-from rlrun.models.families import NATIVE, TABLES, TRANSFORMERS, Family, similar_families
+from rlrun.models.families.by_transformers import TEXT_FAMILIES, TRANSFORMERS
+from rlrun.models.families.table import FAMILIES, NATIVE, TABLES, similar_families
+from rlrun.models.family import Support
 from tests.docs.pages import ROOT
 from tests.runner.trainer.layouts import CASES
 from tests.runner.trainer.trainer_cases import MODELS
@@ -20,7 +21,7 @@ SECTION = re.compile(r"(<!-- (native|transformers): begin -->\n).*?(<!-- \2: end
 DEGREES = ("tensor", "context", "pipeline", "expert")
 
 
-def table(families: Mapping[str, Family]) -> str:
+def table(families: Mapping[str, Support]) -> str:
     columns = ["`model_type`", "models", "fsdp, replicate", *DEGREES]
     if families is NATIVE:
         columns += ["LoRA", "precision", "shared prefixes", "native engine", "SGLang in tests", "images"]
@@ -59,8 +60,9 @@ def test_every_layout_that_is_offered_is_compared_with_transformers(implementati
         family = str(MODELS[case.model]["family"])
         if (family in FOREIGN) == (implementation == "transformers"):
             tested |= {(family, degree) for degree in DEGREES if case.parallel.get(degree, 1) > 1}
+    multimodal = {name: family.text.model_type for name, family in FAMILIES.items() if family.text}
     offered = {
-        ((TEXT_FAMILIES | TRANSFORMERS_TEXT_FAMILIES).get(name, name), degree)
+        ({**multimodal, **TEXT_FAMILIES}.get(name, name), degree)
         for name, family in TABLES[implementation].items()
         for degree in family.layouts
     }

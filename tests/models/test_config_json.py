@@ -6,7 +6,8 @@ import pytest
 
 from rlrun.models.architecture import ClampedGate
 from rlrun.models.attention_shapes import Rope
-from rlrun.models.config_json import architecture, read_architecture, weight_dtype
+from rlrun.models.config_json import architecture, read_architecture
+from rlrun.models.decoder_config import weight_dtype
 from rlrun.models.tensor_names import hf_tensors
 from tests.tiny_models import CONFIGS, make_tiny_model
 

@@ -20,7 +20,9 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files, StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_defaults import text_config
-from rlrun.models.config_json import FAMILIES, architecture, quantisation, read_config, weight_dtype
+from rlrun.models.config_json import architecture, read_config
+from rlrun.models.decoder_config import quantisation, weight_dtype
+from rlrun.models.families.table import NATIVE
 from rlrun.models.hf_tensor import TRANSFORMERS_EMBEDDING
 from rlrun.models.low_precision import has_routed_experts, is_int4_matrix
 from rlrun.models.tensor_names import is_beside_policy
@@ -190,7 +192,7 @@ def _fixed(source: Checkpoint, config: Mapping[str, Any], model: Architecture | 
     """Returns the tensors of the initial model that are not trained, and therefore not in checkpoints."""
     if source.model is None or not is_hf_folder(source.model):
         return {}
-    if model is None and config.get("model_type") in FAMILIES:
+    if model is None and config.get("model_type") in NATIVE:
         model = architecture(config)
     return {
         name: content

@@ -19,14 +19,8 @@ from rlrun.converters.families.adapted import AdapterGroup, Convert, Table, Zero
 from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters, check_names
 from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.models.families.table import family_of
 
-PACKAGES = {
-    "kimi_k25": "kimi_k2_7",
-    "muse_glimmer": "muse_glimmer",
-    "qwen3_5": "qwen3_5",
-    "qwen3_5_moe": "qwen3_5",
-}
-"""torchtitan's package for each `model_type`. The one of Qwen3.5 needs the package `fla-core`."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _DERIVED = ".rotary_emb.inv_freq"
 _LAYER = re.compile(r"^(.*?)(?:layers|blocks)\.(\d+)\.")
@@ -118,9 +112,9 @@ def _any_head(names: Iterable[str]) -> bool:
 def _flavors(config: Mapping[str, Any]) -> Iterator[_Flavor]:
     """Yields the flavors with the sizes of the config."""
     family = config.get("model_type")
-    if family not in PACKAGES:
+    if (name_of_package := family_of(config).torchtitan_package) is None:
         raise ValueError(f"model_type {family!r} is not supported")
-    package = importlib.import_module(f"torchtitan.models.{PACKAGES[family]}")
+    package = importlib.import_module(f"torchtitan.models.{name_of_package}")
     tables = (value for name, value in vars(package).items() if name.endswith("_configs"))
     registry = next(table for table in tables if isinstance(table, dict))
     text = config.get("text_config") or config

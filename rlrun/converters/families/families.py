@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.converters.families.adapters import PACKAGES, AdaptedFamily
+from rlrun.converters.families.adapters import AdaptedFamily
 from rlrun.converters.families.mapping import (
     Lenience,
     Mapped,
@@ -14,16 +14,19 @@ from rlrun.converters.families.mapping import (
 )
 from rlrun.converters.tensors.content import Content
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import FAMILIES, architecture, with_mtp_layer
+from rlrun.models.config_json import architecture, with_mtp_layer
+from rlrun.models.families.table import FAMILIES, NATIVE, family_of
 from rlrun.models.mtp import MTP_PROJECTION
 
 
 def check_family(config: Mapping[str, Any]) -> None:
     """Raises ValueError if the model family is not supported."""
-    family = config.get("model_type")
-    if family not in FAMILIES and family not in PACKAGES:
-        supported = ", ".join(dict.fromkeys((*FAMILIES, *PACKAGES)))
-        raise ValueError(f"model_type {family!r} is not supported; supported are {supported}")
+    family = family_of(config)
+    if family.support is None and family.torchtitan_package is None:
+        by_torchtitan = (name for name, each in FAMILIES.items() if each.torchtitan_package is not None)
+        supported = ", ".join(dict.fromkeys((*NATIVE, *by_torchtitan)))
+        name = config.get("model_type")
+        raise ValueError(f"model_type {name!r} is not supported; supported are {supported}")
 
 
 def map_to_parameters(
@@ -61,5 +64,5 @@ def is_native(config: Mapping[str, Any]) -> bool:
 
     torchtitan's adapters map whole multimodal checkpoints, of which the trainer has the text model only.
     """
-    family = config.get("model_type")
-    return family in FAMILIES and family not in PACKAGES
+    family = family_of(config)
+    return family.support is not None and family.torchtitan_package is None

@@ -11,6 +11,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.checked_names import abbreviated
+from rlrun.models.families.table import family_named
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.tensor_names import hf_tensors, is_beside_policy, is_derived
 
@@ -165,8 +166,8 @@ def _parameter_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _paired(model: Architecture, parameter: str, content: Content, side_by_side: bool) -> Content:
-    """Reorders rotary pairs for torchtitan's Llama, which rotates neighbouring rows of queries and keys."""
+    """Reorders rotary pairs of families for which torchtitan rotates neighbouring rows."""
     rotated = parameter.endswith((".qkv_linear.wq.weight", ".qkv_linear.wk.weight"))
-    if model.family != "llama" or not rotated:
+    if not rotated or not family_named(model.family).pairs_side_by_side:
         return content
     return Paired(content, model.head_dim, side_by_side)

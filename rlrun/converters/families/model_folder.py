@@ -18,7 +18,8 @@ from rlrun.converters.tensors.precision import is_code, keeps_precision
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import quantisation, read_config
+from rlrun.models.config_json import read_config
+from rlrun.models.decoder_config import quantisation
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.tensor_names import is_beside_policy, is_derived
 from rlrun.specs.derived.sglang_config import with_missing_keys

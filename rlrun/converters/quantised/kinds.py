@@ -9,7 +9,8 @@ from rlrun.converters.quantised import fp8, int4, mxfp4
 from rlrun.converters.tensors.content import Content
 from rlrun.converters.tensors.precision import is_code
 from rlrun.converters.tensors.safetensors_format import TensorInfo
-from rlrun.models.config_json import quantisation
+from rlrun.models.decoder_config import quantisation
+from rlrun.models.families.table import family_of
 from rlrun.models.low_precision import DEFAULT_INT4_GROUP, PROJECTIONS, has_routed_experts, is_int4_matrix
 
 Kind = Literal["fp8-block", "fp8-channel", "fp8-tensor", "int4-group"]
@@ -30,8 +31,9 @@ def quantise(
 
     Raises ValueError for models that cannot be quantised to this kind.
     """
-    if config["model_type"] == "gpt_oss":
-        raise ValueError("gpt_oss cannot be quantised: engines do not load its experts as separate matrices")
+    family = family_of(config)
+    if family.unquantised_because is not None:
+        raise ValueError(f"{family.model_type} cannot be quantised: {family.unquantised_because}")
     granularity, chosen = fp8.granularity(kind), _quantised_names(contents, kind)
     quantised: dict[str, Content] = {}
     for name, content in contents.items():

@@ -8,7 +8,8 @@ from typing import Any
 
 from rlrun.converters.slime.secrets import is_secret, without_credentials
 from rlrun.converters.slime.spec_toml import spec_toml
-from rlrun.models.families import TABLES, Family
+from rlrun.models.families.table import TABLES
+from rlrun.models.family import Support
 from rlrun.models.json_files import parse_json
 from rlrun.specs.derived.sglang_arguments import SERVER, flag_name
 
@@ -103,7 +104,7 @@ class Draft:
         return config if isinstance(config, dict) else {}
 
     @property
-    def only_transformers(self) -> Family | None:
+    def only_transformers(self) -> Support | None:
         """Returns the model's family, if only the layers of transformers compute it; None otherwise."""
         named = next((kind for spec, kind in _FAMILY_OF_SPEC.items() if spec in self.values_of("--spec")), "")
         kind = str(self.model_config.get("model_type", named))

@@ -9,7 +9,8 @@ from typing import Any
 
 from rlrun.models.adapters import AnyAdapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
-from rlrun.models.config_json import architecture, packed_groups, read_config
+from rlrun.models.config_json import architecture, read_config
+from rlrun.models.decoder_config import packed_groups
 from rlrun.models.json_files import read_json_object
 from rlrun.models.low_precision import PROJECTIONS, has_routed_experts, is_int4_matrix
 from rlrun.models.tensor_names import hf_tensors

@@ -18,7 +18,7 @@ from rlrun.converters.tensors.content import Content, InMemory
 from rlrun.converters.tensors.precision import keeps_precision, parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
-from rlrun.models.config_json import quantisation
+from rlrun.models.decoder_config import quantisation
 from rlrun.models.low_precision import PROJECTIONS, is_int4_matrix
 
 

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import torch
 
 from rlrun.models.architecture import Architecture
+from rlrun.models.families.table import family_named
 from rlrun.models.tensor_names import text_tensors
 from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.weights.form import Form
@@ -34,9 +35,6 @@ _FUSED = {
     "up_proj": "gate_up_proj",
 }
 _FUSED_MEMBER = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
-_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""Families whose layout in a server is known. Of other families, and where the heads do not divide by the
-ranks, only norms are compared that every rank holds as a whole."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _WIDE = ("embed_tokens.weight", "norm.weight")
 """Servers with `rl_on_policy_target` hold these in float32, with the values that were sent."""
@@ -206,8 +204,12 @@ def _round_up(number: int, step: int) -> int:
 
 
 def _comparable(model: Architecture, form: Form, ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the tensors whose layout and precision in a server are known."""
-    layout_is_known = model.family in _FAMILIES and not (model.heads % ranks or model.kv_heads % ranks)
+    """Yields the tensors whose layout and precision in a server are known.
+
+    Where the heads do not divide by the ranks, only norms are compared that every rank holds as a whole.
+    """
+    divides_heads = model.heads % ranks == 0 and model.kv_heads % ranks == 0
+    layout_is_known = family_named(model.family).server.layout and divides_heads
     for tensor in text_tensors(model):
         is_plain = tensor.expert is None and len(form.described(tensor.name, tensor.shape)) == 1
         # the servers of multimodal checkpoints have names of their own

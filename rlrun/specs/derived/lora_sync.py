@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rlrun.models.adapters import EXPERT_TARGETS
+from rlrun.models.families.table import family_named
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.served_adapters import adapters_beside_policy
 from rlrun.specs.derived.server_size import stages_of
@@ -12,10 +13,6 @@ from rlrun.specs.sections.job import Spec
 
 _ROOM_ARGUMENTS = ("max-loaded-loras", "max-loras-per-batch")
 """SGLang's arguments that limit how many adapters a server has, and how many it computes with at a time."""
-
-
-_SERVED_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""Families whose attention and feed-forward matrices SGLang gives adapters by their Hugging Face names."""
 
 
 def sends_adapters(spec: Spec, family: str | None) -> bool:
@@ -108,7 +105,7 @@ def why_not_served(targets: frozenset[str], family: str | None) -> str | None:
     A server fuses q, k and v, and gate and up: it fills in k and up alone, ends at a load or at the first
     request where q or v is missing, and silently leaves out up without gate.
     """
-    if family not in (None, *_SERVED_FAMILIES):
+    if family is not None and not family_named(family).server.adapters:
         return f"adapters of {family} models were not tried with SGLang"
     if targets.intersection(EXPERT_TARGETS):
         return "SGLang was not tried with adapters of experts, which are in stacks"

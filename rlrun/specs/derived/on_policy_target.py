@@ -6,6 +6,7 @@ The trainer computes with the server's kernels, and rounds where the server roun
 from typing import Any
 
 from rlrun.models.architecture import Architecture, inexact_part
+from rlrun.models.families.table import family_named
 from rlrun.specs.sections.job import Spec
 
 SERVER_ARGUMENTS = {
@@ -28,7 +29,7 @@ def target_arguments(spec: Spec) -> dict[str, Any]:
 
 def untargeted_part(model: Architecture) -> str | None:
     """Returns why SGLang's `rl_on_policy_target` and the trainer's layers do not agree for a model."""
-    if model.family != "qwen3":
+    if not family_named(model.family).server.on_policy_target:
         return (
             "on GPUs it is for dense models of Qwen3: SGLang's layers of other families do not round as "
             "rl_on_policy_target says, or the trainer has no layers that do"

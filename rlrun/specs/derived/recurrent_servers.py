@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.attention_config import has_delta_net
 from rlrun.models.config_defaults import with_family_defaults
+from rlrun.models.families.table import family_of
 from rlrun.models.json_files import read_json
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.sglang_config import missing_keys
@@ -47,7 +47,7 @@ def recurrent_settings(section: EngineSpec, folder: Path, *, on_cpu: bool) -> li
 
 
 def _settings(section: EngineSpec, config: Mapping[str, Any], *, on_cpu: bool) -> Iterator[ServerSetting]:
-    if not has_delta_net(with_family_defaults(config)):
+    if not family_of(with_family_defaults(config)).recurrent:
         return
     if section.dtype == "float32":
         why = "SGLang keeps the inputs of Gated DeltaNet's convolution in bfloat16, also for a float32 model"

@@ -8,8 +8,9 @@ keys beside that table do not say otherwise, without a word.
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.models.attention_config import attention_interval, has_delta_net
-from rlrun.models.config_defaults import TEXT_FAMILIES, with_family_defaults
+from rlrun.models.attention_config import attention_interval
+from rlrun.models.config_defaults import with_family_defaults
+from rlrun.models.families.table import family_of
 
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 
@@ -20,9 +21,9 @@ def missing_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     For a multimodal checkpoint they are in a table `text_config`. Empty for models without Gated DeltaNet.
     """
     filled = with_family_defaults(config)
-    if not has_delta_net(filled):
+    if not family_of(filled).recurrent:
         return {}
-    is_multimodal = config["model_type"] in TEXT_FAMILIES
+    is_multimodal = family_of(config).text is not None
     own: Mapping[str, Any] = config["text_config"] if is_multimodal else config
     rope = filled.get("rope_parameters") or {}
     needed = {"full_attention_interval": attention_interval(filled)} | {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rlrun.models.families.table import family_named, family_of
 from rlrun.specs.sections.engine import EngineSpec
 
 NATIVE_DRAFT_TOKENS = 8
@@ -14,8 +15,7 @@ _STEPWISE = ("mtp", "eagle", "eagle3", "standalone")
 _SGLANG_NAMES = {"mtp": "NEXTN"}
 _VERIFIED = {"ngram": 12, "dflash": 16}
 """Tokens that SGLang 0.5.23 verifies at a time unless it is told (arg_groups/speculative_hook.py)."""
-_VERIFIED_STEPWISE = 4
-_VERIFIED_OF_LLAMA = 8
+_VERIFIED_STANDALONE = 4
 
 
 def native_draft_tokens(section: EngineSpec) -> int:
@@ -55,9 +55,9 @@ def verified_tokens(section: EngineSpec, family: str, draft_block: int | None = 
         return 0
     if guessed is not None:
         return guessed + 1
-    if algorithm in ("mtp", "eagle", "eagle3") and family == "llama":
-        return _VERIFIED_OF_LLAMA
-    return draft_block or _VERIFIED.get(algorithm, _VERIFIED_STEPWISE)
+    if algorithm in ("mtp", "eagle", "eagle3"):
+        return family_named(family).server.eagle_tokens
+    return draft_block or _VERIFIED.get(algorithm, _VERIFIED_STANDALONE)
 
 
 def has_draft_weights(section: EngineSpec) -> bool:
@@ -76,11 +76,10 @@ def updated_models(section: EngineSpec) -> Literal["target", "all"]:
 
 
 def mtp_layers(config: Mapping[str, Any]) -> int:
-    """Returns how many layers for multi-token prediction a model's `config.json` declares.
-
-    Qwen3-Next has one, which its config does not mention.
+    """Returns how many layers for multi-token prediction a model's `config.json` declares, or has
+    without a declaration (`ServerFacts.undeclared_mtp_layers`).
     """
     text = config.get("text_config") or config
     counts = (text.get(name) for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
     declared = next((count for count in counts if count), None)
-    return int(declared or (text.get("model_type") == "qwen3_next"))
+    return int(declared or family_of(text).server.undeclared_mtp_layers)

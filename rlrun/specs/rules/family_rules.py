@@ -6,7 +6,8 @@ from typing import Any
 from rlrun.models.architecture import inexact_part
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 from rlrun.models.config_json import architecture, with_vision_tower
-from rlrun.models.families import TABLES, Family, similar_families
+from rlrun.models.families.table import TABLES, similar_families
+from rlrun.models.family import Support
 from rlrun.specs.derived.on_policy_target import rounds_as_target, untargeted_part
 from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.problems.findings import Finding
@@ -72,7 +73,7 @@ def _unknown(implementation: str, model_type: str) -> Finding:
     return Finding(MODEL, f"model_type {model_type!r} is not supported", cure)
 
 
-def _layouts(spec: Spec, model_type: str, family: Family, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _layouts(spec: Spec, model_type: str, family: Support, config: Mapping[str, Any]) -> Iterator[Finding]:
     has_experts = any(with_family_defaults(config).get(name) for name in EXPERT_COUNTS)
     for name in DEGREES:
         degree = getattr(spec.trainer.parallel, name)
@@ -106,6 +107,6 @@ def _speculation(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(key, message, cure, found="mtp", related=(MODEL,))
 
 
-def _instead(family: Family) -> str:
+def _instead(family: Support) -> str:
     offered = ("fsdp", "replicate", *(name for name in DEGREES if name in family.layouts))
     return f"use {', '.join(offered[:-1])} or {offered[-1]} instead"

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlrun.models.vision import VISION_FAMILIES, read_vision_tower
+from rlrun.models.config_json import read_vision_tower
+from rlrun.models.families.table import WITH_TOWER
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.sections.data import DataSpec
@@ -40,7 +41,7 @@ def _paths_of_keys(table: KeyPath, params: Mapping[str, Any]) -> Iterator[KeyPat
 
 def _unread(spec: Spec, config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Returns why the trained model does not read images, and the cure; None if it does."""
-    families = ", ".join(VISION_FAMILIES)
+    families = ", ".join(WITH_TOWER)
     try:
         tower = read_vision_tower(config)
     except (KeyError, TypeError):

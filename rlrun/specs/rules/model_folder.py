@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.attention_config import DELTA_FAMILIES, attention_interval
+from rlrun.models.attention_config import attention_interval
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
-from rlrun.models.experts_config import BIASED_FAMILIES
-from rlrun.models.families import NATIVE
+from rlrun.models.families.table import NATIVE, family_of
 from rlrun.models.json_files import read_json
 from rlrun.specs.derived.lengths import longest_response, longest_sample
 from rlrun.specs.problems.findings import Finding
@@ -120,7 +119,7 @@ def _split(
 
 def _attention_interval(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     """Checks that SGLang can tell which layers have Gated DeltaNet."""
-    if spec.engine.type != "sglang" or config.get("model_type") not in DELTA_FAMILIES:
+    if spec.engine.type != "sglang" or not family_of(config).recurrent:
         return
     try:
         interval = attention_interval(config)
@@ -166,7 +165,7 @@ def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         if value != "off" and not found:
             where: KeyPath = ("trainer", "moe", name)
             yield Finding(where, "the model has no experts", "remove it", found=value, related=related)
-    if found and config.get("model_type") not in BIASED_FAMILIES:
+    if found and not family_of(config).expert_bias:
         yield from _bias_without_place(spec, config)
     if degree > 1 and not found:
         yield Finding(path, "the model has no experts", "remove it", found=degree, related=related)

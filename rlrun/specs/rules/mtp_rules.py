@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlrun.models.config_defaults import with_family_defaults
-from rlrun.models.mtp import why_no_mtp
+from rlrun.models.families.table import why_no_mtp
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.sections.job import Spec

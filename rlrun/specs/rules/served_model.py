@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.config_defaults import EXPERT_COUNTS
-from rlrun.models.config_json import packed_groups, quantisation
+from rlrun.models.decoder_config import packed_groups, quantisation
 from rlrun.models.json_files import read_json
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlrun.models.vision import VISION_FAMILIES, read_vision_tower
+from rlrun.models.config_json import read_vision_tower
+from rlrun.models.families.table import WITH_TOWER
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.sections.job import Spec
@@ -33,7 +34,7 @@ def vision_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
         return  # reported when the architecture is read
     if tower is None or spec.model.implementation == "transformers":
         if setting in {"frozen", "trained"}:
-            families = ", ".join(VISION_FAMILIES)
+            families = ", ".join(WITH_TOWER)
             message = f"the {family} model has no vision tower that is computed here"
             yield Finding(TOWER, message, f"remove it; families with one: {families}", related=(MODEL,))
         return

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from rlrun.converters.convert.copying import ResourceLimits
 from rlrun.converters.families.adapted import group_bytes
-from rlrun.converters.families.adapters import PACKAGES
 from rlrun.converters.families.mapping import Lenience
+from rlrun.models.families.table import family_named
 from tests.converters.conversions import convert, equal_bits, read_dcp, read_hf, same
 
 FLAVORS = {
@@ -25,7 +25,7 @@ FLAVORS = {
 def make(family, folder, monkeypatch):
     """A random model with half the layers and a small vocabulary; its parameters by torchtitan's names."""
     kind = family.partition("-")[0]
-    package = importlib.import_module(f"torchtitan.models.{PACKAGES[kind]}")
+    package = importlib.import_module(f"torchtitan.models.{family_named(kind).torchtitan_package}")
     spec = package.model_registry(FLAVORS[family])
     with torch.device("meta"):
         model = spec.model.build()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rlrun.models.families import TRANSFORMERS
+from rlrun.models.families.by_transformers import TRANSFORMERS
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.trainer.trainer_cases import MODELS
 

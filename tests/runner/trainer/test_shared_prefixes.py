@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.models.families import NATIVE
+from rlrun.models.families.table import NATIVE
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.trainer.layouts import FULL, SELECTIVE, pipeline

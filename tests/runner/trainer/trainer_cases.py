@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from rlrun.models.families import NATIVE
+from rlrun.models.families.table import NATIVE
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence

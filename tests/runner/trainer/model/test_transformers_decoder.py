@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GraniteMoeConfig
 
-from rlrun.models.config_defaults import TRANSFORMERS_TEXT_FAMILIES
+from rlrun.models.families.by_transformers import TEXT_FAMILIES
 from rlrun.models.transformers_models import read_transformers_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.transformers_layers.transformers_decoder import build_transformers_decoder
@@ -40,7 +40,7 @@ def make_tiny_multimodal(folder, family):
 
 
 def make_folder(folder, family):
-    if family in TRANSFORMERS_TEXT_FAMILIES:
+    if family in TEXT_FAMILIES:
         return make_tiny_multimodal(folder, family)
     return make_tiny_model(folder, family, tied=True, pad_token_id=None)
 
@@ -70,7 +70,7 @@ def test_trained_saved_converted_and_exported(tmp_path, family):
     unchanged = {name for name in before if torch.equal(before[name], exported[name])}
     beside = {name for name in before if not name.startswith(("model.", "language_model.", "lm_head."))}
     assert unchanged == beside
-    assert bool(beside) == (family in TRANSFORMERS_TEXT_FAMILIES)
+    assert bool(beside) == (family in TEXT_FAMILIES)
     assert same(exported, read_hf(convert(run, "hf", tmp_path / "converted")))
 
 

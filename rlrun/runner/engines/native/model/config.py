@@ -4,10 +4,10 @@ from pathlib import Path
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import architecture, read_config
-from rlrun.models.families import NATIVE
+from rlrun.models.families.table import NATIVE
 from rlrun.models.tensor_names import text_tensors
 
-FAMILIES = tuple(name for name, family in NATIVE.items() if family.native_engine)
+FAMILIES = tuple(name for name, support in NATIVE.items() if support.native_engine)
 
 
 def engine_architecture(folder: str | Path) -> Architecture:

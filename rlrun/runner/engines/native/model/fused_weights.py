@@ -9,7 +9,6 @@ import torch
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention
-from rlrun.models.feed_forward_names import expert_naming
 from rlrun.runner.engines.native.model.layer_weights import (
     DeltaWeights,
     ExpertWeights,
@@ -77,8 +76,9 @@ def _layer_weights(
 
 
 def _expert_weights(tensors: "_LayerTensors", model: Architecture) -> ExpertWeights:
-    experts, naming = model.experts, expert_naming(model)
+    experts = model.experts
     assert experts is not None
+    naming = experts.names
     names = [f"{naming.block}.experts.{number}" for number in range(experts.count)]
     correction = tensors(f"{naming.block}.{naming.correction}").float() if experts.correction_bias else None
     return ExpertWeights(

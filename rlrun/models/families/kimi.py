@@ -1,0 +1,16 @@
+"""Kimi-K2: DeepSeek-V3 with other sizes. Its configuration class has DeepSeek-V3's defaults."""
+
+from rlrun.models.families.deepseek.family import DEFAULTS, read_deepseek
+from rlrun.models.family import SPARSE, Family, Support
+
+FAMILIES = (
+    Family(
+        model_type="kimi_k2",
+        support=Support("Kimi-K2", SPARSE, native_engine=True),
+        defaults=DEFAULTS,
+        read=read_deepseek,
+        expert_bias=True,
+        has_layers_behind=True,
+    ),
+    Family(model_type="kimi_k25", torchtitan_package="kimi_k2_7"),
+)

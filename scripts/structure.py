@@ -28,6 +28,9 @@ ROOMS_WITHIN = {
     "rlrun.specs",
 }
 """Packages whose folders are rooms of their own; any other folder of the package is one room as a whole."""
+FAMILIES = "rlrun.models.families."
+LAYERS = {"trainer_layers": "rlrun.runner.trainer.model"}
+"""The room of the modules with a family's layers, which are beside its other facts."""
 RULES = ("two_way_pairs", "arrows_up", "repeated_test_files")
 """Figures that list violations; `make lint` fails where one is not empty."""
 NAMED = {
@@ -135,7 +138,10 @@ def path_of(module: str) -> Path:
 
 
 def room_of(module: str) -> str:
-    """Returns the room that a module belongs to."""
+    """Returns the room that a module belongs to; a family's layers belong to the room that computes them."""
+    name = module.rpartition(".")[2]
+    if module.startswith(FAMILIES) and name in LAYERS:
+        return LAYERS[name]
     parts = module.split(".")[:-1]
     while len(parts) > 1 and ".".join(parts[:-1]) not in ROOMS_WITHIN | {PACKAGE}:
         parts.pop()

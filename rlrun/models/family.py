@@ -105,7 +105,7 @@ class Family:
     native_biases: bool = True
     """The native engine computes `attention_bias` and `mlp_bias`."""
     own_layers: str | None = None
-    """A package whose modules `trainer_layers` and `engine_layers` compute what differs from a Llama."""
+    """A package whose module `trainer_layers` has the trainer's modules that differ from a Llama's."""
 
     text: TextModel | None = None
     """The text model, if checkpoints of this type are multimodal."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.decoder_config import decoder
-from rlrun.models.families.deepseek.family import next_layer, read_deepseek, read_sigmoid_experts
+from rlrun.models.families.deepseek.family import OWN_LAYERS, next_layer, read_deepseek, read_sigmoid_experts
 from rlrun.models.family import SPARSE, Config, Family, Support
 
 _EXPERTS: Config = {
@@ -64,6 +64,7 @@ FAMILIES = (
             "v_head_dim": 256,
         },
         read=read_deepseek,
+        own_layers=OWN_LAYERS,
         expert_bias=True,
         mtp=next_layer,
         has_layers_behind=True,

@@ -1,6 +1,6 @@
 """Kimi-K2: DeepSeek-V3 with other sizes. Its configuration class has DeepSeek-V3's defaults."""
 
-from rlrun.models.families.deepseek.family import DEFAULTS, read_deepseek
+from rlrun.models.families.deepseek.family import DEFAULTS, OWN_LAYERS, read_deepseek
 from rlrun.models.family import SPARSE, Family, Support
 
 FAMILIES = (
@@ -9,6 +9,7 @@ FAMILIES = (
         support=Support("Kimi-K2", SPARSE, native_engine=True),
         defaults=DEFAULTS,
         read=read_deepseek,
+        own_layers=OWN_LAYERS,
         expert_bias=True,
         has_layers_behind=True,
     ),

@@ -13,6 +13,8 @@ from rlrun.models.decoder_config import decoder
 from rlrun.models.family import SPARSE, Config, Family, Support
 from rlrun.models.mtp import MtpLayer
 
+OWN_LAYERS = "rlrun.models.families.deepseek"
+"""The package with the layers of latent attention."""
 DEFAULTS: Config = {
     "max_position_embeddings": 4096,
     "num_key_value_heads": 128,
@@ -110,6 +112,7 @@ FAMILIES = (
         support=Support("DeepSeek-V3, DeepSeek-R1, Moonlight", SPARSE, native_engine=True),
         defaults=DEFAULTS,
         read=read_deepseek,
+        own_layers=OWN_LAYERS,
         expert_bias=True,
         mtp=next_layer,
         has_layers_behind=True,

@@ -73,6 +73,7 @@ FAMILIES = (
             "original_max_position_embeddings": 4096,
         },
         read=_read,
+        own_layers="rlrun.models.families.gpt_oss",
         refuse=_refuse_variants,
         trains_attention_bias=True,
         adapts_experts=False,

@@ -59,6 +59,7 @@ FAMILIES = (
             "rope_theta": 5000000.0,
         },
         read=_read,
+        own_layers="rlrun.models.families.minimax",
         refuse=_refuse_variants,
         expert_bias=True,
         # as Mixtral's checkpoints; transformers' modules, after which peft names adapters, have other names

@@ -9,6 +9,7 @@ from rlrun.models.families.qwen import read_softmax_experts
 from rlrun.models.family import DENSE, Config, Family, ServerFacts, Support, TextModel
 from rlrun.models.vision import TowerFacts
 
+_OWN_LAYERS = "rlrun.models.families.qwen_next"
 _RECURRENT = DENSE - {"context"}
 """The state passes through a sequence in order."""
 _BESIDE_POLICY = ("mtp.", "model.visual.")
@@ -69,6 +70,7 @@ FAMILIES = (
             "num_experts_per_tok": 10,
         },
         read=_read_next,
+        own_layers=_OWN_LAYERS,
         native_biases=False,
         recurrent=True,
         beside_policy=_BESIDE_POLICY,
@@ -86,6 +88,7 @@ FAMILIES = (
         support=Support("Qwen3.5", _RECURRENT, native_engine=True, sglang=True),
         defaults={**_DELTA_NET, "num_key_value_heads": 4},
         read=_read_dense,
+        own_layers=_OWN_LAYERS,
         native_biases=False,
         recurrent=True,
         beside_policy=_BESIDE_POLICY,
@@ -101,6 +104,7 @@ FAMILIES = (
         support=Support("Qwen3.5 MoE", _RECURRENT | {"expert"}, native_engine=True),
         defaults={**_DELTA_NET, **_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8},
         read=_read_sparse,
+        own_layers=_OWN_LAYERS,
         native_biases=False,
         recurrent=True,
         beside_policy=_BESIDE_POLICY,

@@ -23,8 +23,9 @@ from rlrun.runner.trainer.model.adapted.adapted_config import AdaptedConfig, fre
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
+from rlrun.runner.trainer.model.decoder_parts import HAS_BIAS
 from rlrun.runner.trainer.model.low_precision.converted_config import convert_to_low_precision, fill_buffers
-from rlrun.runner.trainer.model.model_config import HAS_BIAS, model_config
+from rlrun.runner.trainer.model.model_config import model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.runner.trainer.model.quantised_matrix import hold_as_bytes, quantise_matrices
 from rlrun.runner.trainer.model.target.target_config import round_as_target

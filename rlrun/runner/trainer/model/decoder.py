@@ -8,8 +8,8 @@ from torch import nn
 
 from rlrun.runner.trainer.compat.modules import Qwen3Model
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
-from rlrun.runner.trainer.model.families.mtp_block import MtpInputs
 from rlrun.runner.trainer.model.head import HeadQuery
+from rlrun.runner.trainer.model.mtp_block import MtpInputs
 from rlrun.runner.trainer.model.vision_tower import PackedImages, embed_images, show_images
 
 

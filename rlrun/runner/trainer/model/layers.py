@@ -104,6 +104,21 @@ class Norm(RMSNorm):
         return rms_norm(input, self.weight, self.eps)
 
 
+class OffsetNorm(Norm):
+    """RMSNorm that multiplies by 1 + weight."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Norm.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised `[..., size]`."""
+        assert self.eps is not None
+        # In float32: a sum in half precision would lose most digits of a small weight.
+        scale = 1.0 + self.weight.float()
+        return rms_norm(input.float(), scale, self.eps).type_as(input)
+
+
 class SwiGLU(FeedForward):
     """The dense feed-forward, whose gate passes over memory once on a CPU."""
 
@@ -181,3 +196,8 @@ class RouterLinear(Linear):
             with torch.autocast(input.device.type, enabled=False):
                 return linear_product(input, self.weight, self.bias).float()
         return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a parameter; its gradient is laid out like the parameter."""
+    return tensor.to_local(grad_placements=tensor.placements) if isinstance(tensor, DTensor) else tensor

@@ -84,3 +84,16 @@ class InterleavedRoPE(TableRoPE):
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return super()._rotate(torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1), positions)
+
+
+class PartialRoPE(TableRoPE):
+    """Rotates the first dimensions of each head, as many as the table has, and keeps the others."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TableRoPE.Config):
+        pass
+
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        size = positions.shape[-1]
+        rotated = super()._rotate(x[..., :size].contiguous(), positions)
+        return torch.cat((rotated, x[..., size:]), dim=-1)

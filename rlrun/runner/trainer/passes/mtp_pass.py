@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.runner.trainer.model.families.mtp_block import MtpInputs
 from rlrun.runner.trainer.model.head import HeadQuery
+from rlrun.runner.trainer.model.mtp_block import MtpInputs
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, Pack
 

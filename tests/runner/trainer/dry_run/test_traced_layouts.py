@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlrun.models.attention_shapes import DeltaNet
 from rlrun.models.config_json import read_architecture
+from rlrun.models.families.qwen_next import trainer_layers as delta_net
 from rlrun.runner.planning.activations import logit_bytes
 from rlrun.runner.planning.deep_plan import DryRun
 from rlrun.runner.planning.model_size import parameter_count
@@ -18,7 +19,6 @@ from rlrun.runner.trainer.dry_run.fakes import gpu_kernels
 from rlrun.runner.trainer.dry_run.memory_trace import ACTIVATIONS, MemoryTrace
 from rlrun.runner.trainer.dry_run.rank import dry_run
 from rlrun.runner.trainer.model.attention import Documents
-from rlrun.runner.trainer.model.families import delta_net
 from rlrun.specs.sections.cluster import ClusterSpec
 from tests.runner.trainer.trainer_cases import make_spec
 from tests.tiny_models import make_tiny_model

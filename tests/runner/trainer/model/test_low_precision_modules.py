@@ -15,11 +15,8 @@ from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.low_precision import converted_config
 from rlrun.runner.trainer.model.low_precision.blockwise import blockwise_product, rounded
-from rlrun.runner.trainer.model.low_precision.converted_config import (
-    check_gpu,
-    check_torchao,
-    low_precision_product,
-)
+from rlrun.runner.trainer.model.low_precision.converted_config import check_gpu, check_torchao
+from rlrun.runner.trainer.model.low_precision.converted_experts import low_precision_product
 from rlrun.runner.trainer.model.low_precision.int4_qat import int4_product
 from rlrun.runner.weights.form import Form
 from rlrun.specs.sections.trainer import ParallelSpec

@@ -328,7 +328,8 @@ def _kernels_fit(architecture: Architecture) -> bool:
     """Returns whether the C++ kernels compute the model's layers.
 
     They read heads 16 elements at a time, rotate whole heads, norm each head by itself, and have neither
-    gates nor recurrent states.
+    gates nor recurrent states; nor do they add 1 to the weights of norms.
     """
     is_plain = not (architecture.output_gate or architecture.rotary_dim or architecture.joint_qk_norm)
-    return architecture.head_dim % 16 == 0 and is_plain and architecture.latent is None
+    is_plain = is_plain and architecture.latent is None and not architecture.offset_norms
+    return architecture.head_dim % 16 == 0 and is_plain

@@ -5,21 +5,19 @@ model config ─▶ convert_to_low_precision ─▶ set_sharding ─▶ adapters
 Which matrices are converted is decided in `rlrun.models.low_precision`; `rlrun plan` lists the same ones.
 """
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, pad
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision, check_low_precision, layer_matrices
 from rlrun.runner.trainer.compat.converted_modules import convert_experts, replace_matrices
 from rlrun.runner.trainer.compat.device import ON_CPU
-from rlrun.runner.trainer.model.families.gpt_oss import ClampedExperts
+from rlrun.runner.trainer.model.decoder_parts import decoder_parts
 from rlrun.runner.trainer.model.layers import Experts
-from rlrun.runner.trainer.model.low_precision.blockwise import BlockwiseMatrix, blockwise_product
+from rlrun.runner.trainer.model.low_precision.blockwise import BlockwiseMatrix
 from rlrun.runner.trainer.model.low_precision.int4_qat import Int4Experts, Int4Matrix
 from rlrun.specs.sections.trainer import ParallelSpec
 
@@ -50,8 +48,7 @@ def convert_to_low_precision(
         config = converters.convert_mxfp8(config, dense)
     else:
         config = converters.convert_nvfp4(config, dense)
-    modules: dict[type, Any] = {Experts: ConvertedExperts, ClampedExperts: ConvertedClampedExperts}
-    return convert_experts(config, modules, precision, experts)
+    return convert_experts(config, decoder_parts(model).low_precision_experts(), precision, experts)
 
 
 def converted_modules(
@@ -103,60 +100,3 @@ def fill_buffers(decoder: nn.Module, device: torch.device) -> None:
     for module in decoder.modules():
         if isinstance(module, NVFP4Linear):
             module._init_self_buffers(buffer_device=device)
-
-
-class _Products:
-    """The products of converted experts, which take the place of those in bfloat16."""
-
-    precision: LowPrecision
-
-    def _product(
-        self, tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Multiplies one expert's tokens on a CPU."""
-        if not len(tokens):
-            return linear(tokens, weight, bias)  # there is no largest number to derive a scale from
-        output = low_precision_product(tokens, weight, self.precision)
-        return output if bias is None else output + bias
-
-    def _grouped_mm(self, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        """Multiplies all experts' tokens on a GPU."""
-        from rlrun.runner.trainer.compat.low_precision import grouped_product
-
-        return grouped_product(self.precision, A, B_t, offs)
-
-
-class ConvertedExperts(_Products, Experts):
-    """Experts in low precision."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Experts.Config):
-        precision: LowPrecision
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.precision = config.precision
-
-
-class ConvertedClampedExperts(_Products, ClampedExperts):
-    """gpt-oss's experts in low precision."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(ClampedExperts.Config):
-        precision: LowPrecision
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.precision = config.precision
-
-
-def low_precision_product(rows: torch.Tensor, weight: torch.Tensor, precision: LowPrecision) -> torch.Tensor:
-    """Returns `rows @ weight.T` `[R, out]` as a CPU computes it in this precision."""
-    from rlrun.runner.trainer.compat.low_precision import float8_product, mxfp8_product
-
-    if precision.blockwise:
-        return blockwise_product(rows, weight)
-    if precision.name == "float8":
-        return float8_product(rows, weight, "rowwise")  # torchao's grouped products have no other recipe
-    missing = -len(rows) % precision.multiple
-    return mxfp8_product(pad(rows, (0, 0, 0, missing)), weight)[: len(rows)]

@@ -6,16 +6,59 @@ tensor-parallel rank.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
+from rlrun.models.architecture import Experts as ExpertShape
+from rlrun.models.low_precision import LowPrecision
 from rlrun.runner.trainer.compat import experts, modules
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.model.attention import Documents
-from rlrun.runner.trainer.model.layers import Experts, linear_product
+from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts
+from rlrun.runner.trainer.model.layers import Experts, PackedAttention, linear_product
+from rlrun.runner.trainer.model.low_precision.converted_experts import LowPrecisionProducts
+
+
+class Parts(DecoderParts):
+    """The parts of gpt-oss's decoder."""
+
+    def attention(self, layer: int) -> Any:
+        """Returns the config of attention with sinks, in the layer's window."""
+        model = self.model
+        fields = self.grouped_queries() | {
+            "wo": SharedBiasMatrix.Config(
+                in_features=model.heads * model.head_dim,
+                out_features=model.hidden,
+                bias=True,
+                param_init=FROM_CHECKPOINT,
+            ),
+            "inner_attention": PackedAttention.Config(window=model.window(layer)),
+        }
+        return SinkAttention.Config(**fields, param_init=FROM_CHECKPOINT)
+
+    def experts(self, shape: ExpertShape) -> Any:
+        """Returns the config of experts with a clamped gate."""
+        assert shape.clamped_gate is not None
+        return ClampedExperts.Config(
+            dim=self.model.hidden,
+            hidden_dim=shape.intermediate,
+            num_experts=shape.count,
+            swiglu_limit=shape.clamped_gate.limit,
+            alpha=shape.clamped_gate.alpha,
+            param_init=FROM_CHECKPOINT,
+        )
+
+    def low_precision_experts(self) -> dict[type, Any]:
+        """Returns the classes that replace those of `experts`."""
+        return {ClampedExperts: ConvertedClampedExperts}
+
+    def router_bias(self) -> bool:
+        """Returns that the router's logits have a bias."""
+        return True
 
 
 class SinkAttention(modules.SinkAttention):
@@ -127,6 +170,18 @@ class ClampedExperts(experts.GptOssGroupedExperts):
         gate = both[..., 0::2].clamp(max=self.swiglu_limit)
         up = both[..., 1::2].clamp(-self.swiglu_limit, self.swiglu_limit)
         return gate * torch.sigmoid(self._alpha * gate) * (up + 1)
+
+
+class ConvertedClampedExperts(LowPrecisionProducts, ClampedExperts):
+    """The experts in low precision."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ClampedExperts.Config):
+        precision: LowPrecision
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.precision = config.precision
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,10 @@ bfloat16 on a GPU runs fla's kernels, as in torchtitan; everything else runs pla
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from rlrun.models.attention_shapes import DeltaNet as DeltaShape
@@ -27,27 +27,59 @@ from rlrun.runner.trainer.compat.modules import Conv1d, GQAttention, Module, RMS
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.model.attention import Documents
-from rlrun.runner.trainer.model.layers import Matrix, Norm, SwiGLU
-from rlrun.runner.trainer.model.rope import TableRoPE
+from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts, matrix
+from rlrun.runner.trainer.model.layers import Matrix, SwiGLU, local
 from rlrun.runner.trainer.transfers import to_device
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba")
 """The projections of the hidden state: Qwen3.5 has the first four, Qwen3-Next the last two."""
 
 
-class OffsetNorm(Norm):
-    """RMSNorm that multiplies by 1 + weight."""
+class Parts(DecoderParts):
+    """The parts of a decoder with Gated DeltaNet and gated attention."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Norm.Config):
-        pass
+    def attention(self, layer: int) -> Any:
+        """Returns the config of Gated DeltaNet, or of gated attention."""
+        model = self.model
+        if model.delta is not None and model.is_delta(layer):
+            return self._delta_net(model.delta)
+        fields = self.grouped_queries() | {"qkv_linear": self.projections(2 * model.heads * model.head_dim)}
+        return GatedAttention.Config(**fields, qk_norm=self.norm(model.head_dim))
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns the normalised `[..., size]`."""
-        assert self.eps is not None
-        # In float32: a sum in half precision would lose most digits of a small weight.
-        scale = 1.0 + self.weight.float()
-        return rms_norm(input.float(), scale, self.eps).type_as(input)
+    def shared_experts(self, inner: int) -> SwiGLU.Config:
+        """Returns the config of the gated feed-forward beside the routed experts."""
+        hidden = self.model.hidden
+        return GatedSwiGLU.Config(
+            w1=matrix(hidden, inner),
+            w2=matrix(inner, hidden),
+            w3=matrix(hidden, inner),
+            gate=matrix(hidden, 1),
+        )
+
+    def _delta_net(self, delta: DeltaShape) -> "GatedDeltaNet.Config":
+        model = self.model
+        tensors = {"qkvz": delta.channels + delta.values, "ba": 2 * delta.value_heads}
+        if not delta.by_head:
+            heads = delta.value_heads
+            tensors = {"qkv": delta.channels, "z": delta.values, "b": heads, "a": heads}
+        return GatedDeltaNet.Config(
+            shape=delta,
+            **{f"in_proj_{name}": matrix(model.hidden, rows) for name, rows in tensors.items()},
+            conv1d=Conv1d.Config(
+                in_channels=delta.channels,
+                out_channels=delta.channels,
+                kernel_size=delta.taps,
+                groups=delta.channels,
+                bias=False,
+                param_init=FROM_CHECKPOINT,
+            ),
+            norm=GatedNorm.Config(
+                normalized_shape=delta.value_dim, eps=model.norm_eps, param_init=FROM_CHECKPOINT
+            ),
+            out_proj=matrix(delta.values, model.hidden),
+            inner_attention=DeltaRule.Config(shape=delta),
+            param_init=FROM_CHECKPOINT,
+        )
 
 
 class GatedNorm(RMSNorm):
@@ -187,19 +219,6 @@ class GatedAttention(GQAttention):
         return projected
 
 
-class PartialRoPE(TableRoPE):
-    """Rotates the first dimensions of each head, as many as the table has, and keeps the others."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(TableRoPE.Config):
-        pass
-
-    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        size = positions.shape[-1]
-        rotated = super()._rotate(x[..., :size].contiguous(), positions)
-        return torch.cat((rotated, x[..., size:]), dim=-1)
-
-
 class GatedSwiGLU(SwiGLU):
     """A dense feed-forward whose output is multiplied by the sigmoid of one number per token."""
 
@@ -214,8 +233,3 @@ class GatedSwiGLU(SwiGLU):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps `[..., hidden]` to `[..., hidden]`."""
         return self.gate(x).sigmoid() * super().forward(x)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a parameter; its gradient is laid out like the parameter."""
-    return tensor.to_local(grad_placements=tensor.placements) if isinstance(tensor, DTensor) else tensor

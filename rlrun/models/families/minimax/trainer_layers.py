@@ -9,7 +9,21 @@ from torch import nn
 
 from rlrun.runner.trainer.compat.modules import GQAttention, Module
 from rlrun.runner.trainer.compat.overlapped import tensor_group
-from rlrun.runner.trainer.model.families.delta_net import local
+from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts
+from rlrun.runner.trainer.model.layers import local
+
+
+class Parts(DecoderParts):
+    """The parts of MiniMax-M2's decoder."""
+
+    def attention(self, layer: int) -> Any:
+        """Returns the config of grouped-query attention with joint norms."""
+        model = self.model
+        queries, keys = (
+            JointNorm.Config(size=heads * model.head_dim, eps=model.norm_eps, param_init=FROM_CHECKPOINT)
+            for heads in (model.heads, model.kv_heads)
+        )
+        return JointNormAttention.Config(**self.grouped_queries(), q_norm=queries, k_norm=keys)
 
 
 class JointNorm(Module):

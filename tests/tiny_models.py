@@ -30,8 +30,6 @@ from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
 )
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 
 from rlrun.models.families.by_transformers import TEXT_FAMILIES, TRANSFORMERS
 from rlrun.models.families.table import NATIVE
@@ -71,31 +69,7 @@ class MiMoModel(Qwen2ForCausalLM):
     config_class = MiMoConfig
 
 
-class OffsetLlamaConfig(LlamaConfig):
-    """A Llama with one odd norm."""
-
-    model_type = "offset_llama"
-
-
-class OffsetLlamaModel(LlamaForCausalLM):
-    """Llama with norms that multiply by 1 + weight, which are Gemma's."""
-
-    config_class = OffsetLlamaConfig
-
-    def __init__(self, config: OffsetLlamaConfig) -> None:
-        super().__init__(config)
-        for module in list(self.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, LlamaRMSNorm):
-                    setattr(module, name, GemmaRMSNorm(config.hidden_size, config.rms_norm_eps))
-
-
-_OWN_CLASSES = (
-    (KimiK2Config, KimiK2Model),
-    (MiMoConfig, MiMoModel),
-    (OffsetLlamaConfig, OffsetLlamaModel),
-)
-for _config, _model in _OWN_CLASSES:
+for _config, _model in ((KimiK2Config, KimiK2Model), (MiMoConfig, MiMoModel)):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)
 register_checkpoint_conversion_mapping("kimi_k2", get_checkpoint_conversion_mapping("deepseek_v3"))
@@ -110,7 +84,6 @@ CONFIGS = {
     "kimi_k2": KimiK2Config,
     "llama": LlamaConfig,
     "mimo": MiMoConfig,
-    "offset_llama": OffsetLlamaConfig,
     "minimax_m2": MiniMaxM2Config,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
@@ -285,7 +258,7 @@ def make_tiny_model(
     model = AutoModelForCausalLM.from_config((CONFIGS | FOREIGN)[family](**(fields | config)), dtype=dtype)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones by default, which would hide a norm that is left out
-            is_offset = family.startswith(("gemma", "offset")) or "linear_num_key_heads" in fields
+            is_offset = family.startswith("gemma") or "linear_num_key_heads" in fields
             offset = 1.0 if is_offset and "linear_attn" not in name else 0.0
             torch.nn.init.uniform_(parameter, 0.5 - offset, 1.5 - offset)
         if "bias" in name:  # zeros by default

@@ -27,7 +27,6 @@ MODELS = {
     "qwen3": {"family": "qwen3"},
     "tied": {"family": "qwen3", "tied": True},
     "llama": {"family": "llama"},
-    "offset-llama": {"family": "offset_llama"},
     "moe": {"family": "qwen3_moe"},
     "moe on expert-parallel ranks": {"family": "qwen3_moe"},
     "deepseek": {"family": "deepseek_v3"},

@@ -51,7 +51,6 @@ MODELS = {
     "gpt-oss": {"family": "gpt_oss", "num_local_experts": 8, **LAYERS},
     "kimi": {"family": "kimi_k2", **LAYERS},
     "mimo": {"family": "mimo", **LAYERS},
-    "offset-llama": {"family": "offset_llama"},
     "minimax": {"family": "minimax_m2", **LAYERS},
     "qwen2": {
         "family": "qwen2",

@@ -49,7 +49,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3.5-moe": {"family": "qwen3_5_moe_text", "scale": 0.05, "num_experts": 8},
     "qwen2-yarn": {"family": "qwen2", "rope_parameters": YARN},
     "mimo": {"family": "mimo"},
-    "offset-llama": {"family": "offset_llama"},
     "glm": {"family": "glm4_moe"},
     "minimax": {"family": "minimax_m2"},
     "deepseek": {"family": "deepseek_v3"},

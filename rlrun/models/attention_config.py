@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
+from rlrun.models.checked_numbers import check_numbers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOST_PAIRS = 1 << 16
@@ -17,6 +18,7 @@ def read_rope(config: Mapping[str, Any], *, partial: bool) -> Rope:
     head may be rotated.
     """
     values = _rope_values(config)
+    check_numbers(values, "config.json")
     rope_type = values.get("rope_type") or values.get("type") or "default"
     rope_type = "default" if rope_type == "mrope" else rope_type
     if rope_type not in ROPE_TYPES:

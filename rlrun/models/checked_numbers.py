@@ -21,6 +21,7 @@ _LIMITS: Mapping[str, int] = {
 _WHOLE = {
     *_LIMITS,
     *("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "sliding_window"),
+    "original_max_position_embeddings",
     *("num_attention_heads", "num_key_value_heads", "head_dim", "n_group", "topk_group"),
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "n_shared_experts"),
     *("first_k_dense_replace", "decoder_sparse_step", "full_attention_interval", "image_token_id"),
@@ -30,11 +31,17 @@ _WHOLE = {
     *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
 }
 """Keys of whole numbers, of text models and of vision towers."""
-_REAL = {"rms_norm_eps", "rope_theta", "initializer_range", "routed_scaling_factor", "partial_rotary_factor"}
+_REAL = {
+    *("rms_norm_eps", "rope_theta", "initializer_range", "routed_scaling_factor", "partial_rotary_factor"),
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
+    *("mscale", "mscale_all_dim"),
+}
+"""Keys of numbers, of models and of their RoPE."""
+_FLAGS = {"tie_word_embeddings", "norm_topk_prob"}
 
 
 def check_numbers(config: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError for a number that no model has. Null and missing keys are accepted."""
+    """Raises ValueError for a number or a flag that no model has. Null and missing keys are accepted."""
     for key in sorted(_WHOLE & config.keys()):
         value, most = config[key], _LIMITS.get(key, _LARGEST)
         if value is not None and not (type(value) is int and 0 <= value <= most):
@@ -44,6 +51,9 @@ def check_numbers(config: Mapping[str, Any], where: str) -> None:
         is_number = type(value) is float or (type(value) is int and abs(value) < _LARGEST)
         if value is not None and not (is_number and math.isfinite(value)):
             raise ValueError(f"{key} is {_shown(value)} in {where}: it must be a number")
+    for key in sorted(_FLAGS & config.keys()):
+        if not isinstance(config[key], bool | None):
+            raise ValueError(f"{key} is {_shown(config[key])} in {where}: it must be true or false")
 
 
 def _shown(value: object) -> str:

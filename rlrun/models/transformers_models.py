@@ -9,6 +9,7 @@ from typing import Any
 
 from rlrun.models.architecture import Architecture, Experts
 from rlrun.models.attention_shapes import Rope
+from rlrun.models.checked_numbers import check_numbers
 from rlrun.models.config_defaults import with_family_defaults
 from rlrun.models.config_json import read_architecture, read_config
 from rlrun.models.decoder_config import weight_dtype
@@ -39,6 +40,7 @@ def read_transformers_model(folder: Path) -> Architecture:
     config = read_config(folder)
     try:
         text = with_family_defaults(config)
+        check_numbers(text, f"{folder / 'config.json'}")
         refuse_unsupported(text)
         heads, hidden = text["num_attention_heads"], text["hidden_size"]
         tensors = dict(_tensor_shapes(folder))
@@ -73,7 +75,7 @@ def read_transformers_model(folder: Path) -> Architecture:
         raise ValueError(
             f"{folder / 'config.json'} has no {missing}, which models computed by transformers must have"
         ) from None
-    except (TypeError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{folder / 'config.json'} has a value of the wrong type: {error}") from None
 
 

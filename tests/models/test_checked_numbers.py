@@ -29,6 +29,8 @@ CONFIG = {
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps is 'tiny' .* must be a number"),
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
         ({"rope_theta": 10**400}, "rope_theta is 10+…"),
+        ({"tie_word_embeddings": [True]}, r"tie_word_embeddings is \[True\] .* must be true or false"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor is '2' .* must be a number"),
         ({"dtype": ["bfloat16"]}, r"dtype is \['bfloat16'\]"),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.cli.commands import own_commands
 from tests.integration.jobs import Jobs
 from tests.runner.records.states import write_state
 
@@ -116,7 +117,7 @@ def plant(path: Path, outside: Path) -> Folder:
 
 
 @pytest.fixture(scope="module")
-def beside_a_spec(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def beside_a_spec(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """A folder with a valid spec, which cannot be launched: the model has no weights, the name is in use."""
     path = tmp_path_factory.mktemp("planted")
     shutil.copytree(SPECS / "tiny", path / "tiny")
@@ -126,9 +127,19 @@ def beside_a_spec(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     (path / "runs" / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     (path / "runs" / "run" / "logs").mkdir()
     (path / "answers.jsonl").write_text('{"response": "Answer: 1", "label": "1"}\n')
+    (path / "slime.sh").write_text("python3 train.py --hf-checkpoint tiny --prompt-data rows.jsonl\n")
+    trials = {
+        "metric": "train/loss",
+        "larger": False,
+        "trials": [{"name": "0-seed-1", "values": {"seed": 1}}],
+    }
+    (path / "runs" / "trials").mkdir()
+    (path / "runs" / "trials" / "sweep.json").write_text(json.dumps(trials))
+    shutil.copytree(tiny_model, path / "model")
     return plant(path, tmp_path_factory.mktemp("outside"))
 
 
+GROUPS = {"convert", "import", "plugins", "sweep"}
 ON_CPU = ("--set", "cluster.gpus_per_node=0")
 FAST = {
     "validate": (("validate", "job.toml"), 0),
@@ -141,10 +152,17 @@ FAST = {
     "logs": (("logs", "run"), 0),
     "stop": (("stop", "run"), 2),
     "view": (("view", "run", "--html", "page.html"), 0),
+    "validate --explain": (("validate", "job.toml", "--explain", "rollout"), 0),
+    "diff of runs": (("diff", "runs/run", "runs/run"), 2),
+    "sweep status": (("sweep", "status", "trials"), 0),
+    "plugins show": (("plugins", "show", "code"), 0),
+    "plugins new": (("plugins", "new", "reward", "mine"), 0),
+    "import slime": (("import", "slime", "slime.sh"), 0),
+    "convert inspect": (("convert", "inspect", "model"), 0),
     "explain": (("explain", "E0201"), 0),
     "recipes": (("recipes",), 0),
     "schema": (("schema",), 0),
-    "plugins": (("plugins", "list"), 0),
+    "plugins list": (("plugins", "list"), 0),
     "init": (("init", "started"), 0),
 }
 
@@ -157,6 +175,23 @@ def test_a_command_that_reads_imports_nothing_planted(
     assert beside_a_spec.planted_that_ran() == []
     assert ended.returncode == code, ended.stderr
     assert repr(MAIN) in beside_a_spec.commands()
+
+
+CONVERTING = {
+    "convert hf-to-dcp": (("convert", "hf-to-dcp", "model", "dcp"), 0),
+    "convert dcp-to-hf": (("convert", "dcp-to-hf", "dcp", "from-dcp"), 0),
+    "convert hf-to-hf": (("convert", "hf-to-hf", "model", "cast", "--dtype", "float32"), 0),
+    "convert auto": (("convert", "auto", "model", "auto"), 0),
+    "plugins check": (("plugins", "check", "rlrun"), 0),
+}
+
+
+@pytest.mark.slow
+def test_a_command_that_imports_torch_imports_nothing_planted(beside_a_spec: Folder) -> None:
+    for name, (arguments, code) in CONVERTING.items():
+        ended = beside_a_spec.rlrun(*arguments)
+        assert beside_a_spec.planted_that_ran() == [], name
+        assert ended.returncode == code, (name, ended.stderr)
 
 
 STARTING = {
@@ -187,6 +222,19 @@ def test_a_launch_from_python_imports_nothing_planted(beside_a_spec: Folder) -> 
     assert beside_a_spec.planted_that_ran() == []
     assert ended.returncode == 0, ended.stderr
     assert beside_a_spec.commands().count("'-m', 'rlrun', 'launch'") == before + 1
+
+
+def test_every_command_is_tried() -> None:
+    words = [*JOBS.values(), *(row[0] for table in (FAST, CONVERTING, STARTING) for row in table.values())]
+    commands = {
+        (name, command.name or command.callback.__name__)
+        for name in GROUPS
+        for command in own_commands()[name].load().registered_commands
+    }
+    assert {row[: 1 + (row[0] in GROUPS)] for row in words} == commands | {
+        (name,) for name in own_commands().keys() - GROUPS
+    }
+    assert len(PLANTED) >= 20
 
 
 def test_the_planted_modules_run_where_the_folder_is_on_the_path(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Writes the pages of the documentation that repeat what the code says: `python -m scripts.reference_pages`.
 
-docs/cli.md has every command and option, docs/built-in-plugins.md every plugin. docs/spec.md and docs/spec/
-are written by `rlrun schema --markdown docs`.
+docs/cli.md has every command and option, docs/built-in-plugins.md every plugin, and docs/combinations.md what
+does not go together. docs/spec.md and docs/spec/ are written by `rlrun schema --markdown docs`.
 """
 
 import re
@@ -17,6 +17,9 @@ from rlrun.cli.main import make_app
 from rlrun.cli.spec_page import PAGE_OF_KIND
 from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.registry import PluginEntry, entries, load
+from rlrun.specs.derived.conflicts.reading import cure_of
+from rlrun.specs.derived.conflicts.row import Kind, Topic, as_tuple
+from rlrun.specs.derived.conflicts.table import TOPICS
 
 DOCS = Path(__file__).parents[1] / "docs"
 _WRITTEN = "This page is written by `python -m scripts.reference_pages`; do not edit it.\n"
@@ -35,10 +38,22 @@ Each kind is a table of the spec, and `type` names the plugin. The links lead to
 to its table. `rlrun plugins list` also shows plugins of other installed packages, and
 [plugins.md](plugins.md) says how to write one.
 """
+_COMBINATIONS = f"""\
+# What does not go together
+
+{_WRITTEN}
+`rlrun validate`, `plan` and `launch` report each of these pairs at the first one's key. What depends on the
+model's family is in [families.md](families.md); limits that follow from numbers are in the keys' descriptions
+([spec.md](spec.md)).
+
+- **is not supported**: the two exclude each other, or their combination is not implemented.
+- **was not tried**: it may work, and was not compared with a reference.
+- **has no effect**: the setting is ignored beside the other one, so it is a mistake.
+"""
 
 
 def main() -> None:
-    """Writes both pages."""
+    """Writes the pages."""
     for name, text in pages().items():
         (DOCS / name).write_text(text, "utf-8")
 
@@ -49,7 +64,43 @@ def pages() -> dict[str, str]:
     return {
         "cli.md": "\n".join([_CLI, *commands]),
         "built-in-plugins.md": "\n".join([_PLUGINS, *(_kind(kind) for kind in METHODS)]),
+        "combinations.md": "\n".join([_COMBINATIONS, *_at_a_glance(), *(_topic(topic) for topic in TOPICS)]),
     }
+
+
+def _at_a_glance() -> Iterator[str]:
+    """Yields a table of the features that several others exclude."""
+    others: dict[str, dict[str, None]] = {}
+    for row in (row for topic in TOPICS for row in topic.rows if row.kind is not Kind.NO_EFFECT):
+        for feature, other in row.pairs():
+            if not other.is_absence:
+                others.setdefault(feature.name, {})[other.name] = None
+                others.setdefault(other.name, {})[feature.name] = None
+    yield "\n".join(["## At a glance", "", "| | is not supported, or was not tried, with |", "| --- | --- |"])
+    for name, names in others.items():
+        if len(names) > 1:
+            yield f"| {_shown(name)} | {', '.join(map(_shown, names))} |"
+    yield ""
+
+
+def _topic(topic: Topic) -> str:
+    """Returns the section of a topic of the table."""
+    lines = [f"## {topic.title}", "", "| | | | why | what to do |", "| --- | --- | --- | --- | --- |"]
+    for row in topic.rows:
+        features = as_tuple(row.features)
+        names = ", ".join(_shown(feature.name) for feature in features)
+        reason = row.reason.replace("{algorithm}", "the algorithm")
+        for other in as_tuple(row.others):
+            link = "without" if other.is_absence else "with"
+            cures = dict.fromkeys(cure_of(row, feature, other, other.key) for feature in features)
+            cells = (names, f"{row.kind} {link}", _shown(other.name), reason, "; ".join(cures))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _shown(name: str) -> str:
+    """Returns a name as code if it is a key, with or without a value."""
+    return f"`{name}`" if re.fullmatch(r"\[?[a-z_]+(\.[a-z_]+)*\]?( [=>] \S+)?", name) else name
 
 
 def _commands(name: str, command: Any, known: dict[str, str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu.job import EXACT
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.derived.on_policy_target import SERVER_ARGUMENTS, target_arguments
-from rlrun.specs.rules.engines.on_policy_target import exact_servers
+from rlrun.specs.rules.exact_rules import exact_servers
 from rlrun.specs.sections.job import Spec
 
 BASE = Path(__file__).parent / "base.toml"

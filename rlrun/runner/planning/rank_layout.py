@@ -155,17 +155,6 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
     for name, size in sizes.items():
         if size % parallel.tensor:
             raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
-    kinds = {
-        "latent attention": model.latent is not None,
-        "attention sinks": model.sinks,
-        "Gated DeltaNet": model.delta is not None,
-        "norms over all heads": model.joint_qk_norm,
-    }
-    if parallel.async_tensor and any(kinds.values()):
-        kind = next(kind for kind, is_used in kinds.items() if is_used)
-        raise ValueError(
-            f"{section}.parallel.async_tensor = true does not support models with {kind}: remove it"
-        )
     if parallel.stages > model.layers:
         raise ValueError(
             f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "

@@ -10,6 +10,8 @@ from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.rank_share import balanced_layers
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.resolution import resolve
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
@@ -165,4 +167,6 @@ def _breaks_a_rule(spec: Spec, job: PlannedJob) -> bool:
     rules = [rule for rule in (*RULES, *ROLLOUT_RULES) if rule is not ray_address]
     findings = (finding for rule in rules for finding in rule(spec))
     algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, job.needs))
-    return any(True for _ in chain(findings, algorithm_findings))
+    features = Job(spec, job.needs, job.model, has_tower=job.model.tower is not None)
+    refused = conflicts(features, ignored=False)
+    return any(True for _ in chain(findings, algorithm_findings, refused))

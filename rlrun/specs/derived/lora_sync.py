@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from rlrun.models.adapters import EXPERT_TARGETS
 from rlrun.models.families.table import family_named
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.features import ADAPTERS_ALONE
+from rlrun.specs.derived.conflicts.reading import reasons_against
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.served_adapters import adapters_beside_policy
-from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.derived.sglang_arguments import flag_name
-from rlrun.specs.derived.weight_sync import carrier_of
 from rlrun.specs.sections.job import Spec
 
 _ROOM_ARGUMENTS = ("max-loaded-loras", "max-loras-per-batch")
@@ -27,28 +28,10 @@ def why_merged(spec: Spec, family: str | None = None) -> str | None:
 
     `family`: the model's; None where config.json has not been read.
     """
-    engine = spec.engine
-    if engine.type in ("external", "sleeping"):
-        return f"{engine.type} engines only take whole models"
-    if engine.type == "native" and carrier_of(spec) == "disk":
-        return "native engines on several nodes read whole models from files"
-    if spec.trainer.lora is not None and set(EXPERT_TARGETS).intersection(spec.trainer.lora.targets or ()):
-        own = "native engines merge" if engine.type == "native" else "SGLang was tried with"
-        return f"{own} adapters of single matrices, not those of experts, which are in stacks"
-    if engine.type != "sglang":
+    for reason in reasons_against(ADAPTERS_ALONE, Job(spec)):
+        return reason
+    if spec.engine.type != "sglang":
         return None
-    if spec.trainer.lora is not None and (base := spec.trainer.lora.base) is not None:
-        return f"the adapters belong to the model in {base} (trainer.lora.base), which servers do not have"
-    if engine.model is not None:
-        return "the adapters belong to the policy's own model, and servers start from engine.model"
-    if engine.router != "rlrun":
-        return "every request names its adapter, which the sglang-router was not tried with"
-    if stages_of(engine) > 1:
-        return "a server's pipeline stages were not tried with adapters"
-    if carrier_of(spec) == "broadcast":
-        return 'servers do not receive adapters by broadcast: engine.weight_sync = "disk" sends them alone'
-    if carrier_of(spec) == "tensor" and spec.cluster.nodes > 1:
-        return 'adapters in memory do not reach other nodes: engine.weight_sync = "disk" sends them alone'
     targets = spec.trainer.lora.targets if spec.trainer.lora is not None else None
     return why_not_served(frozenset(targets or ()), family)
 

@@ -1,10 +1,12 @@
 """Decides whether the trainer computes prefixes that sequences share once (`trainer.share_prefixes`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlrun.models.architecture import Architecture
-from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
+from rlrun.specs.derived.conflicts.reading import reasons_against
 from rlrun.specs.sections.job import Spec
 
 SHORTEST = 32
@@ -13,17 +15,6 @@ saves."""
 LEAST_SHARE = 0.1
 """A prefix that is a smaller share of its sequence is not shared: steps with 3 to 7 % fewer tokens were
 measured to take between 3 % longer and 4 % shorter (benchmarks/NOTES.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """A setting under which prefixes are not shared."""
-
-    path: KeyPath
-    value: object
-    supported: object
-    """The value of the key with which they are."""
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +27,6 @@ class SharingChoice:
     def __str__(self) -> str:
         """Returns the line that `rlrun validate`, `plan` and `launch` show."""
         return f"trainer.share_prefixes is {'on' if self.on else 'off'}: {self.reason}"
-
-
-def obstacles(spec: Spec) -> Iterator[Obstacle]:
-    """Yields the settings of a spec under which prefixes are not shared."""
-    trainer = spec.trainer
-    replays = trainer.moe.routing_replay == "engine"
-    for path, value, supported, reason in (
-        (
-            ("model", "implementation"),
-            spec.model.implementation,
-            "torchtitan",
-            "the layers of transformers see each sequence by itself",
-        ),
-        (
-            ("trainer", "parallel", "context"),
-            trainer.parallel.context,
-            1,
-            "context-parallel ranks cut sequences without regard to their branches",
-        ),
-        (
-            ("trainer", "moe", "routing_replay"),
-            "engine" if replays else "off",
-            "off",
-            "engines may choose other experts for the prompt of each sample",
-        ),
-        (
-            ("true_on_policy",),
-            spec.true_on_policy and bool(spec.cluster.gpus_per_node),
-            False,
-            "on GPUs the kernel's parts are merged, which rounds once more than engines do",
-        ),
-        (
-            ("trainer", "mtp_loss"),
-            trainer.mtp_loss,
-            0.0,
-            "the MTP layer reads the token that follows, and after a shared prefix there are several",
-        ),
-    ):
-        if value != supported:
-            yield Obstacle(path, value, supported, reason)
 
 
 def why_not_shared(model: Architecture) -> str | None:
@@ -98,8 +49,8 @@ def choose_sharing(
 
     `models`: the policy, and the teacher if ranks compute it. `rollout`, `pairs`: the needs of the algorithm.
     """
-    for obstacle in obstacles(spec):
-        return SharingChoice(False, obstacle.reason)
+    for conflict in reasons_against(SHARED_PREFIXES, Job(spec)):
+        return SharingChoice(False, conflict)
     if spec.cluster.gpus_per_node:
         return SharingChoice(False, "what it gains on GPUs is not measured; `true` shares them there too")
     for model in models:

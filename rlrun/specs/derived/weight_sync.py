@@ -67,30 +67,6 @@ def shares_memory(spec: Spec) -> bool:
     return reads_weights and carrier_of(spec) in ("native", "tensor") and not buckets_on_gpus(spec)
 
 
-def why_no_elements(spec: Spec) -> str | None:
-    """Returns why engines cannot get the elements that changed instead of all weights; None if they can."""
-    engine = spec.engine
-    if carrier_of(spec) == "native":
-        return "native engines on the trainer's host use the weights in its memory, so none are sent"
-    if engine.type == "external":
-        return "servers that rlrun does not start lack its function that applies the changes"
-    if sleeps(spec):
-        return "engines that sleep give up their weights, so they need all of them"
-    if carrier_of(spec) == "broadcast":
-        return "SGLang broadcasts whole tensors only"
-    if engine.speculative.algorithm == "mtp":
-        return (
-            "servers also give changes to the MTP layer's model, whose embedding and head would change twice"
-        )
-    if engine.model is not None or any("quantization" in name for name in engine.sglang):
-        return "servers with quantised weights hold them in another form than they are sent"
-    if engine.given("dtype") == "float32":
-        return "in float32 an optimizer step changes nearly every weight; bfloat16 changes few"
-    if engine.type == "native" and spec.trainer.given("vision_tower") == "trained":
-        return "native engines read the vision tower's weights whole"
-    return None
-
-
 def bucket_mib(spec: Spec) -> int | None:
     """Returns the MiB of weights that are sent together; None for the whole model."""
     in_files = spec.engine.weight_delta == "elements"

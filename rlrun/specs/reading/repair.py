@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, coded
@@ -20,14 +22,12 @@ from rlrun.specs.rules.adapter_rules import ADAPTER_RULES
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.rules.engines.engine_rules import ENGINE_RULES
 from rlrun.specs.rules.engines.router_rules import ROUTER_RULES
+from rlrun.specs.rules.exact_rules import EXACT_RULES
 from rlrun.specs.rules.lora_rules import LORA_RULES
 from rlrun.specs.rules.model_folder import model_findings
-from rlrun.specs.rules.optimizer_rules import OPTIMIZER_RULES
 from rlrun.specs.rules.parallel_rules import PARALLEL_RULES
-from rlrun.specs.rules.precision_rules import PRECISION_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
-from rlrun.specs.rules.trainer_rules import TRAINER_RULES
 from rlrun.specs.sections.job import Spec
 
 _RULES = (
@@ -35,7 +35,7 @@ _RULES = (
     (Code.ROLLOUT, ROLLOUT_RULES),
     (Code.ENGINE, (*ENGINE_RULES, *ROUTER_RULES)),
     (Code.LAYOUT, PARALLEL_RULES),
-    (Code.TRAINER, (*OPTIMIZER_RULES, *TRAINER_RULES, *PRECISION_RULES)),
+    (Code.TRAINER, EXACT_RULES),
     (Code.ADAPTER, (*LORA_RULES, *ADAPTER_RULES)),
     (Code.SWEEP, SWEEP_RULES),
 )
@@ -45,7 +45,7 @@ _RULES = (
 def rule_findings(
     data: dict[str, Any], findings: list[Finding], needs: Needs | None, *, planning: bool = False
 ) -> list[Finding]:
-    """Returns the findings of all rules, except those that depend on a broken value.
+    """Returns the findings of the table and of all rules, except those that depend on a broken value.
 
     `planning`: skips the rule that only matters for a launch.
     """
@@ -53,7 +53,7 @@ def rule_findings(
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    of_rules: list[Finding] = []
+    of_rules = list(conflicts(Job(spec, needs)))
     for code, rules in _RULES:
         applied = (rule for rule in rules if not (planning and rule is ray_address))
         of_rules += coded((finding for rule in applied for finding in rule(spec)), code)

@@ -7,7 +7,7 @@ from rlrun.specs.derived.served_adapters import shares_policy, teacher_shares_po
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
+from rlrun.specs.rules.shared_rules import Rule, no_effect
 from rlrun.specs.sections.engine import NamedEngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -21,13 +21,10 @@ _PATHS = "lora-paths"
 def engine_adapters(spec: Spec) -> Iterator[Finding]:
     """An adapter of `[[engines]]` has engines that can serve it, and keys that have an effect."""
     for number, section in enumerate(spec.engines):
-        if section.adapter is None:
+        if section.adapter is None or section.type in ("external", "sleeping"):
             continue
         path: KeyPath = ("engines", number)
-        if section.type in ("external", "sleeping"):
-            why = f"{section.type} engines do not read this key"
-            yield no_effect((*path, "adapter"), why, "remove it", ((*path, "type"),))
-        elif shares_policy(section):
+        if shares_policy(section):
             yield from _beside_policy(spec, section, path)
         elif name := next((name for name in section.sglang if flag_name(name) == _PATHS), None):
             related = ((*path, "adapter"),)
@@ -59,24 +56,11 @@ def _beside_policy(spec: Spec, section: NamedEngineSpec, path: KeyPath) -> Itera
 
 def teacher_adapter(spec: Spec) -> Iterator[Finding]:
     """The teacher's adapter belongs to a model that the trainer's ranks have."""
-    teacher = spec.teacher
-    if teacher is None or teacher.adapter is None:
-        return
-    path: KeyPath = ("teacher", "adapter")
-    if teacher.engine is not None:
-        why = "engines serve the teacher, and the trainer does not load it"
-        cure = "remove it, and set `adapter` in the table of [[engines]]"
-        yield no_effect(path, why, cure, (("teacher", "engine"),))
-    if not teacher_shares_policy(spec):
-        return
-    if spec.trainer.lora is None:
+    if teacher_shares_policy(spec) and spec.trainer.lora is None:
         message = "needs [trainer.lora] or teacher.path: it belongs to the policy's model before training"
         cure = f'add `path = "{spec.model.path}"` under [teacher]'
-        yield Finding(path, message, cure, at_value=False, related=(_LORA, ("teacher", "path")))
-    for key in ("revision", "parallel"):
-        if is_given(teacher, key):
-            why = "the teacher is the policy's model with another adapter, in the policy's layout"
-            yield no_effect(("teacher", key), why, "remove it, or add teacher.path", (path,))
+        related: tuple[KeyPath, ...] = (_LORA, ("teacher", "path"))
+        yield Finding(("teacher", "adapter"), message, cure, at_value=False, related=related)
 
 
 ADAPTER_RULES: tuple[Rule, ...] = (engine_adapters, teacher_adapter)

@@ -1,4 +1,4 @@
-"""Rules that depend on what the algorithm needs: the batch equation, the layout, rewards, schedules, SFT."""
+"""Rules that depend on what the algorithm needs: the batch equation, the layout, rewards, schedules."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,16 +7,12 @@ from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.lengths import longest_sample
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, dotted
+from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.companion_rules import (
-    critic_of_transformers,
     critic_only_steps,
     layouts,
-    served_companions,
     teacher,
-    teacher_revision,
-    unused_companions,
 )
 from rlrun.specs.rules.filter_rules import (
     already_dropped_samples,
@@ -24,11 +20,8 @@ from rlrun.specs.rules.filter_rules import (
     filters_without_rewards,
 )
 from rlrun.specs.rules.mask_rules import MASK_RULES
-from rlrun.specs.rules.shared_rules import is_given, no_effect
+from rlrun.specs.rules.shared_rules import is_given
 from rlrun.specs.rules.term_rules import (
-    bootstrapping,
-    old_log_probs,
-    pairs,
     replayed_routing,
 )
 from rlrun.specs.sections.job import Spec
@@ -45,8 +38,6 @@ LAYOUT_KEYS: tuple[KeyPath, ...] = (
     ("trainer", "parallel", "pipeline"),
     ("engine", "tensor"),
 )
-DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
-"""The keys of `[rollout]` that also apply to demonstrations."""
 
 
 Rule = Callable[[Spec, Needs], Iterator[Finding]]
@@ -101,23 +92,6 @@ def rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:
         yield Finding(("rewards",), message, cure, at_value=False)
 
 
-def without_rollouts(spec: Spec, needs: Needs) -> Iterator[Finding]:
-    """Reports settings of engines, rewards and filters where the algorithm generates no samples."""
-    if needs.rollout:
-        return
-    sections = ("rewards", "filters", "scoring", "engine", "eval", "fault_tolerance")
-    paths: list[KeyPath] = [
-        (name,) for name in sections if is_given(spec, name) and getattr(spec, name) != ()
-    ]
-    paths += [("rollout", name) for name in sorted(spec.rollout.model_fields_set - DEMONSTRATION_KEYS)]
-    paths += [("trainer", name) for name in ("optimizer_steps",) if is_given(spec.trainer, name)]
-    paths += [("cluster", "placement")] if is_given(spec.cluster, "placement") else []
-    paths += [("debug",)] if is_given(spec, "debug") else []
-    for path in paths:
-        why = f"{spec.algorithm.type} trains on the rows of the data and generates no samples"
-        yield no_effect(path, why, f"remove {dotted(path)}")
-
-
 def cache_size(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The KV cache of an engine holds at least one sample."""
     cache, sample = spec.engine.max_cache_tokens, longest_sample(spec, None)
@@ -126,16 +100,6 @@ def cache_size(spec: Spec, needs: Needs) -> Iterator[Finding]:
         cure = f"set at least {sample}, or lower rollout.max_prompt_tokens or max_response_tokens"
         related = (("rollout", "max_prompt_tokens"), ("rollout", "max_response_tokens"))
         yield Finding(("engine", "max_cache_tokens"), message, cure, found=cache, related=related)
-
-
-def head_precision(spec: Spec, needs: Needs) -> Iterator[Finding]:
-    """A float32 head changes something: trainer or engines compute the other layers in bfloat16."""
-    sections = (spec.engine, *spec.engines) if needs.rollout else ()
-    computed = {spec.trainer.given("dtype"), *(section.given("dtype") for section in sections)}
-    if spec.trainer.head_dtype == "float32" and computed == {"float32"}:
-        why = "logits are float32 without it, as trainer and engines compute in float32"
-        related_keys: tuple[KeyPath, ...] = (("trainer", "dtype"), ("engine", "dtype"))
-        yield no_effect(("trainer", "head_dtype"), why, "remove it", related_keys)
 
 
 def warm_up(spec: Spec, needs: Needs) -> Iterator[Finding]:
@@ -164,39 +128,19 @@ def warm_up(spec: Spec, needs: Needs) -> Iterator[Finding]:
             yield Finding(path, message, cure, None, decay, related=(*related, (name, warmup_key)))
 
 
-def responses(spec: Spec, needs: Needs) -> Iterator[Finding]:
-    """Reports keys of responses in the rows where the algorithm does not train on them."""
-    for key, is_read in (("response_key", not needs.rollout), ("rejected_key", needs.pairs)):
-        if spec.data.type == "jsonl" and not is_read and spec.data.params.get(key) is not None:
-            why = f"{spec.algorithm.type} generates responses and does not read those of the data"
-            if not needs.rollout:
-                why = f"{spec.algorithm.type} does not read rejected responses"
-            yield no_effect(("data", key), why, "remove it", (("data", "type"),))
-
-
 ALGORITHM_RULES: tuple[Rule, ...] = (
     batch_equation,
     layout,
     groups,
     rewards,
-    without_rollouts,
-    old_log_probs,
     replayed_routing,
     *MASK_RULES,
-    bootstrapping,
-    pairs,
     filters_of_single_samples,
     filters_without_rewards,
     already_dropped_samples,
     cache_size,
-    head_precision,
     warm_up,
-    responses,
-    unused_companions,
     teacher,
-    served_companions,
-    teacher_revision,
     layouts,
     critic_only_steps,
-    critic_of_transformers,
 )

@@ -1,13 +1,16 @@
 """Refuses unknown model families, and settings that a family does not offer, by the table of families."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlrun.models.architecture import inexact_part
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
-from rlrun.models.config_json import architecture, with_vision_tower
+from rlrun.models.config_json import architecture, read_vision_tower, with_vision_tower
 from rlrun.models.families.table import TABLES, similar_families
 from rlrun.models.family import Support
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.on_policy_target import rounds_as_target, untargeted_part
 from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.problems.findings import Finding
@@ -34,6 +37,7 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _layouts(spec, model_type, family, config)
     yield from _speculation(spec, config)
     yield from vision_findings(spec, config)
+    yield from conflicts(_job(spec, config), only_of_model=True)
     yield from image_findings(spec, config)
     yield from mtp_findings(spec, config)
     yield from _exactness(spec, config)
@@ -46,6 +50,18 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     ):
         if value is not None and not is_offered:
             yield Finding(path, f"is not supported for {model_type}", "remove it", related=(MODEL,))
+
+
+def _job(spec: Spec, config: Mapping[str, Any]) -> Job:
+    """Returns the job with its model; without one where another check reports its config.json."""
+    model = tower = None
+    with suppress(ValueError):
+        model = architecture(config)
+    with suppress(KeyError, TypeError):
+        tower = read_vision_tower(config)
+    setting = spec.trainer.given("vision_tower")
+    is_loaded = tower is not None and (tower.loaded if setting is None else setting != "none")
+    return Job(spec, None, model, is_loaded and spec.model.implementation != "transformers")
 
 
 def _exactness(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -92,15 +108,6 @@ def _layouts(spec: Spec, model_type: str, family: Support, config: Mapping[str, 
 
 def _speculation(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
     key: KeyPath = ("engine", "speculative", "algorithm")
-    has_recurrent_states = "linear_num_value_heads" in with_family_defaults(config)
-    if (
-        has_recurrent_states
-        and spec.engine.type == "native"
-        and spec.engine.speculative.algorithm is not None
-    ):
-        message = "the native engine cannot roll the recurrent states of Gated DeltaNet back"
-        found = spec.engine.speculative.algorithm
-        yield Finding(key, message, "remove it", found=found, related=(MODEL,))
     if spec.engine.speculative.algorithm == "mtp" and not mtp_layers(config):
         message = "the model has no layers for multi-token prediction (num_nextn_predict_layers)"
         cure = 'use "ngram", or an algorithm with a `draft_model`'

@@ -1,4 +1,4 @@
-"""Rules of `[trainer.lora]` and `model.adapter`: what has no effect, and what adapters do not support."""
+"""Rules of `[trainer.lora]` and `model.adapter`: targets, stored adapters, and room for them in servers."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlrun.models.adapters import EXPERT_TARGETS, TARGETS
 from rlrun.models.json_files import read_json
-from rlrun.specs.derived.lora_sync import server_room, small_rooms, why_merged
+from rlrun.specs.derived.lora_sync import server_room, small_rooms, why_merged, why_not_served
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -15,61 +15,9 @@ from rlrun.specs.sections.job import Spec
 
 LORA: KeyPath = ("trainer", "lora")
 ADAPTER: KeyPath = ("model", "adapter")
-_SYNC: tuple[KeyPath, ...] = (("engine", "type"), ("engine", "sleep"), ("engine", "weight_sync"))
+_TYPE: KeyPath = ("engine", "type")
 _SET_BY_LORA = ("enable-lora", "max-lora-rank", "lora-target-modules")
 """Arguments of a server that follow from [trainer.lora] if it is sent adapters."""
-
-
-def unsupported_with_lora(spec: Spec) -> Iterator[Finding]:
-    """Reports settings that models with adapters do not support."""
-    if spec.trainer.lora is None:
-        return
-    for path, value, supported in (
-        (("model", "implementation"), spec.model.implementation, ("torchtitan",)),
-        (("trainer", "optimizer"), spec.trainer.optimizer, ("adamw", "adamw_8bit", "sgd")),
-        (("trainer", "offload"), spec.trainer.offload, ("none", "optimizer")),
-        (("model", "random_init"), spec.model.random_init, (False,)),
-        (("trainer", "moe", "balancing"), spec.trainer.moe.balancing, ("off",)),
-    ):
-        if value not in supported:
-            cure = f"use {' or '.join(json.dumps(choice) for choice in supported)}, or remove [trainer.lora]"
-            message = "is not supported with [trainer.lora]"
-            yield Finding(path, message, cure, found=value, related=(LORA,))
-
-
-def base_in_low_precision(spec: Spec) -> Iterator[Finding]:
-    """A base in 4 or 8 bits is decoded for products in the trainer's precision."""
-    if spec.trainer.lora is not None and spec.trainer.lora.base and spec.trainer.precision:
-        message = "is not supported with trainer.precision: the matrices are decoded to trainer.dtype"
-        cure = "remove it, or remove trainer.precision"
-        related: tuple[KeyPath, ...] = (("trainer", "precision"),)
-        yield Finding((*LORA, "base"), message, cure, found=spec.trainer.lora.base, related=related)
-
-
-def compiled_adapters(spec: Spec) -> Iterator[Finding]:
-    """Compiled layers with adapters were tried on data- and tensor-parallel ranks."""
-    lora, path, parallel = spec.trainer.lora, ("trainer", "compile"), spec.trainer.parallel
-    if lora is None or not spec.trainer.compile:
-        return
-    if lora.base is not None:
-        message = "was not tried with trainer.lora.base, whose matrices are decoded for each product"
-        cure = "remove it, or remove trainer.lora.base"
-        yield Finding(path, message, cure, found=True, related=((*LORA, "base"),))
-    for key in ("context", "pipeline", "expert"):
-        if getattr(parallel, key) > 1:
-            message = (
-                f"was tried with adapters on data- and tensor-parallel ranks, not with {key} parallelism"
-            )
-            cure = f"remove it, or set trainer.parallel.{key} = 1"
-            related: tuple[KeyPath, ...] = (("trainer", "parallel", key), LORA)
-            yield Finding(path, message, cure, found=True, related=related)
-
-
-def frozen_already(spec: Spec) -> Iterator[Finding]:
-    """All parameters that `trainer.freeze` can name are frozen if adapters are trained."""
-    if spec.trainer.lora is not None and spec.trainer.freeze:
-        why = "[trainer.lora] trains adapters only, and every parameter of the model is frozen"
-        yield no_effect(("trainer", "freeze"), why, "remove it", (LORA,))
 
 
 def dropout(spec: Spec) -> Iterator[Finding]:
@@ -95,15 +43,6 @@ def targets(spec: Spec) -> Iterator[Finding]:
             )
             path = (*LORA, "targets", number)
             yield Finding(path, message, f"choose among {', '.join(TARGETS)}", found=target)
-
-
-def converted_experts(spec: Spec) -> Iterator[Finding]:
-    """Experts that multiply in low precision have no adapters."""
-    lora, precision = spec.trainer.lora, spec.trainer.precision
-    if lora is not None and precision is not None and set(EXPERT_TARGETS).intersection(lora.targets or ()):
-        message = "multiplies experts in low precision, which then cannot have adapters"
-        cure = "remove it, or the experts' names from trainer.lora.targets"
-        yield Finding(("trainer", "precision"), message, cure, related=((*LORA, "targets"),))
 
 
 def starting_adapter(spec: Spec) -> Iterator[Finding]:
@@ -141,13 +80,18 @@ def starting_adapter(spec: Spec) -> Iterator[Finding]:
             yield Finding(path, message, f"set trainer.lora.{name} = {_shown(value)}", related=(ADAPTER,))
 
 
-def lora_sync(spec: Spec) -> Iterator[Finding]:
-    """What engines get at an update is something that they can take."""
-    key: KeyPath = ("engine", "lora_sync")
-    if is_given(spec.engine, "lora_sync") and spec.trainer.lora is None:
-        yield no_effect(key, "no adapters are trained", "remove it, or add [trainer.lora]", (LORA,))
-    elif spec.engine.given("lora_sync") == "adapters" and (reason := why_merged(spec)) is not None:
-        yield Finding(key, reason, 'use "merged", or remove it', found="adapters", related=(LORA, *_SYNC))
+def served_targets(spec: Spec) -> Iterator[Finding]:
+    """SGLang can serve adapters of the chosen matrices."""
+    if (
+        spec.trainer.lora is None
+        or spec.engine.given("lora_sync") != "adapters"
+        or spec.engine.type != "sglang"
+    ):
+        return
+    targets = frozenset(spec.trainer.lora.targets or ()).difference(EXPERT_TARGETS)  # a row of the table
+    if (reason := why_not_served(targets, None)) is not None:
+        key: KeyPath = ("engine", "lora_sync")
+        yield Finding(key, reason, 'use "merged", or remove it', found="adapters", related=(LORA, _TYPE))
 
 
 def changed_adapters(spec: Spec) -> Iterator[Finding]:
@@ -195,15 +139,10 @@ def _shown(value: object) -> str:
 
 
 LORA_RULES: tuple[Rule, ...] = (
-    unsupported_with_lora,
-    base_in_low_precision,
-    compiled_adapters,
-    frozen_already,
     dropout,
     targets,
-    converted_experts,
     starting_adapter,
-    lora_sync,
+    served_targets,
     changed_adapters,
     adapter_arguments,
 )

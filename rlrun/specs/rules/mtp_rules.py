@@ -1,6 +1,5 @@
-"""Refuses what an MTP layer is not trained together with (`trainer.mtp_loss`)."""
+"""Refuses `trainer.mtp_loss` for models whose MTP layer the trainer does not compute."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,50 +10,6 @@ from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.sections.job import Spec
 
 MTP_LOSS: KeyPath = ("trainer", "mtp_loss")
-
-
-def unsupported_with_mtp(spec: Spec) -> Iterator[Finding]:
-    """Reports settings that an MTP layer does not support."""
-    trainer = spec.trainer
-    if not trainer.mtp_loss:
-        return
-    untried = "an MTP layer was not compared with a reference"
-    for path, value, supported, reason in (
-        (
-            ("model", "implementation"),
-            spec.model.implementation,
-            "torchtitan",
-            "its layers have none",
-        ),
-        (("trainer", "lora"), trainer.lora, None, "only adapters are trained, and an MTP layer has none"),
-        (("trainer", "precision"), trainer.precision, None, f"{untried} in low precision"),
-        (("trainer", "compile"), trainer.compile, False, f"{untried} compiled"),
-        (
-            ("trainer", "parallel", "tensor"),
-            trainer.parallel.tensor,
-            1,
-            "tensor-parallel ranks cut the sequence, and the MTP layer reads the next token",
-        ),
-        (
-            ("trainer", "parallel", "context"),
-            trainer.parallel.context,
-            1,
-            "context-parallel ranks cut the sequence, and the MTP layer reads the next token",
-        ),
-        (
-            ("trainer", "parallel", "pipeline"),
-            trainer.parallel.pipeline,
-            1,
-            "the last stage, which would have the MTP layer, has no embedding",
-        ),
-    ):
-        if value != supported:
-            cure = "remove it, or remove trainer.mtp_loss"
-            if supported is not None:
-                cure = f"set {path[-1]} = {json.dumps(supported)}, or remove trainer.mtp_loss"
-            message = f"is not supported with trainer.mtp_loss: {reason}"
-            found = None if supported is None else value
-            yield Finding(path, message, cure, found=found, related=(MTP_LOSS,))
 
 
 def mtp_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:

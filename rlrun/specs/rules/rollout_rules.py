@@ -1,11 +1,11 @@
-"""Rules of `[rollout]`: limits on tokens and groups, and settings that depend on the mode."""
+"""Rules of `[rollout]`: limits on tokens and groups."""
 
 from collections.abc import Iterator
 
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
+from rlrun.specs.rules.shared_rules import Rule, no_effect
 from rlrun.specs.sections.job import Spec
 
 
@@ -44,47 +44,8 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
         yield Finding(("rollout", "top_k"), message, "write -1 to sample from all tokens", "-1", 0)
 
 
-def asynchronous(spec: Spec) -> Iterator[Finding]:
-    """An asynchronous job needs separate devices and is not deterministic; some settings only affect it."""
-    mode: tuple[KeyPath, ...] = (("rollout", "mode"),)
-    if spec.rollout.mode == "sync":
-        if is_given(spec.rollout, "max_staleness") and not spec.rollout.partial:
-            why = "samples are never stale in a synchronous job without partial rollouts"
-            cure = 'remove it, or set mode = "async" or partial = true'
-            yield no_effect(("rollout", "max_staleness"), why, cure, mode)
-        if is_given(spec.rollout, "weight_update"):
-            why = "in a synchronous job nothing is generated while weights are updated"
-            yield no_effect(("rollout", "weight_update"), why, 'remove it, or set mode = "async"', mode)
-        return
-    if spec.rollout.partial:
-        why = "an asynchronous job never stops unfinished samples: they continue with newer weights"
-        yield no_effect(("rollout", "partial"), why, "remove it", mode)
-    if spec.cluster.placement != "disaggregated":
-        message = "asynchronous engines run at the same time as the trainer and cannot share its devices"
-        cure = 'set cluster.placement = "disaggregated"'
-        yield Finding(mode[0], message, cure, found="async", related=(("cluster", "placement"),))
-    if spec.deterministic:
-        message = "an asynchronous job is not deterministic: what it trains on depends on timing"
-        cure = 'remove `deterministic`, or set rollout.mode = "sync"'
-        yield Finding(("deterministic",), message, cure, found=True, related=mode)
-
-
-def partial(spec: Spec) -> Iterator[Finding]:
-    """Partial rollouts are not deterministic; settings of the buffer and of concurrency have an effect."""
-    path: KeyPath = ("rollout", "partial")
-    if not spec.rollout.partial:
-        for key in ("mask_off_policy", "buffer"):
-            if is_given(spec.rollout, key):
-                why = "without rollout.partial no unfinished sample is kept for the next step"
-                yield no_effect(("rollout", key), why, "remove it, or set partial = true", (path,))
-    elif spec.deterministic:
-        message = "partial rollouts are not deterministic: which samples are unfinished depends on timing"
-        cure = "remove `deterministic`, or remove rollout.partial"
-        yield Finding(("deterministic",), message, cure, found=True, related=(path,))
-    if spec.deterministic and spec.rollout.max_concurrency is not None:
-        why = "a deterministic job always submits whole batches"
-        cure = "remove it; engine.max_running limits how many samples an engine decodes at once"
-        yield no_effect(("rollout", "max_concurrency"), why, cure, (("deterministic",),))
+def concurrency(spec: Spec) -> Iterator[Finding]:
+    """The limit on concurrent samples leaves room for a group."""
     limit, size = spec.rollout.max_concurrency, spec.rollout.samples_per_prompt
     if limit is not None and limit < size:
         message = f"must be at least rollout.samples_per_prompt = {size}, found {limit}"
@@ -93,4 +54,4 @@ def partial(spec: Spec) -> Iterator[Finding]:
         yield Finding(("rollout", "max_concurrency"), message, cure, None, limit, related=related)
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (oversampling, token_limits, asynchronous, partial)
+ROLLOUT_RULES: tuple[Rule, ...] = (oversampling, token_limits, concurrency)

@@ -18,7 +18,7 @@ Rule = Callable[[Spec], Iterator[Finding]]
 
 
 def length_of_job(spec: Spec) -> Iterator[Finding]:
-    """Exactly one of steps and epochs is given."""
+    """One of steps and epochs is given."""
     paths = (("trainer", "steps"), ("trainer", "epochs"))
     if spec.trainer.steps is None and spec.trainer.epochs is None:
         yield Finding(
@@ -30,9 +30,6 @@ def length_of_job(spec: Spec) -> Iterator[Finding]:
             False,
             paths,
         )
-    elif spec.trainer.steps is not None and spec.trainer.epochs is not None:
-        message = "cannot be given together with trainer.steps"
-        yield Finding(paths[1], message, "remove one of the two", None, None, False, paths)
 
 
 def ray_address(spec: Spec) -> Iterator[Finding]:
@@ -71,25 +68,6 @@ def evaluation(spec: Spec) -> Iterator[Finding]:
             yield Finding((*table, "temperature"), message, "add `samples_per_prompt = 1`", related=related)
 
 
-def model_revision(spec: Spec) -> Iterator[Finding]:
-    """A revision only applies to a model of the hub."""
-    if spec.model.revision is not None and spec.model.path.startswith("/"):
-        why = f"{spec.model.path} is a folder, not an id on the Hugging Face hub"
-        yield no_effect(("model", "revision"), why, "remove it", (("model", "path"),))
-
-
-def kept_checkpoints(spec: Spec) -> Iterator[Finding]:
-    """Settings of checkpoints during the job need an interval."""
-    interval: KeyPath = ("checkpoint", "interval")
-    cure = "remove it, or add `interval = …`"
-    if is_given(spec.checkpoint, "keep") and spec.checkpoint.interval is None:
-        why = "without an interval the only checkpoint is the one at the end"
-        yield no_effect(("checkpoint", "keep"), why, cure, (interval,))
-    if spec.checkpoint.asynchronous and spec.checkpoint.interval is None:
-        why = "without an interval the only checkpoint is the one at the end, after all training"
-        yield no_effect(("checkpoint", "asynchronous"), why, cure, (interval,))
-
-
 def ports(spec: Spec) -> Iterator[Finding]:
     """The ports of all engines are valid: they are counted up from the first engine's port."""
     engines = spec.engine.count or 1
@@ -106,24 +84,15 @@ def ports(spec: Spec) -> Iterator[Finding]:
 
 
 def debug(spec: Spec) -> Iterator[Finding]:
-    """Saved samples are given exactly where the debug mode trains on them."""
-    mode: tuple[KeyPath, ...] = (("debug", "mode"),)
-    if spec.debug.mode == "train":
-        if spec.debug.rollouts is None:
-            cure = 'add `rollouts = "runs/…"`, the folder of a run with debug.save_rollouts'
-            yield Finding(mode[0], '"train" needs saved samples (debug.rollouts)', cure, "rollouts", "train")
-        return
-    for key in ("rollouts", "step"):
-        if is_given(spec.debug, key):
-            why = 'only mode = "train" trains on saved samples'
-            yield no_effect(("debug", key), why, 'remove it, or set mode = "train"', mode)
+    """The debug mode that trains on saved samples is given some."""
+    if spec.debug.mode == "train" and spec.debug.rollouts is None:
+        cure = 'add `rollouts = "runs/…"`, the folder of a run with debug.save_rollouts'
+        message = '"train" needs saved samples (debug.rollouts)'
+        yield Finding(("debug", "mode"), message, cure, "rollouts", "train")
 
 
 def profile(spec: Spec) -> Iterator[Finding]:
-    """The steps that are recorded take place, and have a trainer."""
-    if spec.debug.profile.steps and spec.debug.mode == "rollout":
-        why = 'mode = "rollout" has no trainer to record'
-        yield no_effect(("debug", "profile"), why, "remove it", (("debug", "mode"),))
+    """The steps that are recorded take place."""
     last = spec.debug.step or spec.trainer.steps
     late = [step for step in spec.debug.profile.steps if last is not None and step > last]
     if late:
@@ -145,8 +114,6 @@ RULES: tuple[Rule, ...] = (
     length_of_job,
     ray_address,
     evaluation,
-    model_revision,
-    kept_checkpoints,
     ports,
     debug,
     profile,

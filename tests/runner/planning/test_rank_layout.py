@@ -85,7 +85,6 @@ def test_micro_batches_divide_by_what_cuts_them():
     [
         ({"context": 2}, "trainer.parallel.context = 2 is not supported for qwen3_5_text"),
         ({"tensor": 4}, "trainer.parallel.tensor = 4 does not divide linear_num_key_heads = 2"),
-        ({"tensor": 2, "async_tensor": True}, "does not support models with Gated DeltaNet"),
     ],
 )
 def test_layouts_that_gated_delta_net_does_not_have(degrees, message):

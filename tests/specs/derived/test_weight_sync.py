@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.lora_sync import why_merged
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, carrier_of, shares_memory
-from rlrun.specs.rules.engines.engine_rules import weight_carrier, weight_delta
 from rlrun.specs.sections.job import Spec
 
 GPUS = {"gpus_per_node": 4}
@@ -35,6 +36,10 @@ def spec_of(cluster: dict[str, Any], engine: dict[str, Any], parallel: dict[str,
     return Spec.model_validate(document | {"engine": {"type": "sglang", **engine}})
 
 
+def findings_about(spec: Spec, key: str) -> list[str]:
+    return [finding.message for finding in conflicts(Job(spec)) if finding.path == ("engine", key)]
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_the_way_of_weights(name: str) -> None:
     *settings, carrier, on_devices = ROWS[name]
@@ -42,7 +47,7 @@ def test_the_way_of_weights(name: str) -> None:
     assert carrier_of(spec) == carrier
     assert buckets_on_gpus(spec) == on_devices
     assert shares_memory(spec) == (carrier == "tensor" and not on_devices)
-    assert not list(weight_carrier(spec))
+    assert not findings_about(spec, "weight_sync")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_which_engines_get_elements_that_changed(
     cluster: dict[str, Any], engine: dict[str, Any], reason: str | None
 ) -> None:
     spec = spec_of(cluster, {"weight_delta": "elements", "dtype": "bfloat16", **engine}, {})
-    findings = [finding.message for finding in weight_delta(spec)]
+    findings = findings_about(spec, "weight_delta")
     assert [reason in message for message in findings if reason is not None] == [True] * len(findings)
     assert len(findings) == (reason is not None)
 

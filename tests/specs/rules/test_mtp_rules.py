@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.derived.shared_prefixes import obstacles
-from rlrun.specs.derived.weight_sync import why_no_elements
-from rlrun.specs.rules.mtp_rules import mtp_findings, unsupported_with_mtp
+from rlrun.specs.derived.conflicts.feature import Job
+from rlrun.specs.derived.conflicts.features import MTP, SHARED_PREFIXES
+from rlrun.specs.derived.conflicts.reading import conflicts, reasons_against
+from rlrun.specs.rules.mtp_rules import mtp_findings
 from rlrun.specs.sections.job import Spec
 
 MIMO = {"model_type": "mimo", "num_nextn_predict_layers": 1}
@@ -41,10 +42,10 @@ def make_spec(implementation: str = "torchtitan", **trainer: Any) -> Spec:
 def test_settings_that_are_refused(settings: dict[str, Any], paths: list[str]) -> None:
     found = [
         ".".join(map(str, finding.path))
-        for finding in unsupported_with_mtp(make_spec(mtp_loss=0.1, **settings))
+        for finding in conflicts(Job(make_spec(mtp_loss=0.1, **settings)))
+        if MTP.name in finding.message
     ]
-    assert found == paths
-    assert not list(unsupported_with_mtp(make_spec(**settings)))
+    assert sorted(found) == sorted(paths)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_models_that_are_refused(config: dict[str, Any], message: str | None) ->
 
 
 def test_prefixes_are_not_shared() -> None:
-    [obstacle] = obstacles(make_spec(mtp_loss=0.1))
-    assert (obstacle.path, obstacle.supported) == (("trainer", "mtp_loss"), 0.0)
-    assert not list(obstacles(make_spec()))
+    [reason] = reasons_against(SHARED_PREFIXES, Job(make_spec(mtp_loss=0.1)))
+    assert "the MTP layer reads the token that follows" in reason
+    assert not list(reasons_against(SHARED_PREFIXES, Job(make_spec())))
 
 
 @pytest.mark.parametrize(("algorithm", "is_refused"), [("ngram", False), ("mtp", True)])
@@ -78,5 +79,6 @@ def test_servers_that_speculate_with_the_layer_get_whole_weights(algorithm: str,
     engine = {"type": "sglang", "weight_delta": "elements", "speculative": {"algorithm": algorithm}}
     cluster = {"gpus_per_node": 8, "placement": "disaggregated"}
     job = make_spec().model_dump(exclude_unset=True)
-    reason = why_no_elements(Spec.model_validate(job | {"engine": engine, "cluster": cluster}))
-    assert (reason is not None and "MTP" in reason) == is_refused
+    spec = Spec.model_validate(job | {"engine": engine, "cluster": cluster})
+    messages = [f.message for f in conflicts(Job(spec)) if f.path == ("engine", "weight_delta")]
+    assert any("MTP" in message for message in messages) == is_refused

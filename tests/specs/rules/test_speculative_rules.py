@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.models.json_files import read_json
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.derived.speculation import (
     mtp_layers,
@@ -70,7 +71,11 @@ CUT = ("rollout.top_p=0.9", "rollout.top_k=50")
             "into the draft model, too",
         ),
         ((*GPUS, *CUT, *NGRAM), "engine.speculative.algorithm", "no sampling masks with speculative"),
-        (("engine.type=sleeping", *NGRAM), "engine.speculative", "sleeping engines do not read this key"),
+        (
+            ("engine.type=sleeping", *NGRAM),
+            "engine.speculative",
+            "with sleeping engines: they do not read this key",
+        ),
         (("engine.speculative.draft_tokens=0", *NGRAM), "engine.speculative.draft_tokens", "at least 1"),
     ],
 )
@@ -83,9 +88,12 @@ def test_what_an_engine_cannot_do_is_refused(overrides: tuple[str, ...], key: st
 
 def test_models_with_recurrent_states_are_refused_by_the_native_engine() -> None:
     spec = load_checked_spec([BASE], NGRAM).spec
-    messages = [finding.message for finding in family_findings(spec, {"model_type": "qwen3_next"})]
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 2}
+    recurrent = {"model_type": "qwen3_5_text"} | sizes | heads
+    messages = [finding.message for finding in family_findings(spec, recurrent)]
     assert any("roll the recurrent states" in message for message in messages)
-    assert not list(family_findings(spec, {"model_type": "qwen3"}))
+    assert not list(family_findings(spec, read_json(DRAFTS / "tiny/config.json")))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.rules.vision_rules import vision_findings
+from rlrun.specs.rules.family_rules import family_findings
 from rlrun.specs.sections.job import Spec
 from tests.models.test_vision import PUBLISHED
 
@@ -20,7 +20,8 @@ def found(config: dict[str, Any], parallel: dict[str, int] | None = None, **trai
             "trainer": {"steps": 1, "parallel": parallel or {}} | trainer,
         }
     )
-    return [".".join(map(str, finding.path)) for finding in vision_findings(spec, config)]
+    findings = (each for each in family_findings(spec, config) if "vision tower" in each.message)
+    return [".".join(map(str, finding.path)) for finding in findings]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules about the arguments of the SGLang server and router, and about what a router cannot do."""
+"""Rules about the arguments of the SGLang server and router."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,6 @@ from rlrun.specs.local_code import is_local_code_allowed, is_own_interpreter
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
-from rlrun.specs.rules.shared_rules import no_effect
 from rlrun.specs.sections.job import Spec
 
 _OF_POLICY = {"trust-remote-code": "model.trust_remote_code"}
@@ -74,42 +73,11 @@ def _tables(spec: Spec) -> Iterator[_Arguments]:
 
 
 def router(spec: Spec) -> Iterator[Finding]:
-    """Router settings have an effect, and the job needs nothing that the router cannot do."""
+    """Only the policy's engines have a router."""
     for path, section in engine_sections(spec):
-        key = (*path, "router")
-        if section.type != "sglang":
-            continue
-        if section.router == "rlrun" and section.sglang_router:
-            why = 'router = "rlrun" does not start an SGLang router'
-            cure = f'remove it, or add `router = "sglang-router"` under {_header(path)}'
-            yield no_effect((*path, "sglang_router"), why, cure, (key,))
-        elif section.router == "sglang-router" and path != POLICY:
+        if section.type == "sglang" and section.router == "sglang-router" and path != POLICY:
             message = "only the policy's engines ([engine]) can have a router"
-            yield Finding(key, message, "remove it", found=section.router)
-    if spec.engine.type == "sglang" and spec.engine.router == "sglang-router":
-        yield from _unsupported_by_router(spec, ("engine", "router"))
-
-
-def _header(path: KeyPath) -> str:
-    return "[engine]" if path == POLICY else "[[engines]]"
-
-
-def _unsupported_by_router(spec: Spec, key: KeyPath) -> Iterator[Finding]:
-    if spec.deterministic:
-        message = (
-            "the router chooses engines by timing, so a deterministic job cannot repeat which requests are "
-            "batched together"
-        )
-        cure = "remove `router`, or remove `deterministic`"
-        yield Finding(key, message, cure, found="sglang-router", related=(("deterministic",),))
-    if spec.trainer.moe.routing_replay == "engine":
-        message = (
-            "sglang-router drops the field of a request that asks for routed experts, which "
-            'routing_replay = "engine" needs'
-        )
-        cure = 'remove `router`, or set trainer.moe.routing_replay to "trainer" or "off"'
-        replay = ("trainer", "moe", "routing_replay")
-        yield Finding(key, message, cure, found="sglang-router", related=(replay,))
+            yield Finding((*path, "router"), message, "remove it", found=section.router)
 
 
 def _unknown_arguments(

@@ -9,7 +9,6 @@ from rlrun.specs.derived.speculation import DRAFT_FOLDER
 from rlrun.specs.derived.weight_sync import carrier_of
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.shared_rules import no_effect
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -17,24 +16,9 @@ _STEPS, _BRANCHES = "speculative-num-steps", "speculative-eagle-topk"
 
 
 def speculative_decoding(spec: Spec) -> Iterator[Finding]:
-    """Reports settings that the chosen type of engine cannot speculate with."""
+    """Drafts have a model, and their shape is given in full."""
     for path, section in engine_sections(spec):
-        key: KeyPath = (*path, "speculative", "algorithm")
-        algorithm = section.speculative.algorithm
-        if algorithm is None:
-            yield from _without_algorithm(key, section)
-        elif section.type == "native" and algorithm != "ngram":
-            message = "the native engine has no draft models, it guesses from texts only"
-            cure = 'use "ngram", or set `type = "sglang"`'
-            yield Finding(key, message, cure, found=algorithm, related=((*path, "type"),))
-        elif section.type == "sglang" and not spec.cluster.gpus_per_node:
-            message = (
-                "SGLang draws no samples while it verifies drafts on a CPU: it takes the likeliest tokens"
-            )
-            cure = 'remove it, or set `type = "native"` and `algorithm = "ngram"`'
-            related = (("cluster", "gpus_per_node"), (*path, "type"))
-            yield Finding(key, message, cure, found=algorithm, related=related)
-        yield from _draft_model(key, section)
+        yield from _draft_model((*path, "speculative", "algorithm"), section)
         yield from _tree(path, section)
 
 
@@ -55,25 +39,12 @@ def draft_folder_updates(spec: Spec) -> Iterator[Finding]:
         yield Finding(("engine", "weight_delta"), message, "remove it", found=found, related=(path,))
 
 
-def _without_algorithm(key: KeyPath, section: EngineSpec) -> Iterator[Finding]:
-    for name in ("draft_tokens", "draft_model"):
-        if getattr(section.speculative, name) is not None:
-            why, cure = (
-                "there is no speculation without an algorithm",
-                'remove it, or set `algorithm = "ngram"`',
-            )
-            yield no_effect((*key[:-1], name), why, cure, (key,))
-
-
 def _draft_model(key: KeyPath, section: EngineSpec) -> Iterator[Finding]:
     algorithm, model = section.speculative.algorithm, section.speculative.draft_model
-    path = (*key[:-1], "draft_model")
     if algorithm in DRAFT_FOLDER and section.type == "sglang" and model is None:
         message = f'algorithm "{algorithm}" guesses with a model of its own, and none is given'
         cure = 'add `draft_model = "FOLDER"`, or use "ngram" or "mtp"'
-        yield Finding(key, message, cure, found=algorithm, related=(path,))
-    if algorithm in ("ngram", "mtp") and model is not None:
-        yield no_effect(path, f'algorithm "{algorithm}" has no draft model', "remove it", (key,))
+        yield Finding(key, message, cure, found=algorithm, related=((*key[:-1], "draft_model"),))
 
 
 def _tree(path: KeyPath, section: EngineSpec) -> Iterator[Finding]:

@@ -1,0 +1,412 @@
+"""The features of a job that do not go with every other one; the rows of the table name them."""
+
+from collections.abc import Callable
+
+from rlrun.models.adapters import EXPERT_TARGETS
+from rlrun.models.architecture import Architecture
+from rlrun.specs.derived.conflicts.feature import (
+    Feature,
+    Job,
+    Test,
+    above_one,
+    equal,
+    given,
+    missing,
+    on,
+    unequal,
+)
+from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.old_policy import old_log_probs_of
+from rlrun.specs.derived.on_policy_target import rounds_as_target
+from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
+from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.derived.server_size import stages_of
+from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memory
+
+_TYPE, _GPUS = "engine.type", "cluster.gpus_per_node"
+
+
+def _algorithm(name: str, test: Test) -> Feature:
+    """Returns a feature of the algorithm."""
+    return Feature(
+        name, "algorithm.type", lambda job: job.needs is not None and test(job), None, ("algorithm",)
+    )
+
+
+def _model(name: str, test: Callable[[Architecture], bool]) -> Feature:
+    """Returns a feature of the policy's architecture."""
+    return Feature(
+        name, "model.path", lambda job: job.model is not None and test(job.model), None, of_model=True
+    )
+
+
+def _type(name: str, *types: str, off: str | None = None) -> Feature:
+    """Returns the feature of one or several types of engines."""
+    return Feature(name, _TYPE, lambda job: job.spec.engine.type in types, off, (_GPUS,))
+
+
+def _server(name: str, key: str, test: Test, off: str | None = None, *related: str) -> Feature:
+    """Returns a feature of the policy's SGLang servers."""
+    return Feature(
+        name, key, lambda job: job.spec.engine.type == "sglang" and test(job), off, (_TYPE, *related)
+    )
+
+
+def _sent(name: str, key: str, test: Test, off: str | None = None) -> Feature:
+    """Returns a feature of engines that are sent weights."""
+    return Feature(
+        name, key, lambda job: carrier_of(job.spec) != "native" and test(job), off, (_TYPE, "cluster")
+    )
+
+
+def _is_folder(key: str) -> Feature:
+    """Returns the feature of a model in a folder, rather than on the Hugging Face hub."""
+    return Feature(f"a folder as {key}", key, lambda job: str(job.value(key) or "").startswith("/"), None)
+
+
+# The job and its machines
+NO_GPUS = Feature("GPUs", _GPUS, lambda job: not job.has_gpus, None, is_absence=True)
+SEVERAL_NODES = above_one("cluster.nodes")
+NOT_COLOCATED = missing(equal("cluster.placement", "colocated"))
+NOT_DISAGGREGATED = missing(equal("cluster.placement", "disaggregated"))
+DETERMINISTIC = on("deterministic")
+EXACT = on("true_on_policy")
+EXACT_ON_CPUS = EXACT.when(lambda job: not job.has_gpus, "true_on_policy on CPUs", _GPUS)
+EXACT_ON_GPUS = EXACT.when(lambda job: rounds_as_target(job.spec), "true_on_policy on GPUs", _GPUS)
+NO_INTERVAL = missing(on("checkpoint.interval"))
+NOT_TRAINING_SAVED = missing(equal("debug.mode", "train"))
+ONLY_ROLLOUT = equal("debug.mode", "rollout")
+
+# The policy's model
+TRANSFORMERS = equal("model.implementation", "transformers", '"torchtitan"')
+RANDOM = on("model.random_init")
+MODEL_FOLDER, TEACHER_FOLDER = _is_folder("model.path"), _is_folder("teacher.path")
+VISION = Feature(
+    "a vision tower",
+    "trainer.vision_tower",
+    lambda job: job.has_tower,
+    '"none"',
+    ("model.path",),
+    of_model=True,
+)
+DELTA_NET = _model("Gated DeltaNet", lambda model: model.delta is not None)
+LATENT_ATTENTION = _model("latent attention", lambda model: model.latent is not None)
+ATTENTION_SINKS = _model("attention sinks", lambda model: model.sinks)
+JOINT_NORMS = _model("norms over all heads", lambda model: model.joint_qk_norm)
+
+# Parallelism
+PARALLEL = "trainer.parallel"
+TENSOR, CONTEXT = above_one(f"{PARALLEL}.tensor"), above_one(f"{PARALLEL}.context")
+PIPELINE, EXPERT = above_one(f"{PARALLEL}.pipeline"), above_one(f"{PARALLEL}.expert")
+ONE_RANK = Feature(
+    "several ranks",
+    f"{PARALLEL}.fsdp",
+    lambda job: job.spec.trainer.parallel.world_size == 1,
+    None,
+    is_absence=True,
+)
+NOTHING_GATHERED = Feature(
+    "ranks that gather parameters",
+    f"{PARALLEL}.fsdp",
+    lambda job: job.spec.trainer.parallel.fsdp * job.spec.trainer.parallel.context == 1,
+    None,
+    (f"{PARALLEL}.context",),
+    is_absence=True,
+)
+ASYNC_TENSOR = on(f"{PARALLEL}.async_tensor")
+OVERLAPPING = ASYNC_TENSOR.when(
+    lambda job: job.spec.trainer.parallel.tensor > 1, ASYNC_TENSOR.name, f"{PARALLEL}.tensor"
+)
+NO_SEQUENCE_PARALLEL = missing(on(f"{PARALLEL}.sequence_parallel"), "true")
+SYMMETRIC_MEMORY = on(f"{PARALLEL}.symmetric_memory")
+DEEPEP = equal(f"{PARALLEL}.token_dispatcher", "deepep", '"standard"')
+SPLIT_BACKWARD = tuple(
+    equal(f"{PARALLEL}.pipeline_schedule", schedule, '"1F1B"').when(
+        lambda job: job.spec.trainer.parallel.pipeline > 1, schedule, f"{PARALLEL}.pipeline"
+    )
+    for schedule in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+)
+
+# The trainer
+COMPILE = on("trainer.compile")
+SELECTIVE = equal("trainer.activation_checkpointing", "selective", '"full"')
+FLOAT32 = equal("trainer.dtype", "float32", '"bfloat16"')
+FLOAT32_HEAD = equal("trainer.head_dtype", "float32", '"model"')
+ALL_FLOAT32 = Feature(
+    "trainer and engines in float32",
+    "trainer.dtype",
+    lambda job: job.needs is not None and _precisions(job) == {"float32"},
+    None,
+    ("engine.dtype",),
+)
+OFFLOAD = unequal("trainer.offload", "none", "trainer.offload")
+OFFLOAD_ALL = equal("trainer.offload", "all", '"optimizer"')
+MUON = equal("trainer.optimizer", "muon", '"adamw"')
+MUON_ANYWHERE = (equal("trainer.optimizer", "muon", None), equal("critic.optimizer", "muon", None))
+EIGHT_BITS = (equal("trainer.optimizer", "adamw_8bit", None), equal("critic.optimizer", "adamw_8bit", None))
+FLASH_3 = equal("trainer.flash_attention", "FA3")
+OTHER_ATTENTION = unequal("trainer.flash_attention", "FA3")
+MICRO_BATCH_SIZE = on("trainer.micro_batch_size")
+SHARED_PREFIXES = on("trainer.share_prefixes")
+MTP = on("trainer.mtp_loss")
+BALANCING = equal("trainer.moe.balancing", "bias", '"off"')
+REPLAY = unequal("trainer.moe.routing_replay", "off", "trainer.moe.routing_replay")
+TRAINER_REPLAY = equal("trainer.moe.routing_replay", "trainer")
+ENGINE_REPLAY = equal("trainer.moe.routing_replay", "engine", '"off"')
+ENGINE_REPLAY_WITHOUT_BIAS = ENGINE_REPLAY.when(
+    lambda job: not job.spec.trainer.moe.balancing_export, ENGINE_REPLAY.name, "trainer.moe.balancing_export"
+)
+OLD_FROM_ENGINES = Feature(
+    'trainer.old_log_probs = "rollout"',
+    "trainer.old_log_probs",
+    lambda job: (
+        job.needs is not None
+        and old_log_probs_of(job.spec, corrected=job.needs.trainer_log_probs) == "rollout"
+    ),
+    '"trainer"',
+    ("rollout.mode", "rollout.partial", "algorithm"),
+)
+
+# Low precision
+PRECISION = on("trainer.precision")
+PRECISION_ON_CPUS = PRECISION.when(lambda job: not job.has_gpus, "trainer.precision on CPUs", _GPUS)
+FLOAT8, INT4 = equal("trainer.precision", "float8"), equal("trainer.precision", "int4_qat")
+NVFP4 = equal("trainer.precision", "nvfp4")
+
+# LoRA
+LORA = on("trainer.lora", "[trainer.lora]")
+LORA_BASE = on("trainer.lora.base")
+COMPILED_ADAPTERS = COMPILE.when(
+    lambda job: job.spec.trainer.lora is not None, "trainer.compile of adapters", "trainer.lora"
+)
+EXPERT_ADAPTERS = Feature(
+    "adapters of experts",
+    "trainer.lora.targets",
+    lambda job: set(EXPERT_TARGETS).intersection(job.value("trainer.lora.targets") or ()),
+    None,
+)
+EXPERT_ADAPTERS_IN_NATIVE = EXPERT_ADAPTERS.when(
+    lambda job: job.spec.engine.type == "native", "adapters of experts in native engines", _TYPE
+)
+EXPERT_ADAPTERS_IN_SGLANG = EXPERT_ADAPTERS.when(
+    lambda job: job.spec.engine.type == "sglang", "adapters of experts in SGLang servers", _TYPE
+)
+ADAPTERS_ALONE = equal("engine.lora_sync", "adapters", '"merged"')
+
+# Rollouts
+SYNC, ASYNC = missing(equal("rollout.mode", "async")), equal("rollout.mode", "async", '"sync"')
+NEVER_STALE = Feature(
+    'rollout.mode = "async" or rollout.partial',
+    "rollout.mode",
+    lambda job: job.spec.rollout.mode == "sync" and not job.spec.rollout.partial,
+    None,
+    ("rollout.partial",),
+    is_absence=True,
+)
+PARTIAL, NO_PARTIAL = on("rollout.partial"), missing(on("rollout.partial"), "true")
+TEMPERATURE = Feature(
+    "another temperature than 1",
+    "rollout.temperature",
+    lambda job: job.spec.rollout.temperature != 1,
+    "1",
+)
+WHOLE_VOCABULARY = Feature(
+    "top_p or top_k",
+    "rollout.top_p",
+    lambda job: not cuts_vocabulary(job.spec),
+    None,
+    ("rollout.top_k",),
+    is_absence=True,
+)
+MASKS = Feature(
+    "sampling masks (top_p, top_k)",
+    "rollout.sampling_mask",
+    lambda job: job.needs is not None and records_mask(job.spec, job.needs),
+    None,
+    ("rollout.top_p", "rollout.top_k", "algorithm"),
+)
+
+# Algorithms
+GENERATES = _algorithm("an algorithm that generates responses", lambda job: job.needed("rollout"))
+DEMONSTRATIONS = _algorithm(
+    "an algorithm that generates no samples (SFT, DPO)", lambda job: not job.needed("rollout")
+)
+PAIRS = _algorithm("an algorithm of pairs (DPO)", lambda job: job.needed("pairs"))
+NO_PAIRS = _algorithm("an algorithm that reads no pairs", lambda job: not job.needed("pairs"))
+NO_RATIO = _algorithm("a loss without a ratio", lambda job: not job.needed("old_log_probs"))
+CRITIC = _algorithm("an algorithm with a critic", lambda job: job.needed("critic"))
+NO_REFERENCE = _algorithm("an algorithm without a reference", lambda job: not job.needed("reference"))
+NO_TEACHER = _algorithm("an algorithm without a teacher", lambda job: not job.needed("teacher"))
+NO_CRITIC = _algorithm("an algorithm without a critic", lambda job: not job.needed("critic"))
+CORRECTION = Feature(
+    "algorithm.correction",
+    "algorithm.correction",
+    lambda job: job.needed("trainer_log_probs"),
+    related=("algorithm.type",),
+)
+OLD_GIVEN_FROM_ENGINES = equal("trainer.old_log_probs", "rollout", '"trainer"').when(
+    lambda job: job.needed("old_log_probs"),
+    'trainer.old_log_probs = "rollout"',
+)
+BOOTSTRAPPING = on("algorithm.bootstrap_truncated").when(
+    lambda job: job.needed("critic"), "algorithm.bootstrap_truncated"
+)
+TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))
+OTHER_REDUCTION = unequal("trainer.reduction", "per_sample_mean")
+RESPONSE_KEY = on("data.response_key").when(
+    lambda job: job.spec.data.type == "jsonl", "data.response_key", "data.type"
+)
+REJECTED_KEY = on("data.rejected_key").when(
+    lambda job: job.spec.data.type == "jsonl", "data.rejected_key", "data.type"
+)
+
+# Reference, teacher and critic
+REFERENCE, TEACHER, SECTION_OF_CRITIC = (
+    Feature(f"[{name}]", name, given(name).holds) for name in ("reference", "teacher", "critic")
+)
+SERVED_REFERENCE, SERVED_TEACHER = on("reference.engine"), on("teacher.engine")
+USED_SERVED_REFERENCE = SERVED_REFERENCE.when(lambda job: job.needed("reference"), SERVED_REFERENCE.name)
+USED_SERVED_TEACHER = SERVED_TEACHER.when(lambda job: job.needed("teacher"), SERVED_TEACHER.name)
+TEACHER_BESIDE_POLICY = Feature(
+    "teacher.adapter of the policy's model",
+    "teacher.adapter",
+    lambda job: teacher_shares_policy(job.spec),
+    None,
+    ("teacher.path", "teacher.engine"),
+)
+
+# Engines
+NATIVE, SGLANG = _type("native engines", "native"), _type("SGLang servers", "sglang", off='"native"')
+EXTERNAL, SLEEPING = _type("external engines", "external"), _type("sleeping engines", "sleeping")
+NOT_NATIVE = _type("engines that are not native", "sglang", "external", "sleeping", off='"native"')
+NOT_SGLANG = _type("engines that are not SGLang's", "native", "external", "sleeping", off='"sglang"')
+SGLANG_ON_CPUS = SGLANG.when(lambda job: not job.has_gpus, "SGLang servers on CPUs")
+SGLANG_ROUTER = _server(
+    'engine.router = "sglang-router"',
+    "engine.router",
+    lambda job: job.spec.engine.router == "sglang-router",
+    '"rlrun"',
+)
+OWN_ROUTER = _server(
+    'engine.router = "rlrun"', "engine.router", lambda job: job.spec.engine.router == "rlrun"
+)
+SPLIT_SERVER = above_one("engine.tensor")
+SERVER_STAGES = _server(
+    "pipeline stages of a server", "engine.sglang", lambda job: stages_of(job.spec.engine) > 1
+)
+OTHER_PYTHON = on("engine.python")
+SPECULATION, NO_SPECULATION = (
+    on("engine.speculative.algorithm"),
+    missing(on("engine.speculative.algorithm"), '"ngram"'),
+)
+NATIVE_SPECULATION = SPECULATION.when(
+    lambda job: job.spec.engine.type == "native", "speculation in native engines", _TYPE
+)
+SGLANG_SPECULATION = SPECULATION.when(
+    lambda job: job.spec.engine.type == "sglang", "speculation in SGLang servers", _TYPE
+)
+DRAFT_MODEL = SPECULATION.when(
+    lambda job: job.spec.engine.speculative.algorithm != "ngram", "speculation with a draft model"
+)
+DRAFT_WITHIN_POLICY = SPECULATION.when(
+    lambda job: job.spec.engine.speculative.algorithm in ("ngram", "mtp"), 'speculation by "ngram" or "mtp"'
+)
+KEPT_SAMPLES = on("engine.kept_samples").when(
+    lambda job: job.spec.engine.type == "native",
+    "engine.kept_samples",
+    _TYPE,
+)
+
+# Weights to the engines
+SERVED_MODEL = on("engine.model")
+GIVEN_TENSOR = equal("engine.weight_sync", "tensor").when(
+    lambda job: job.spec.engine.type in ("sglang", "external"),
+    'engine.weight_sync = "tensor"',
+    _TYPE,
+)
+GIVEN_BROADCAST = equal("engine.weight_sync", "broadcast")
+IN_HOST_MEMORY_OF_NODES = SEVERAL_NODES.when(
+    lambda job: shares_memory(job.spec), SEVERAL_NODES.name, "cluster.placement"
+)
+SHARED_GPUS = SGLANG.when(
+    lambda job: shares_gpus(job.spec), "SGLang servers on the trainer's GPUs", "cluster.placement"
+)
+DISK_ON_NATIVE = Feature(
+    "native engines on several nodes",
+    _TYPE,
+    lambda job: job.spec.engine.type == "native" and carrier_of(job.spec) == "disk",
+    None,
+    ("cluster.nodes",),
+)
+LORA_BASE_OF_SERVERS = _server(
+    "trainer.lora.base", "trainer.lora.base", lambda job: job.value("trainer.lora.base"), ""
+)
+OTHER_MODEL_OF_SERVERS = _server("engine.model", "engine.model", lambda job: job.spec.engine.model, "")
+BROADCAST_TO_SERVERS = _server(
+    "weights by broadcast",
+    "engine.weight_sync",
+    lambda job: carrier_of(job.spec) == "broadcast",
+    '"disk"',
+    "cluster",
+)
+MEMORY_OF_SEVERAL_NODES = _server(
+    "weights in memory on several nodes",
+    "engine.weight_sync",
+    lambda job: carrier_of(job.spec) == "tensor" and job.spec.cluster.nodes > 1,
+    '"disk"',
+    "cluster",
+)
+FILES, ELEMENTS = (equal("engine.weight_delta", "files"), equal("engine.weight_delta", "elements", '"off"'))
+NOT_FROM_DISK = Feature(
+    'SGLang servers with engine.weight_sync = "disk"',
+    "engine.weight_sync",
+    lambda job: job.spec.engine.type == "native" or carrier_of(job.spec) != "disk",
+    None,
+    (_TYPE,),
+    is_absence=True,
+)
+NATIVE_ON_HOST = Feature(
+    "native engines on the trainer's host", _TYPE, lambda job: carrier_of(job.spec) == "native", None
+)
+SENT_EXTERNAL = _sent("external engines", _TYPE, lambda job: job.spec.engine.type == "external")
+SENT_BROADCAST = _sent(
+    "weights by broadcast", "engine.weight_sync", lambda job: carrier_of(job.spec) == "broadcast"
+)
+SENT_SLEEPERS = _sent("engine.sleep", "engine.sleep", lambda job: sleeps(job.spec), "false")
+SENT_MTP = _sent(
+    'engine.speculative.algorithm = "mtp"',
+    "engine.speculative.algorithm",
+    lambda job: job.spec.engine.speculative.algorithm == "mtp",
+)
+SENT_QUANTISED = _sent(
+    "servers with quantised weights",
+    "engine.model",
+    lambda job: job.spec.engine.model or any("quantization" in name for name in job.spec.engine.sglang),
+)
+SENT_FLOAT32 = _sent(
+    'engine.dtype = "float32"',
+    "engine.dtype",
+    lambda job: job.spec.engine.given("dtype") == "float32",
+    '"bfloat16"',
+)
+SENT_TOWER = _sent(
+    "native engines of a trained vision tower",
+    "trainer.vision_tower",
+    lambda job: job.spec.engine.type == "native" and job.value("trainer.vision_tower") == "trained",
+)
+SLEEP = on("engine.sleep")
+COLOCATED_WITHOUT_MEMORY = Feature(
+    "external or sleeping engines",
+    _TYPE,
+    lambda job: (
+        job.spec.engine.type in ("external", "sleeping") and job.spec.cluster.placement == "colocated"
+    ),
+    None,
+)
+
+
+def _precisions(job: Job) -> set[str | None]:
+    """Returns the precisions that trainer and engines have, where the spec says so."""
+    spec = job.spec
+    sections = (spec.engine, *spec.engines) if job.needed("rollout") else ()
+    return {spec.trainer.given("dtype"), *(section.given("dtype") for section in sections)}

@@ -1,0 +1,615 @@
+"""What does not go together: pairs of features of a job, each with the reason.
+
+`rlrun validate`, `plan --sweep` and `launch` read the rows whose two features hold, derived defaults avoid
+them (reading.py), and docs/combinations.md shows them. A new feature adds its predicate to features.py, and
+its rows here. What is computed from numbers, names or files is a rule (rlrun/specs/rules).
+"""
+
+from rlrun.specs.derived.conflicts import features as f
+from rlrun.specs.derived.conflicts.feature import Feature, above_one, equal, given, missing, on
+from rlrun.specs.derived.conflicts.row import Topic, no_effect, refused, untried
+from rlrun.specs.derived.default_engine import SERVER_KEYS, SGLANG_KEYS
+from rlrun.specs.problems.codes import Code
+from rlrun.specs.sections.rollout import RolloutSpec
+from rlrun.specs.sections.trainer import DEGREE_OF
+
+
+def _given(section: str, *keys: str) -> tuple[Feature, ...]:
+    return tuple(given(f"{section}.{key}") for key in keys)
+
+
+_JOB = (
+    refused(on("trainer.epochs"), on("trainer.steps"), "both give the length of the job"),
+    no_effect(given("checkpoint.keep"), f.NO_INTERVAL, "the only checkpoint is the one at the end"),
+    no_effect(
+        on("checkpoint.asynchronous"),
+        f.NO_INTERVAL,
+        "the only checkpoint is the one at the end, after all training",
+    ),
+    no_effect(
+        _given("debug", "rollouts", "step"), f.NOT_TRAINING_SAVED, "no other mode trains on saved samples"
+    ),
+    no_effect(on("debug.profile.steps"), f.ONLY_ROLLOUT, "there is no trainer to record"),
+    no_effect(on("model.revision"), f.MODEL_FOLDER, "only models on the Hugging Face hub have revisions"),
+    no_effect(on("teacher.revision"), f.TEACHER_FOLDER, "only models on the Hugging Face hub have revisions"),
+)
+_ROLLOUTS = (
+    no_effect(
+        given("rollout.max_staleness"),
+        f.NEVER_STALE,
+        "samples are never stale then",
+        'remove it, or set mode = "async" or partial = true',
+    ),
+    no_effect(given("rollout.weight_update"), f.SYNC, "nothing is generated while weights are updated"),
+    no_effect(f.PARTIAL, f.ASYNC, "unfinished samples are never stopped: they continue with newer weights"),
+    no_effect(
+        _given("rollout", "mask_off_policy", "buffer"),
+        f.NO_PARTIAL,
+        "no unfinished sample is kept for the next step",
+    ),
+    refused(
+        f.ASYNC,
+        f.NOT_DISAGGREGATED,
+        "asynchronous engines run at the same time as the trainer and cannot share its devices",
+        'set cluster.placement = "disaggregated"',
+    ),
+    refused(f.DETERMINISTIC, f.ASYNC, "what an asynchronous job trains on depends on timing"),
+    refused(f.DETERMINISTIC, f.PARTIAL, "which samples are unfinished depends on timing"),
+    no_effect(
+        on("rollout.max_concurrency"),
+        f.DETERMINISTIC,
+        "a deterministic job always submits whole batches",
+        "remove it; engine.max_running limits how many samples an engine decodes at once",
+    ),
+)
+_ALGORITHMS = (
+    no_effect(
+        (
+            on("rewards"),
+            on("filters"),
+            *(given(name) for name in ("scoring", "engine", "eval", "fault_tolerance", "debug")),
+            *(
+                given(f"rollout.{name}")
+                for name in RolloutSpec.model_fields
+                if name not in ("max_prompt_tokens", "max_response_tokens")
+            ),
+            given("trainer.optimizer_steps"),
+            given("cluster.placement"),
+        ),
+        f.DEMONSTRATIONS,
+        "{algorithm} trains on the rows of the data and generates no samples",
+    ),
+    no_effect(
+        f.RESPONSE_KEY, f.GENERATES, "{algorithm} generates responses and does not read those of the data"
+    ),
+    no_effect(f.REJECTED_KEY, f.NO_PAIRS, "{algorithm} does not read rejected responses"),
+    no_effect(given("trainer.old_log_probs"), f.NO_RATIO, "the loss of {algorithm} reads no old log-probs"),
+    refused(
+        f.OLD_GIVEN_FROM_ENGINES,
+        f.CORRECTION,
+        "it compares log-probs of the trainer with those of the engine",
+    ),
+    no_effect(
+        f.TRAINER_REPLAY,
+        f.OLD_FROM_ENGINES,
+        "the trainer runs no pass for old log-probs whose routing could be replayed",
+    ),
+    no_effect(
+        f.BOOTSTRAPPING,
+        f.TRUNCATED_UNTRAINED,
+        "truncated samples are not trained",
+        "remove it, or remove rollout.truncated",
+    ),
+    refused(f.OTHER_REDUCTION, f.PAIRS, "the loss of {algorithm} has one term per pair"),
+    no_effect(f.FLOAT32_HEAD, f.ALL_FLOAT32, "logits are float32 without it"),
+    refused(
+        f.TRANSFORMERS,
+        f.CRITIC,
+        "its layers do not have the critic that {algorithm} needs",
+        "remove it, or choose an algorithm without a critic",
+    ),
+)
+_OTHER_MODELS = (
+    no_effect(f.REFERENCE, f.NO_REFERENCE, "{algorithm} does not use a reference with these settings"),
+    no_effect(f.TEACHER, f.NO_TEACHER, "{algorithm} does not use a teacher with these settings"),
+    no_effect(f.SECTION_OF_CRITIC, f.NO_CRITIC, "{algorithm} does not use a critic with these settings"),
+    no_effect(
+        _given("teacher", "revision", "parallel"),
+        f.SERVED_TEACHER,
+        "engines serve the teacher, and the trainer does not load it",
+    ),
+    no_effect(
+        on("teacher.adapter"),
+        f.SERVED_TEACHER,
+        "engines serve the teacher, and the trainer does not load it",
+        "remove it, and set `adapter` in the table of [[engines]]",
+    ),
+    no_effect(
+        given("reference.update_interval"),
+        f.SERVED_REFERENCE,
+        "engines serve the reference, and the trainer does not load it",
+    ),
+    no_effect(
+        _given("teacher", "revision", "parallel"),
+        f.TEACHER_BESIDE_POLICY,
+        "the teacher is the policy's model with another adapter, in the policy's layout",
+        "remove it, or add teacher.path",
+    ),
+    *(
+        refused(
+            f.TEMPERATURE,
+            served,
+            f"engines give the log-probs of a {name} at temperature 1",
+            f"set 1, or let the trainer load the {name} instead of engines",
+        )
+        for name, served in (("teacher", f.SERVED_TEACHER), ("reference", f.SERVED_REFERENCE))
+    ),
+)
+_WITHOUT_MASKS = "remove top_p and top_k, or set rollout.sampling_mask = false with an algorithm.correction"
+_SAMPLING = (
+    no_effect(
+        given("rollout.sampling_mask"),
+        f.WHOLE_VOCABULARY,
+        "tokens are drawn from the whole vocabulary",
+        "remove it, or set top_p or top_k",
+    ),
+    refused(f.SLEEPING, f.MASKS, "they draw tokens from no distribution", _WITHOUT_MASKS),
+    refused(
+        f.SGLANG_ROUTER,
+        f.MASKS,
+        "sglang-router does not pass requests for sampling masks on to the servers",
+        f"remove it, {_WITHOUT_MASKS}",
+    ),
+    refused(
+        f.SGLANG_SPECULATION,
+        f.MASKS,
+        "SGLang records no sampling masks with speculative decoding",
+        f"remove it, {_WITHOUT_MASKS}",
+    ),
+    *(
+        refused(
+            served,
+            f.MASKS,
+            f"engines give the log-probs of a {name} over the whole vocabulary only",
+            f"let the trainer hold the {name}, {_WITHOUT_MASKS}",
+        )
+        for name, served in (("teacher", f.USED_SERVED_TEACHER), ("reference", f.USED_SERVED_REFERENCE))
+    ),
+)
+_PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
+_NOT_READ = "they do not read this key"
+_ENGINES = (
+    no_effect(
+        _given("engine", *SGLANG_KEYS), (f.NATIVE, f.SLEEPING), _NOT_READ, 'remove it, or set type = "sglang"'
+    ),
+    no_effect(
+        _given("engine", "model", "weight_check", *SERVER_KEYS),
+        f.EXTERNAL,
+        _NOT_READ,
+        'remove it, or set type = "sglang"',
+    ),
+    no_effect(
+        _given("engine", "urls", "api_key"),
+        (f.NATIVE, f.SGLANG, f.SLEEPING),
+        _NOT_READ,
+        'remove it, or set type = "external"',
+    ),
+    no_effect(
+        given("engine.sleeping"),
+        (f.NATIVE, f.SGLANG, f.EXTERNAL),
+        _NOT_READ,
+        'remove it, or set type = "sleeping"',
+    ),
+    no_effect(
+        given("engine.kept_samples"),
+        (f.SGLANG, f.EXTERNAL, f.SLEEPING),
+        _NOT_READ,
+        'remove it, or set type = "native"',
+    ),
+    no_effect(
+        given("engine.speculative"), (f.EXTERNAL, f.SLEEPING), _NOT_READ, 'remove it, or set type = "native"'
+    ),
+    no_effect(_given("engine", *_PROCESS_KEYS), f.EXTERNAL, _NOT_READ, "remove it"),
+    no_effect(given("engine.adapter", "engines.adapter"), (f.EXTERNAL, f.SLEEPING), _NOT_READ, "remove it"),
+    no_effect(
+        on("engine.sglang_router"),
+        f.OWN_ROUTER,
+        "it does not start an SGLang router",
+        'remove it, or add router = "sglang-router" beside it',
+    ),
+    refused(
+        f.DRAFT_MODEL,
+        f.NATIVE,
+        "the native engine has no draft models, it guesses from texts only",
+        'use "ngram", or set type = "sglang"',
+    ),
+    refused(
+        f.SPECULATION,
+        f.SGLANG_ON_CPUS,
+        "SGLang draws no samples while it verifies drafts on a CPU: it takes the likeliest tokens",
+        'remove it, or set type = "native" and algorithm = "ngram"',
+    ),
+    no_effect(
+        (on("engine.speculative.draft_tokens"), on("engine.speculative.draft_model")),
+        f.NO_SPECULATION,
+        "there is no speculation without an algorithm",
+    ),
+    no_effect(
+        on("engine.speculative.draft_model"),
+        f.DRAFT_WITHIN_POLICY,
+        "it has no draft model in a folder of its own",
+        "remove it",
+    ),
+)
+_WEIGHTS = (
+    refused(
+        f.GIVEN_TENSOR,
+        f.IN_HOST_MEMORY_OF_NODES,
+        "weights in shared memory only reach servers on the trainer's host",
+        'use "broadcast" or "disk"',
+    ),
+    refused(
+        f.GIVEN_TENSOR,
+        f.EXTERNAL,
+        "external engines may not share memory with the trainer",
+        'use "broadcast" or "disk"',
+    ),
+    refused(
+        f.GIVEN_BROADCAST,
+        f.SHARED_GPUS,
+        "NCCL cannot connect two processes on one GPU, and the trainer and the servers share GPUs",
+        'use "tensor" or "disk"',
+    ),
+    no_effect(
+        f.FILES,
+        f.NOT_FROM_DISK,
+        "no other engine can be sent some of the files",
+        'use "elements", or set `weight_sync = "disk"`',
+    ),
+    refused(
+        f.ELEMENTS,
+        f.NATIVE_ON_HOST,
+        "they use the weights in its memory, so none are sent",
+    ),
+    refused(
+        f.ELEMENTS,
+        f.SENT_EXTERNAL,
+        "servers that rlrun does not start lack its function that applies the changes",
+    ),
+    refused(
+        f.ELEMENTS, f.SENT_SLEEPERS, "engines that sleep give up their weights, so they need all of them"
+    ),
+    refused(f.ELEMENTS, f.SENT_BROADCAST, "SGLang broadcasts whole tensors only"),
+    refused(
+        f.ELEMENTS,
+        f.SENT_MTP,
+        "servers also give changes to the MTP layer's model, whose embedding and head would change twice",
+    ),
+    refused(
+        f.ELEMENTS,
+        f.SENT_QUANTISED,
+        "servers with quantised weights hold them in another form than they are sent",
+    ),
+    refused(
+        f.ELEMENTS,
+        f.SENT_FLOAT32,
+        "in float32 an optimizer step changes nearly every weight; bfloat16 changes few",
+    ),
+    refused(f.ELEMENTS, f.SENT_TOWER, "native engines read the vision tower's weights whole"),
+    no_effect(f.SLEEP, f.COLOCATED_WITHOUT_MEMORY, "they hold no memory that they could free"),
+    no_effect(f.SLEEP, f.NOT_COLOCATED, "engines do not share devices with the trainer"),
+    refused(
+        f.KEPT_SAMPLES,
+        f.DETERMINISTIC,
+        "the rounding of a later turn depends on what is cached, so deterministic jobs keep nothing",
+    ),
+    refused(f.DETERMINISTIC, f.SGLANG_ON_CPUS, "they sample reproducibly only on a GPU"),
+    refused(
+        f.SGLANG_ROUTER,
+        f.DETERMINISTIC,
+        "the router chooses engines by timing, and which requests are batched together changes the rounding",
+    ),
+    refused(
+        f.SGLANG_ROUTER,
+        f.ENGINE_REPLAY,
+        "sglang-router drops the field of a request that asks for routed experts",
+        'remove it, or set trainer.moe.routing_replay to "trainer" or "off"',
+    ),
+)
+_PARALLELISM = (
+    *(
+        no_effect(
+            given(f"{f.PARALLEL}.{setting}"),
+            missing(above_one(f"{f.PARALLEL}.{degree}"), "2"),
+            "the degree is 1",
+            f"remove it, or raise {degree}",
+        )
+        for setting, degree in DEGREE_OF.items()
+    ),
+    no_effect(given(f"{f.PARALLEL}.reshard_after_forward"), f.ONE_RANK, "one rank does not shard parameters"),
+    refused((f.DEEPEP, f.ASYNC_TENSOR, f.SYMMETRIC_MEMORY), f.NO_GPUS, "it exchanges data among GPUs"),
+    refused(f.DEEPEP, f.FLOAT32, "DeepEP only exchanges bfloat16"),
+    refused(f.DEEPEP, f.PRECISION, "the products of low precision need padded tokens of each expert"),
+    no_effect(f.SYMMETRIC_MEMORY, f.NOTHING_GATHERED, "fsdp and context are 1", "remove it, or raise fsdp"),
+    refused(f.SYMMETRIC_MEMORY, f.ASYNC_TENSOR, "a process has either NCCL's symmetric memory or torch's"),
+    refused(f.OVERLAPPING, f.NO_SEQUENCE_PARALLEL, "it overlaps the gathers and reductions of the sequence"),
+    refused(f.OVERLAPPING, (f.LORA, f.COMPILE, f.PRECISION), "it replaces the plain products of matrices"),
+    refused(
+        (f.CONTEXT, f.PIPELINE),
+        f.TRANSFORMERS,
+        "its layers see whole sequences, and all of them are on one stage",
+        "use the other kinds of parallelism, which docs/families.md shows by family",
+    ),
+    refused(
+        (f.SYMMETRIC_MEMORY, f.ASYNC_TENSOR, f.DEEPEP, f.REPLAY, f.COMPILE),
+        f.TRANSFORMERS,
+        "its layers have none",
+    ),
+    refused(f.RANDOM, f.TRANSFORMERS, "its layers are read from files"),
+    refused(f.OFFLOAD_ALL, f.TRANSFORMERS, "its layers cannot keep parameters in host memory"),
+)
+_TRAINER = (
+    no_effect(f.OFFLOAD, f.NO_GPUS, "all state is already in host memory"),
+    refused(
+        f.OFFLOAD_ALL,
+        f.MUON_ANYWHERE,
+        "the host would compute Muon's matrix products, which takes minutes per step",
+    ),
+    refused(
+        f.OFFLOAD_ALL,
+        f.EIGHT_BITS,
+        "the host would convert the state to 8 bits and back, which takes minutes per step",
+    ),
+    no_effect(f.FLASH_3, f.NO_GPUS, "its kernels are for GPUs"),
+    no_effect(f.FLASH_3, f.FLOAT32, "attention in float32 does not use it"),
+    no_effect(given("trainer.kept_logits"), (f.FLOAT32, f.FLOAT32_HEAD), "logits in float32 are not kept"),
+    refused(
+        f.ENGINE_REPLAY,
+        (f.EXTERNAL, f.SLEEPING),
+        "they do not report routed experts",
+        'set routing_replay = "off", or set engine.type = "sglang" or "native"',
+    ),
+    no_effect(
+        _given("trainer.moe", "balancing_rate", "balancing_export"),
+        missing(f.BALANCING),
+        "there is no bias of experts",
+    ),
+    refused(f.BALANCING, f.TRANSFORMERS, "its layers have no bias of experts"),
+    no_effect(
+        f.BALANCING,
+        f.ENGINE_REPLAY_WITHOUT_BIAS,
+        "engines choose the experts, and are not sent the bias (balancing_export = false)",
+        "remove it, or set balancing_export = true",
+    ),
+    refused(
+        f.COMPILE,
+        f.SELECTIVE,
+        "it cannot choose operations inside of compiled layers",
+        'remove it, or set activation_checkpointing = "full" or "none"',
+    ),
+    refused(f.COMPILE, f.SPLIT_BACKWARD, "it cannot split the backward passes of compiled layers"),
+    no_effect(
+        given("trainer.max_tokens_per_rank"),
+        f.MICRO_BATCH_SIZE,
+        "it cuts micro-batches by samples, not by tokens",
+    ),
+)
+_OPTIMIZERS = (
+    no_effect(
+        given("trainer.momentum"),
+        (equal("trainer.optimizer", "adamw"), equal("trainer.optimizer", "adamw_8bit")),
+        "it has no momentum",
+        "remove it, or choose another optimizer",
+    ),
+    no_effect(
+        _given("trainer", "betas", "eps"),
+        equal("trainer.optimizer", "sgd"),
+        "it has neither betas nor eps",
+        "remove it, or choose another optimizer",
+    ),
+    no_effect(
+        given("trainer.min_lr_ratio"),
+        equal("trainer.schedule", "constant"),
+        "it never decays",
+        'remove it, or set schedule = "cosine", "linear" or "wsd"',
+    ),
+    no_effect(
+        given("trainer.decay_steps"),
+        missing(equal("trainer.schedule", "wsd")),
+        "other schedules do not read it",
+    ),
+    refused(on("trainer.warmup_ratio"), given("trainer.warmup_steps"), "both give the length of the warm-up"),
+)
+_PREFIXES = (
+    refused(f.SHARED_PREFIXES, f.TRANSFORMERS, "the layers of transformers see each sequence by itself"),
+    refused(
+        f.SHARED_PREFIXES, f.CONTEXT, "context-parallel ranks cut sequences without regard to their branches"
+    ),
+    refused(
+        f.SHARED_PREFIXES, f.ENGINE_REPLAY, "engines may choose other experts for the prompt of each sample"
+    ),
+    refused(
+        f.SHARED_PREFIXES,
+        f.EXACT_ON_GPUS,
+        "on GPUs the kernel's parts are merged, which rounds once more than engines do",
+    ),
+    refused(
+        f.SHARED_PREFIXES,
+        f.MTP,
+        "the MTP layer reads the token that follows, and after a shared prefix there are several",
+    ),
+)
+_MTP = (
+    refused(f.TRANSFORMERS, f.MTP, "its layers have none"),
+    refused(f.LORA, f.MTP, "only adapters are trained, and an MTP layer has none"),
+    untried(f.PRECISION, f.MTP, "an MTP layer was not compared with a reference in low precision"),
+    untried(f.COMPILE, f.MTP, "an MTP layer was not compared with a reference compiled"),
+    refused(
+        f.TENSOR, f.MTP, "tensor-parallel ranks cut the sequence, and the MTP layer reads the next token"
+    ),
+    refused(
+        f.CONTEXT, f.MTP, "context-parallel ranks cut the sequence, and the MTP layer reads the next token"
+    ),
+    refused(f.PIPELINE, f.MTP, "the last stage, which would have the MTP layer, has no embedding"),
+)
+_PRECISION = (
+    refused(f.FLOAT32, f.PRECISION, "low precision replaces products in bfloat16"),
+    refused(f.TRANSFORMERS, f.PRECISION, "its layers are not converted"),
+    refused(f.COMPILE, f.PRECISION_ON_CPUS, "the products that CPUs compute instead are not compiled"),
+    refused(
+        f.NVFP4,
+        f.NO_GPUS,
+        "it needs those of compute capability 10.0 (Blackwell); torchao has no NVFP4 products for CPUs",
+        'use "mxfp8" or "float8" to try low precision on a CPU',
+    ),
+    no_effect(given("trainer.float8_recipe"), missing(f.FLOAT8), "it is a recipe of float8"),
+    no_effect(given("trainer.int4_group"), missing(f.INT4), "no matrices are rounded to INT4"),
+    refused(
+        f.INT4,
+        f.LORA,
+        "adapters are added after the matrices are rounded, and engines would have to round the sum again",
+        'remove one of the two; [trainer.lora] base = "nf4" trains adapters on a base in 4 bits',
+    ),
+)
+_EXACTNESS = (
+    refused(f.TENSOR, f.EXACT, "ranks that split a sum round it differently"),
+    refused(f.CONTEXT, f.EXACT, "it splits a sequence's attention"),
+    refused(f.PRECISION, f.EXACT, "engines multiply in another precision"),
+    refused(f.LORA, f.EXACT, "engines round the sum of matrices and adapters"),
+    refused(f.COMPILE, f.EXACT, "the compiler chooses other kernels"),
+    refused(f.TRANSFORMERS, f.EXACT, "they are other operators"),
+    refused(f.ASYNC, f.EXACT, "weights change between the generation of a sample and its training"),
+    refused(f.SERVED_MODEL, f.EXACT, "engines have to serve the trainer's own weights"),
+    refused(f.NOT_NATIVE, f.EXACT_ON_CPUS, "only native engines compute with the trainer's operators there"),
+    refused(f.NOT_SGLANG, f.EXACT_ON_GPUS, "native engines sum in an order that depends on the batch there"),
+    refused(
+        f.OTHER_PYTHON,
+        f.EXACT_ON_GPUS,
+        "the trainer computes with the kernels of the SGLang in its own environment",
+    ),
+    refused(f.SPLIT_SERVER, f.EXACT_ON_GPUS, "servers that split a sum round it differently"),
+    refused(f.SPECULATION, f.EXACT_ON_GPUS, "servers verify drafts with other kernels"),
+    refused(
+        f.ELEMENTS,
+        f.EXACT_ON_GPUS,
+        "servers hold embeddings and norms in float32, and deltas are of bfloat16",
+    ),
+    refused(f.FLOAT32, f.EXACT_ON_GPUS, "servers multiply in bfloat16"),
+    refused(f.FLOAT32_HEAD, f.EXACT_ON_GPUS, "servers compute bfloat16 logits"),
+    refused(
+        f.OTHER_ATTENTION,
+        f.EXACT_ON_GPUS,
+        "servers compute attention with FlashAttention 3",
+    ),
+    refused(f.PIPELINE, f.EXACT_ON_GPUS, "stages exchange hidden states in bfloat16"),
+)
+_LORA = (
+    refused(f.TRANSFORMERS, f.LORA, "its layers have no adapters"),
+    refused(
+        f.MUON,
+        f.LORA,
+        "Muon is for whole matrices",
+        'use "adamw", "adamw_8bit" or "sgd", or remove [trainer.lora]',
+    ),
+    refused(f.OFFLOAD_ALL, f.LORA, "only the state of the adapters can be in host memory"),
+    refused(f.RANDOM, f.LORA, "adapters belong to a model that was trained"),
+    refused(f.BALANCING, f.LORA, "the bias of experts is a part of the frozen model"),
+    refused(f.LORA_BASE, f.PRECISION, "the matrices are decoded to trainer.dtype"),
+    untried(f.COMPILE, f.LORA_BASE, "its matrices are decoded for each product"),
+    untried(
+        f.COMPILED_ADAPTERS,
+        (f.CONTEXT, f.PIPELINE, f.EXPERT),
+        "compiled adapters were tried on data- and tensor-parallel ranks",
+    ),
+    no_effect(
+        on("trainer.freeze"), f.LORA, "only adapters are trained, and every parameter of the model is frozen"
+    ),
+    refused(
+        f.PRECISION,
+        f.EXPERT_ADAPTERS,
+        "experts that multiply in low precision cannot have adapters",
+        "remove it, or the experts' names from trainer.lora.targets",
+    ),
+    no_effect(given("engine.lora_sync"), missing(f.LORA), "no adapters are trained"),
+)
+_SENT_ADAPTERS = (
+    refused(f.ADAPTERS_ALONE, f.EXTERNAL, "external engines only take whole models"),
+    refused(f.ADAPTERS_ALONE, f.SLEEPING, "sleeping engines only take whole models"),
+    refused(
+        f.ADAPTERS_ALONE, f.DISK_ON_NATIVE, "native engines on several nodes read whole models from files"
+    ),
+    refused(
+        f.ADAPTERS_ALONE,
+        f.EXPERT_ADAPTERS_IN_NATIVE,
+        "native engines merge adapters of single matrices, not those of experts, which are in stacks",
+    ),
+    untried(
+        f.ADAPTERS_ALONE,
+        f.EXPERT_ADAPTERS_IN_SGLANG,
+        "SGLang was tried with adapters of single matrices, not those of experts, which are in stacks",
+    ),
+    refused(
+        f.ADAPTERS_ALONE,
+        f.LORA_BASE_OF_SERVERS,
+        "the adapters belong to the base in 4 or 8 bits (trainer.lora.base), which servers do not have",
+    ),
+    refused(
+        f.ADAPTERS_ALONE,
+        f.OTHER_MODEL_OF_SERVERS,
+        "the adapters belong to the policy's own model, and servers start from engine.model",
+    ),
+    untried(
+        f.ADAPTERS_ALONE,
+        f.SGLANG_ROUTER,
+        "every request names its adapter, which the sglang-router was not tried with",
+    ),
+    untried(f.ADAPTERS_ALONE, f.SERVER_STAGES, "a server's pipeline stages were not tried with adapters"),
+    refused(
+        f.ADAPTERS_ALONE,
+        f.BROADCAST_TO_SERVERS,
+        'servers do not receive adapters by broadcast: engine.weight_sync = "disk" sends them alone',
+    ),
+    refused(
+        f.ADAPTERS_ALONE,
+        f.MEMORY_OF_SEVERAL_NODES,
+        'adapters in memory do not reach other nodes: engine.weight_sync = "disk" sends them alone',
+    ),
+)
+_MODEL = (
+    refused(
+        f.TENSOR,
+        f.VISION,
+        "tensor-parallel ranks cut the sequence, and the tower's embeddings are not cut with it",
+    ),
+    refused(f.CONTEXT, f.VISION, "context-parallel ranks have parts of an image's tokens"),
+    refused(f.PIPELINE, f.VISION, "only the first stage would have images, and later stages expect text"),
+    untried(f.LORA, f.VISION, "adapters beside a vision tower were not compared with peft"),
+    untried(f.PRECISION, f.VISION, "low precision beside a vision tower was not compared with bfloat16"),
+    untried(f.SHARED_PREFIXES, f.VISION, "a shared prompt with images was not compared with separate ones"),
+    refused(
+        f.OVERLAPPING,
+        (f.LATENT_ATTENTION, f.ATTENTION_SINKS, f.DELTA_NET, f.JOINT_NORMS),
+        "only plain projections of queries, keys and values are overlapped",
+    ),
+    refused(f.NATIVE_SPECULATION, f.DELTA_NET, "the native engine cannot roll the recurrent states back"),
+)
+TOPICS = (
+    Topic("The job", Code.CONFLICT, _JOB),
+    Topic("Rollouts", Code.ROLLOUT, _ROLLOUTS),
+    Topic("Algorithms", Code.ALGORITHM, _ALGORITHMS),
+    Topic("Reference, teacher and critic", Code.ALGORITHM, _OTHER_MODELS),
+    Topic("Top-p and top-k", Code.ALGORITHM, _SAMPLING),
+    Topic("Kinds of engines", Code.ENGINE, _ENGINES, each="engine"),
+    Topic("Weights to the engines", Code.ENGINE, _WEIGHTS),
+    Topic("Parallelism", Code.LAYOUT, _PARALLELISM),
+    Topic("The trainer", Code.TRAINER, _TRAINER),
+    Topic("Optimizers", Code.TRAINER, _OPTIMIZERS, each="trainer"),
+    Topic("Shared prefixes", Code.TRAINER, _PREFIXES),
+    Topic("The MTP layer", Code.TRAINER, _MTP),
+    Topic("Low precision", Code.TRAINER, _PRECISION),
+    Topic("true_on_policy", Code.TRAINER, _EXACTNESS),
+    Topic("LoRA", Code.ADAPTER, _LORA),
+    Topic("Adapters alone to the engines", Code.ADAPTER, _SENT_ADAPTERS),
+    Topic("The policy's model", Code.MODEL, _MODEL),
+)
+"""The whole table."""

@@ -32,8 +32,8 @@ from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.job.job import Job, ProcessRecords, Progress
 from rlrun.runner.job.loop import run
-from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
-from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
+from rlrun.runner.planning.simulated_engines import SimulationSettings
+from rlrun.runner.planning.simulation import simulate, spread_lengths
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource

@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.scoring.measured import MissingKey
+from rlrun.runner.scoring.worker import MissingKey
 
 OURS = (ValueError, OSError, JobError, MissingKey)
 """What commands report as a user's mistake, in one line and without a traceback."""

@@ -62,16 +62,16 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.prompts.end_tokens import end_token_ids
 from rlrun.runner.prompts.shared_vocabulary import check_same_tokens
-from rlrun.runner.prompts.template_files import template_problem
-from rlrun.runner.records.diagnosis.run_diagnosis import read_diagnosis
+from rlrun.runner.prompts.template import template_problem
+from rlrun.runner.records.diagnosis import read_diagnosis
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_images import find_in_folder
 from rlrun.runner.records.saved_rollouts import map_records, read_groups
-from rlrun.runner.scoring.measured import measured
+from rlrun.runner.scoring.worker import measured
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
 from rlrun.runner.view.export import collect
 from rlrun.runner.view.indexer import Indexer
-from rlrun.runner.view.json_text import to_json
+from rlrun.runner.view.page import to_json
 from rlrun.runner.view.viewed_run import ViewedRun
 from rlrun.runner.weights.form import engine_form
 from rlrun.specs.reading.loading import load_spec

@@ -1,20 +1,31 @@
-"""Specs as Python objects: `rlrun.load(spec, overrides)` returns a `Job` to plan and launch."""
+"""Specs as Python objects: `rlrun.load(spec, overrides)` returns a `Job` to plan and launch.
 
+Functions of a notebook reach the processes of a job in a file. A function of a module is named by its file,
+but a function that was defined in a notebook or at a prompt has none: its code is written, as cloudpickle
+packs it, into a file that defines the function again.
+"""
+
+import base64
+import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from rlrun.api.notebook_functions import plugin_file
 from rlrun.api.runs import LaunchedRun
 from rlrun.api.sweeps import Sweep, start_sweep
 from rlrun.cli.arguments import spec_path
 from rlrun.cli.detached import start_detached
 from rlrun.cli.plan.command import plan_as_dict
+from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.host.atomic_files import write_text
 from rlrun.runner.job.preflight import check_files
+from rlrun.specs.cache import private_folder
 from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import Source
 from rlrun.specs.reading.loading import LoadedSpec
@@ -22,6 +33,23 @@ from rlrun.specs.reading.reference import as_toml
 from rlrun.specs.sections.job import Spec
 
 Function = Callable[..., Any]
+_MODULE = '''"""The function {name} of a notebook, as rlrun.load packed it."""
+
+import base64
+
+import cloudpickle
+
+import rlrun
+
+{name} = rlrun.{decorator}(
+    cloudpickle.loads(
+        base64.b64decode(
+            "{packed}"
+        )
+    )
+)
+'''
+_DECORATORS = {"score": "reward", "score_group": "reward", "__call__": "filter", "__getitem__": "data"}
 
 
 def load(
@@ -136,3 +164,44 @@ def _paths(spec: str | Path | Sequence[str | Path]) -> list[Path | Source]:
 def _as_document(table: Mapping[str, Any]) -> str:
     """Returns a table as TOML, with one line for each of its keys."""
     return "".join(f"{json.dumps(key)} = {as_toml(value)}\n" for key, value in table.items())
+
+
+def plugin_file(function: Callable[..., Any]) -> str:
+    """Returns the `type` of a decorated function in a spec: `/path/to/my_rewards.py:brief`.
+
+    Raises TypeError if the function is not decorated, or is not defined at the top of its file.
+    """
+    plugin = plugin_of(function)
+    if plugin is function:
+        raise TypeError(
+            f"{function!r} is not a plugin: decorate it with @rlrun.reward, @rlrun.filter or @rlrun.data"
+        )
+    if function.__module__ == "__main__":
+        return _packed_file(function, plugin)
+    if "." in function.__qualname__:
+        raise TypeError(
+            f"{function.__qualname__} is inside another function or class: move it to the top level"
+        )
+    return f"{inspect.getfile(function)}:{function.__name__}"
+
+
+def _packed_file(function: Callable[..., Any], plugin: type[Any]) -> str:
+    """Writes the function's code into a file that is named after its content."""
+    import cloudpickle
+
+    packed = base64.b64encode(cloudpickle.dumps(_undecorated(function))).decode()
+    decorator = next(name for method, name in _DECORATORS.items() if method in vars(plugin))
+    text = _MODULE.format(name=function.__name__, decorator=decorator, packed=packed)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = private_folder("functions") / f"{function.__name__}_{digest}.py"
+    write_text(path, text)
+    return f"{path}:{function.__name__}"
+
+
+def _undecorated(function: Any) -> FunctionType:
+    """Returns a copy of the function without its plugin class, which is made again where it is loaded."""
+    code, name = function.__code__, function.__name__
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__, copy.__annotations__ = function.__kwdefaults__, function.__annotations__
+    copy.__qualname__, copy.__module__, copy.__doc__ = name, "__main__", function.__doc__
+    return copy

@@ -1,4 +1,7 @@
-"""Runs as Python objects: their state, metrics and samples, and a way to stop them."""
+"""Runs as Python objects: their state, metrics and samples, and a way to stop them.
+
+pandas is imported only where a data frame is asked for.
+"""
 
 import subprocess
 import time
@@ -6,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.api.data_frames import frame
 from rlrun.cli.run_states import list_runs
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.job.run_ending import ENDING_TIMEOUT_S, has_ended, interrupt, stop_timeout
@@ -125,3 +127,12 @@ class LaunchedRun(Run):
         state = super().wait(timeout)
         self.process.wait(timeout)
         return state
+
+
+def frame(rows: Any) -> "pd.DataFrame":
+    """Returns a data frame. Raises ModuleNotFoundError, which says what to install, without pandas."""
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; data frames need it: pip install 'rlrun[notebook]'") from error
+    return pd.DataFrame(list(rows))

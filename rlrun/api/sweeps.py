@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.api.data_frames import frame
-from rlrun.api.runs import Run
+from rlrun.api.runs import Run, frame
 from rlrun.cli.detached import start_command
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.sweeps.sweep_folder import SweepFolder

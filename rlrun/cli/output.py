@@ -1,6 +1,10 @@
-"""Makes the console that tables are printed to."""
+"""Consoles of commands: one that tables are printed to, and a line that shows that a command is working."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rlrun.runner.host.rich_console import SafeConsole
 
@@ -11,3 +15,13 @@ _PIPED_COLUMNS = 200
 def table_console() -> SafeConsole:
     """Returns a console as wide as the terminal, or wide enough for every table where there is none."""
     return SafeConsole(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+
+
+@contextmanager
+def show_waiting(work: str) -> Iterator[None]:
+    """Shows the work of a block and its duration on a terminal, until the block ends."""
+    console = SafeConsole(stderr=True)
+    columns = (SpinnerColumn("line"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        bar.add_task(work, total=None)
+        yield

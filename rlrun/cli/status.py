@@ -14,7 +14,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     """Show a run's status, step and latest metrics."""
     from rlrun.cli.run_states import find_run
     from rlrun.runner.records.console import format_duration
-    from rlrun.runner.records.diagnosis.run_diagnosis import read_diagnosis
+    from rlrun.runner.records.diagnosis import read_diagnosis
 
     run = find_run(runs_dir, name)
     state = run.current_state()

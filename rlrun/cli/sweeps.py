@@ -53,9 +53,8 @@ def launch(
 
     Each trial is an ordinary run in the sweep's folder. Ctrl-C saves and ends the trials that run.
     """
-    from rlrun.runner.sweeps.next_trial import prepare_search
     from rlrun.runner.sweeps.room import slots_for
-    from rlrun.runner.sweeps.run_sweep import LaunchArguments, run_sweep
+    from rlrun.runner.sweeps.run_sweep import LaunchArguments, prepare_search, run_sweep
     from rlrun.runner.sweeps.sweep_folder import SweepFolder
 
     settings = _settings(overrides, keys)

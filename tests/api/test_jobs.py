@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlrun
-from rlrun.api.notebook_functions import plugin_file
+from rlrun.api.jobs import plugin_file
 from rlrun.plugins.registry import build
 from rlrun.runner.contracts.errors import JobError
 from rlrun.specs.local_code import ALLOW_LOCAL

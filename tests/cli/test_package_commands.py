@@ -1,4 +1,4 @@
-"""Commands that other packages announce (rlrun/cli/commands.py)."""
+"""Commands that other packages announce (rlrun/cli/main.py)."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.commands import own_commands
+from rlrun.cli.main import own_commands
 from rlrun.cli.schema import spec_schema
 from rlrun.cli.spec_page import spec_pages
 from rlrun.plugins.validation import load_checked_spec

@@ -13,8 +13,7 @@ import tomli
 import typer
 from pydantic import BaseModel
 
-from rlrun.cli.commands import ENTRY_POINTS
-from rlrun.cli.main import make_app
+from rlrun.cli.main import ENTRY_POINTS, make_app
 from rlrun.cli.schema import spec_schema
 from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.registry import entries, load

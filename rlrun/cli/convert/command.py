@@ -119,7 +119,7 @@ def inspect(
     With --diff, the exit code is 1 if anything differs.
     """
     from rlrun.cli.convert.report import print_description, print_differences
-    from rlrun.cli.waiting import show_waiting
+    from rlrun.cli.output import show_waiting
     from rlrun.converters.convert.describe import describe
     from rlrun.converters.convert.differences import compare_checkpoints
     from rlrun.converters.convert.hub import local_folder

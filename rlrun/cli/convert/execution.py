@@ -9,7 +9,7 @@ from typing import Any
 
 from rlrun.cli.convert.options import Quantise, parse_bytes
 from rlrun.cli.convert.report import print_plan, print_result, progress
-from rlrun.cli.waiting import show_waiting
+from rlrun.cli.output import show_waiting
 from rlrun.converters.convert.conversion import Conversion, Options, plan_conversion
 from rlrun.converters.convert.copying import ResourceLimits
 from rlrun.converters.convert.destination import check_free

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from rich.table import Table
 from rich.text import Text
 
-from rlrun.cli.output import table_console
+from rlrun.cli.output import show_waiting, table_console
 from rlrun.cli.plan.picture import table
-from rlrun.cli.waiting import show_waiting
 from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, RankTrace, trace_rank
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import training_phase

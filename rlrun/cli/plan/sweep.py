@@ -5,11 +5,10 @@ from typing import Any
 
 from rich.text import Text
 
-from rlrun.cli.output import table_console
+from rlrun.cli.output import show_waiting, table_console
 from rlrun.cli.plan.picture import table
-from rlrun.cli.waiting import show_waiting
 from rlrun.runner.planning.hardware import format_bytes
-from rlrun.runner.planning.simulation.alternatives import STEPS, Alternative, compare_alternatives
+from rlrun.runner.planning.simulation import STEPS, Alternative, compare_alternatives
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.runner.planning.sweep import Candidate, sweep
 from rlrun.specs.reading.reference import as_toml

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
 from rlrun.runner.host.failures import Failure
-from rlrun.runner.host.free_ports import free_port
+from rlrun.runner.host.network import free_port
 
 Self = TypeVar("Self")
 Parameters = ParamSpec("Parameters")

@@ -1,31 +1,44 @@
-"""Examines this host's GPUs: driver, speed, access between them, NCCL, CUDA IPC and SGLang's start."""
+"""Examines this host's GPUs: driver, speed, access between them, NCCL, CUDA IPC and SGLang's start.
+
+The speeds are judged against the makers' figures, in pure functions.
+"""
 
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.doctor.check import Check
-from rlrun.runner.doctor.gpu_verdicts import (
-    Answer,
-    check_collectives,
-    check_driver,
-    check_peers,
-    check_sglang_start,
-    check_shared_memory_of_gpus,
-    check_speed,
-)
+from rlrun.runner.doctor.check import Check, Verdict
 from rlrun.runner.doctor.installation import ask_torch, check_torch_and_gpus
 from rlrun.runner.doctor.sglang_start import start_sglang
-from rlrun.runner.planning.hardware import driver_gpus, local_gpu
+from rlrun.runner.planning.hardware import Device, driver_gpus, local_gpu
+from rlrun.runner.planning.step_time import HOST_LINK
 from rlrun.specs.reading.engine_types import is_installed
 from rlrun.specs.safe_python import own_python
 
 _SECONDS = 120.0
 """How long one measurement may take, the import of torch included."""
+GOOD_SHARE = 0.6
+"""The share of a maker's figure that a healthy GPU exceeds: large products reach 0.75 to 0.85 of it, copies
+0.85 to 0.95."""
+BAD_SHARE = 0.2
+"""Below this share something is broken, or another program uses the GPU."""
+_SLOW = "check nvidia-smi for other programs, its clocks and its power limit (nvidia-smi -q -d PERFORMANCE)"
+_SLOW_LINK = "check the slot's width and generation (nvidia-smi -q -d PCIE), and that processes run near it"
+_NO_SHARING = (
+    "in a container use --ipc=host; unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments; otherwise weights "
+    'must go through host memory or a disk (engine.weight_sync = "disk")'
+)
+_NO_NCCL = (
+    "NCCL_DEBUG=INFO shows the cause; in a container use --shm-size=8g --ipc=host; where the IOMMU or ACS is "
+    "on, try NCCL_P2P_DISABLE=1"
+)
+_SCALES = {"TFLOP/s": 1e12, "GB/s": 1e9}
+Answer = Mapping[str, Any] | str
+"""What a measurement found, or the reason why it failed."""
 
 
 def examine_gpus(sglang_python: str | None) -> Iterator[Check]:
@@ -107,3 +120,82 @@ def _driver_version() -> str:
 
 def _version(nccl: object) -> str:
     return ".".join(map(str, nccl)) if isinstance(nccl, list) else "without a version"
+
+
+def check_driver(gpus: list[str], version: str) -> Check:
+    """Checks that the driver lists GPUs. `version` is empty where it does not answer."""
+    if not gpus:
+        found = "nvidia-smi finds no GPU: this host has none, or no working driver"
+        cure = "install NVIDIA's driver, or give the container GPUs (docker run --gpus all); jobs run on "
+        return Check("driver", "bad", found, cure + "the CPU with cluster.gpus_per_node = 0")
+    return Check("driver", "ok", f"{version}; {len(gpus)} GPU(s): {', '.join(sorted(set(gpus)))}")
+
+
+def check_speed(index: int, answer: Answer, gpu: Device | None) -> Iterator[Check]:
+    """Compares one GPU's product and copies with the figures of its kind; `gpu` is None for unknown kinds."""
+    subject = f"GPU {index}"
+    if isinstance(answer, str):
+        yield Check(subject, "bad", f"cannot be used: {answer}", "nvidia-smi -q names its errors")
+        return
+    flops, bandwidth = (None, None) if gpu is None else (gpu.flops, gpu.bandwidth)
+    yield check_figure(f"{subject} product", answer["flops"], flops, "TFLOP/s", _SLOW)
+    yield check_figure(f"{subject} copy", answer["within"], bandwidth, "GB/s", _SLOW)
+    yield check_figure(f"{subject} from host", answer["to_device"], HOST_LINK, "GB/s", _SLOW_LINK)
+    yield check_figure(f"{subject} to host", answer["to_host"], HOST_LINK, "GB/s", _SLOW_LINK)
+
+
+def check_figure(subject: str, measured: float, expected: float | None, unit: str, cure: str) -> Check:
+    """Compares a measured speed with the expected one; both are operations or bytes per second."""
+    scale = _SCALES[unit]
+    if expected is None:
+        return Check(
+            subject, "note", f"{measured / scale:,.0f} {unit}", "rlrun does not know this kind of GPU"
+        )
+    share = measured / expected
+    found = f"{measured / scale:,.0f} {unit}, {share:.0%} of {expected / scale:,.0f}"
+    verdict: Verdict = "ok" if share >= GOOD_SHARE else "note" if share >= BAD_SHARE else "bad"
+    return Check(subject, verdict, found, "" if verdict == "ok" else cure)
+
+
+def check_peers(answer: Answer, count: int) -> Check:
+    """Checks that every GPU can access every other GPU's memory."""
+    if isinstance(answer, str):
+        return Check("peer access", "bad", answer, "nvidia-smi topo -m shows how the GPUs are connected")
+    if count == 1:
+        return Check("peer access", "ok", "one GPU: nothing to access")
+    pairs = answer["without_access"]
+    if pairs:
+        first, second = pairs[0]
+        found = f"{len(pairs)} pairs without it, as {first} -> {second}: they copy through host memory"
+        return Check("peer access", "note", found, "nvidia-smi topo -m shows how the GPUs are connected")
+    return Check("peer access", "ok", f"between all {count} GPUs")
+
+
+def check_shared_memory_of_gpus(answer: Answer) -> Check:
+    """Checks that another process reads what this one wrote into a GPU's memory."""
+    if isinstance(answer, str):
+        return Check("CUDA IPC", "bad", f"fails: {answer}", _NO_SHARING)
+    if answer["read"] != answer["written"]:
+        found = f"another process read {answer['read']} instead of {answer['written']}"
+        return Check("CUDA IPC", "bad", found, _NO_SHARING)
+    return Check("CUDA IPC", "ok", "another process reads what this one wrote")
+
+
+def check_collectives(answer: Answer, count: int, version: str, gpu: Device | None) -> Check:
+    """Checks NCCL over all GPUs, and its speed where there are several."""
+    if isinstance(answer, str):
+        return Check("NCCL", "bad", f"{version} fails: {answer}", _NO_NCCL)
+    if count == 1:
+        return Check("NCCL", "ok", f"{version} starts; with one GPU nothing is sent")
+    speed = check_figure("NCCL", answer["bus"], None if gpu is None else gpu.link, "GB/s", _NO_NCCL)
+    # a host without NVLink is slow, not broken
+    verdict: Verdict = "note" if speed.verdict == "bad" else speed.verdict
+    return Check("NCCL", verdict, f"{version}, {count} GPUs: {speed.found}", speed.cure)
+
+
+def check_sglang_start(answer: Answer) -> Check:
+    """Checks that an SGLang server starts on a GPU and generates."""
+    if isinstance(answer, str):
+        cure = "its log says more; docs/sglang.md says which version rlrun is tested with"
+        return Check("SGLang start", "bad", answer, cure)
+    return Check("SGLang start", "ok", f"answers after {answer['seconds']:.0f} s")

@@ -20,7 +20,7 @@ from rlrun.runner.prompts.conversations import (
 )
 from rlrun.runner.prompts.dataset import EAGER_ROWS, EncodedPrompt, PromptStream
 from rlrun.runner.prompts.prefetcher import Prefetcher
-from rlrun.runner.prompts.row_messages import naming
+from rlrun.runner.prompts.template import naming
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.demonstrations import demonstration
 from rlrun.runner.rollouts.evaluation import EvalSet, eval_set

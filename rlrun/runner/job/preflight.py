@@ -22,7 +22,7 @@ from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings
-from rlrun.runner.prompts.template_files import template_problem
+from rlrun.runner.prompts.template import template_problem
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.problems.codes import Code

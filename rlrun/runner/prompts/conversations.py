@@ -10,7 +10,7 @@ import numpy as np
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.types import Row
 from rlrun.runner.contracts.placeholders import repeats
-from rlrun.runner.prompts.row_messages import messages_of
+from rlrun.runner.prompts.template import messages_of
 from rlrun.runner.prompts.tokenizer import Mask, Tokenizer, Tokens
 
 

@@ -1,15 +1,25 @@
-"""Renders conversations with a model's chat template; their texts cannot forge turns (control_tokens.py)."""
+"""Renders conversations with a model's chat template; their texts cannot forge turns (control_tokens.py).
+
+The messages and tools of a row are read here, with errors that name the row.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rlrun.models.json_files import read_json
+from rlrun.plugins.types import Row
 from rlrun.runner.prompts.control_tokens import Guard
 
 Tools = Sequence[Mapping[str, Any]]
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 """Matches the tag with which a template marks what the assistant generates."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+"""A folder with a tokenizer has at least one of these files."""
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +99,57 @@ class ChatTemplate:
         ) as error:  # the boundary to the template, which is a program that comes with the model
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
         return str(text), spans[0] if answers else ()
+
+
+def template_problem(folder: Path, *, template: bool) -> str | None:
+    """Returns what the folder lacks to tokenise prompts; None if nothing is missing.
+
+    `template` says whether prompts are rendered by the model's chat template.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}; copy it there too"
+    config = folder / "tokenizer_config.json"
+    try:
+        settings = read_json(config) if config.is_file() else {}
+    except ValueError as error:
+        return str(error)
+    if not template or _has_template(folder, settings):
+        return None
+    return (
+        f"the tokenizer of {folder} has no chat template, as base models often do: set "
+        "data.apply_chat_template = false, and write prompts as the model should see them (prompt_template)"
+    )
+
+
+def _has_template(folder: Path, settings: object) -> bool:
+    inside = isinstance(settings, dict) and settings.get("chat_template")
+    named = any((folder / "additional_chat_templates").glob("default.jinja"))
+    return bool(inside) or named or any((folder / name).is_file() for name in _TEMPLATES)
+
+
+@contextmanager
+def naming(row: Row) -> Iterator[None]:
+    """Adds the row's id to errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"row {row.id}: {error}") from error
+
+
+def tools_of(row: Row, default: Tools) -> Tools:
+    """Returns the row's own tools, else the default ones."""
+    tools: Tools = row.metadata.get("tools") or default
+    return tools
+
+
+def plain_prompt(row: Row) -> str:
+    if not isinstance(row.prompt, str):
+        raise ValueError(
+            f"row {row.id}: the prompt is a list of messages; set data.apply_chat_template = true"
+        )
+    return row.prompt
+
+
+def messages_of(row: Row) -> Sequence[Any]:
+    """Returns the prompt of a row as a conversation."""
+    return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt

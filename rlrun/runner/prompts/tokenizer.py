@@ -1,7 +1,10 @@
-"""Converts text to tokens and back, with the model's tokenizer and chat template."""
+"""Converts text to tokens and back, with the model's tokenizer and chat template.
+
+Loading the tokenizer is the only place where code that comes with a model may run.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,22 +12,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.models.hub import first_line
 from rlrun.plugins.images import Image, PlacedImage
 from rlrun.plugins.types import Message, Row
-from rlrun.runner.host.remote_code import CodeFile
+from rlrun.runner.host.remote_code import CodeFile, check_code
 from rlrun.runner.prompts.control_tokens import Guard
 from rlrun.runner.prompts.end_tokens import declared_end_tokens
 from rlrun.runner.prompts.image_processor import ModelImages
-from rlrun.runner.prompts.row_messages import messages_of, naming, plain_prompt, tools_of
-from rlrun.runner.prompts.template import ChatTemplate, Rendered, Tools
-from rlrun.runner.prompts.token_bytes import is_byte_level, token_bytes
-from rlrun.runner.prompts.tokenizer_loading import load_tokenizer
+from rlrun.runner.prompts.template import (
+    ChatTemplate,
+    Rendered,
+    Tools,
+    messages_of,
+    naming,
+    plain_prompt,
+    template_problem,
+    tools_of,
+)
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
-
 _ANSWER = "An-answer-that-nobody-gives."
 """A placeholder for an answer, to find out what the template renders after one."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte's spelling in vocabularies of SentencePiece."""
+_SPACE = "\u2581"
+"""A space in vocabularies of SentencePiece."""
+_SPACE_OF_BYTES = "\u0120"
+"""A space in byte-level vocabularies, which always have a token for it."""
 
 
 class Tokenizer:
@@ -218,3 +233,58 @@ class Tokenizer:
             raise ValueError(
                 f"the tokenizer of {self.folder} has no chat template; set data.apply_chat_template = false"
             )
+
+
+def load_tokenizer(folder: Path, code: Sequence[CodeFile] | None) -> Any:
+    """Returns transformers' tokenizer of a model folder.
+
+    `code`: the folder's Python files, which may run; None: none may. Raises ValueError if the folder has no
+    tokenizer, its config.json contradicts itself, or its Python files are needed or not those of `code`.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoTokenizer  # its import takes seconds and loads torch
+
+    if problem := template_problem(folder, template=False):
+        raise ValueError(problem)
+    if code is not None:
+        check_code(folder, code)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=code is not None)
+    except StrictDataclassError as error:
+        reason = str(error.__cause__ or error)
+        raise ValueError(f"{folder}/config.json contradicts itself: {reason}") from error
+    except Exception as error:  # the boundary to other people's files, which fail to load in many ways
+        if code is None and "trust_remote_code" in str(error):
+            raise ValueError(
+                f"the tokenizer or the config of {folder} has a class of its own: read the folder's .py "
+                "files, and set model.trust_remote_code = true if they may run"
+            ) from error
+        raise ValueError(f"{folder} has no tokenizer that can be loaded: {first_line(error)}") from error
+
+
+def is_byte_level(vocabulary: Collection[str]) -> bool:
+    """Returns whether tokens are spelled byte by byte, as GPT-2 does."""
+    return _SPACE_OF_BYTES in vocabulary
+
+
+def token_bytes(spelling: str, *, byte_level: bool) -> bytes:
+    """Returns the bytes of a token that is not an added one."""
+    if byte_level:
+        if all(char in _BYTE_OF_CHAR for char in spelling):
+            return bytes(_BYTE_OF_CHAR[char] for char in spelling)
+        return spelling.encode()
+    if match := _BYTE.fullmatch(spelling):
+        return bytes.fromhex(match[1])
+    return spelling.replace(_SPACE, " ").encode()
+
+
+def _byte_of_char() -> dict[str, int]:
+    """Returns GPT-2's table: printable bytes are spelled as themselves, others as characters from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + number): byte for number, byte in enumerate(unprintable)
+    }
+
+
+_BYTE_OF_CHAR = _byte_of_char()

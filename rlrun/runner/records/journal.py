@@ -21,14 +21,12 @@ from rlrun.plugins.types import Group
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.step_clock import Span
 from rlrun.runner.host.process_identity import Owner
+from rlrun.runner.records.alerts import AlertWatch
 from rlrun.runner.records.console import Console
-from rlrun.runner.records.diagnosis.alert_watch import AlertWatch
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.sample_files import SampleFiles
-from rlrun.runner.records.sample_table import COLUMNS, table_rows
-from rlrun.runner.records.tracking import TrackerThread, close_trackers
-from rlrun.runner.records.vocabulary import Pieces
+from rlrun.runner.records.sample_files import Pieces, SampleFiles
+from rlrun.runner.records.tracking import COLUMNS, TrackerThread, close_trackers, table_rows
 from rlrun.specs.problems.codes import Code
 
 Result = TypeVar("Result")

@@ -5,16 +5,23 @@ removed samples  ─▶ at most 16                        ─▶ rollouts/droppe
 evaluation       ─▶ about 512 per dataset             ─▶ rollouts/eval-N.jsonl.zst
 their tokens     ─▶ those that are new                ─▶ rollouts/vocabulary.jsonl
 their images     ─▶ each once                         ─▶ rollouts/images/<digest>.png
+
+A line of the vocabulary is `[17, "the"]`, or `[18, {"hex": "e282"}]` for a token that is only a part of a
+character. With it, readers of saved samples need no tokenizer.
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_images import write_images
 from rlrun.runner.records.saved_rollouts import map_records, rollout_path, write_records
-from rlrun.runner.records.vocabulary import Pieces, Vocabulary
 
 _KEPT_SAMPLES = 32
 """Approximate number of samples per step that are written."""
@@ -22,6 +29,8 @@ _KEPT_REMOVED = 16
 """The most samples per step that are written although the step did not train on them."""
 _KEPT_EVALUATED = 512
 """Approximate number of samples per dataset of an evaluation that are written."""
+Pieces = Callable[[Sequence[int]], Sequence[bytes]]
+"""Returns the bytes of each token (rlrun.runner.prompts.tokenizer)."""
 
 
 class SampleFiles:
@@ -77,3 +86,33 @@ def _chosen(groups: Sequence[Group], most: int | None) -> list[tuple[Group, Samp
     size = max(1, len(groups[0].samples))
     stride = 1 if most is None else max(1, math.ceil(len(groups) * size / most))
     return [(group, sample) for group in groups[::stride] for sample in group.samples]
+
+
+class Vocabulary:
+    """The file, and the tokens that this launch has written to it."""
+
+    def __init__(self, path: Path, pieces: Pieces) -> None:
+        self._path = path
+        self._pieces = pieces
+        self._written: set[int] = set()
+
+    def add(self, arrays: Iterable[NDArray[np.int32]]) -> None:
+        """Appends the tokens of these arrays that are new."""
+        tokens = {token for array in arrays for token in np.unique(array).tolist()} - self._written
+        if not tokens:
+            return
+        new = sorted(tokens)
+        lines = [
+            json.dumps([token, _as_json(piece)], ensure_ascii=False)
+            for token, piece in zip(new, self._pieces(new), strict=True)
+        ]
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        self._written |= tokens
+
+
+def _as_json(piece: bytes) -> str | dict[str, str]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return {"hex": piece.hex()}

@@ -1,21 +1,31 @@
 """Runs each tracker in a separate thread, so that a hanging tracker does not delay the job.
 
 journal ── start, log, close ──▶ queue ──▶ thread ──▶ tracker
+
+Trackers that show tables get the first samples of a step as one.
 """
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, cast
 
 from rlrun.plugins.protocols import Tracker
+from rlrun.plugins.types import Group, Sample
 
 CLOSE_SECONDS = 120.0
 """How long all trackers together may take to send pending metrics when the job has ended."""
-
 logger = logging.getLogger(__name__)
+ROWS = 16
+"""The most samples of a table: whole groups come first."""
+COLUMNS = ("id", "prompt", "response", "reward", "rewards", "reasons", "label", "status", "tokens")
+LONGEST_TEXT = 20_000
+"""Characters of a text in a table."""
+Cell = str | float | None
 
 
 class TrackerThread:
@@ -89,3 +99,29 @@ def close_trackers(trackers: Sequence[TrackerThread]) -> None:
     deadline = time.monotonic() + CLOSE_SECONDS
     for tracker in trackers:
         tracker.wait(max(0.0, deadline - time.monotonic()))
+
+
+def table_rows(groups: Sequence[Group]) -> list[list[Cell]]:
+    """Returns the rows of the first samples, with a cell for each of `COLUMNS`."""
+    samples = (sample for group in groups for sample in group.samples)
+    return [_row(sample) for sample in islice(samples, ROWS)]
+
+
+def _row(sample: Sample) -> list[Cell]:
+    row = sample.prompt.row
+    prompt = row.prompt if isinstance(row.prompt, str) else _as_json(row.prompt)
+    return [
+        sample.id,
+        prompt[:LONGEST_TEXT],
+        sample.text[:LONGEST_TEXT],
+        sample.reward if sample.reward == sample.reward else None,
+        _as_json(sample.rewards),
+        sample.failure or _as_json(sample.reward_details),
+        "" if row.label is None else str(row.label)[:LONGEST_TEXT],
+        str(sample.status),
+        float(len(sample.tokens)),
+    ]
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:LONGEST_TEXT] if value else ""

@@ -1,6 +1,7 @@
 """Runs one reward process: starts it, sends it batches, kills it when a sample takes too long."""
 
 import asyncio
+import json
 import os
 import pickle
 import signal
@@ -11,11 +12,44 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.scoring.process_output import ProcessOutput
 from rlrun.runner.scoring.protocol import Call, Outcome, RewardSetup, Setup, Shape, Task, schedule
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.safe_python import own_python
 from rlrun.specs.sections.scoring import ScoringSpec
+
+GRACE = 0.05
+"""Seconds after a deadline to read an answer that arrived in time, while the event loop was busy."""
+
+
+class ProcessOutput:
+    """The JSON lines that a process writes to its standard output."""
+
+    def __init__(self, stdout: asyncio.StreamReader) -> None:
+        self.ended = False
+        """The process closed its standard output."""
+        self._stdout = stdout
+        self._unread: list[bytes] = []
+        self._partial_line = b""
+
+    async def next(self, deadline: float) -> dict[str, Any] | None:
+        """Returns the next line; None at the end of the output, or at `deadline` (event loop's clock)."""
+        while not self._unread:
+            data = await self._read(deadline)
+            if not data:
+                self.ended = data is not None
+                return None
+            *self._unread, self._partial_line = (self._partial_line + data).split(b"\n")
+        answer: dict[str, Any] = json.loads(self._unread.pop(0))
+        return answer
+
+    async def _read(self, deadline: float) -> bytes | None:
+        """Returns the bytes that arrive by `deadline`, plus GRACE; b"" at the end, None if there are none."""
+        for limit in (deadline, asyncio.get_running_loop().time() + GRACE):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(limit):
+                    return await self._stdout.read(1 << 16)
+        return None
+
 
 START_TIMEOUT = 60.0
 """Seconds that a process may take to import and build its rewards."""

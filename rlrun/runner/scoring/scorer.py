@@ -21,14 +21,12 @@ from rlrun.plugins.types import Sample, Status
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.step_clock import BusyTimes
 from rlrun.runner.scoring.process import ProcessDied, RewardProcess
-from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task
-from rlrun.runner.scoring.shares import unfinished_batches, whole_groups
+from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task, group_key
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.sections.section import PluginSection
 
 logger = logging.getLogger(__name__)
-
 LARGEST_CHUNK = 16
 """The most samples that a process is sent at once: few enough to spread the work, enough to keep it busy."""
 
@@ -220,3 +218,37 @@ def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
         seen[spec.type] += 1
         names.append(spec.type if seen[spec.type] == 1 else f"{spec.type}_{seen[spec.type]}")
     return names
+
+
+def whole_groups(samples: Sequence[Sample], size: int) -> list[Sequence[Sample]]:
+    """Returns chunks of at least `size` samples (the last may have fewer) that never split a group."""
+    groups: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(group_key(sample), []).append(sample)
+    chunks: list[list[Sample]] = []
+    for members in groups.values():
+        if chunks and len(chunks[-1]) < size:
+            chunks[-1] += members
+        else:
+            chunks.append(list(members))
+    return list(chunks)
+
+
+def unfinished_batches(
+    tasks: Sequence[Task], pairs: set[tuple[int, int]], grouped: Sequence[bool]
+) -> list[list[Task]]:
+    """Returns the batches that finish the work of a process that died.
+
+    `pairs` are the unfinished (task, reward) pairs, as indices. Where it is not known which call ended the
+    process, `grouped` holds for each reward whether one call scores a whole group, and every call gets a
+    batch of its own. If `grouped` is empty, the rest is one batch.
+    """
+    batches: dict[object, list[Task]] = {}
+    for index, task in enumerate(tasks):
+        rewards = tuple(reward for reward in task.rewards if (index, reward) in pairs)
+        if not grouped and rewards:
+            batches.setdefault(None, []).append(Task(task.sample, rewards))
+        for reward in rewards if grouped else ():
+            call = (reward, *group_key(task.sample)) if grouped[reward] else (reward, index)
+            batches.setdefault(call, []).append(Task(task.sample, (reward,)))
+    return list(batches.values())

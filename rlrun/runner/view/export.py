@@ -13,7 +13,7 @@ from typing import Any, get_args
 from rlrun.runner.view import queries
 from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.index import connect
-from rlrun.runner.view.json_text import to_json
+from rlrun.runner.view.page import to_json
 from rlrun.runner.view.summary import as_list
 from rlrun.runner.view.viewed_run import ViewedRun
 from rlrun.specs.reading.differences import find_differences

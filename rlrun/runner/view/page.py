@@ -10,12 +10,12 @@ import base64
 import gzip
 import hashlib
 import html
+import json
+import math
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 from typing import Any
-
-from rlrun.runner.view.json_text import to_json
 
 _ASSETS = files("rlrun.runner.view") / "assets"
 
@@ -69,3 +69,29 @@ def _source(text: str) -> str:
 def _packed(data: Any) -> str:
     """Returns data as base64 of gzip of JSON, in which no text can end the element that holds it."""
     return base64.b64encode(gzip.compress(to_json(data), 9, mtime=0)).decode()
+
+
+def to_json(value: Any) -> bytes:
+    """Returns a value as UTF-8; numbers that are not finite become null.
+
+    Raises ValueError for a value that is nested too deeply or contains a number that is too long.
+    """
+    try:
+        return _dumps(value)
+    except ValueError:
+        return _dumps(_finite(value))
+    except RecursionError:
+        raise ValueError("the value is nested too deeply to be shown") from None
+
+
+def _dumps(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str, separators=(",", ":"))
+    return text.encode(errors="replace")  # lone surrogates
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,8 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rlrun.runner.view.answers import Answers, NotFound
-from rlrun.runner.view.json_text import to_json
-from rlrun.runner.view.page import Page
+from rlrun.runner.view.page import Page, to_json
 
 LOOPBACK = "127.0.0.1"
 _HOSTS = {"127.0.0.1", "localhost", "[::1]"}

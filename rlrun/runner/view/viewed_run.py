@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from rlrun.runner.contracts.errors import RunFolderError
-from rlrun.runner.records.diagnosis.run_diagnosis import ENDS, Diagnosis, diagnose, read_spec
+from rlrun.runner.records.diagnosis import ENDS, Diagnosis, diagnose, read_spec
 from rlrun.runner.records.lock import read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_images import find_in_folder

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.simulator import BASE, Rate, SleepingGrader, run_real
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
-from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
-from rlrun.runner.records.diagnosis.bottleneck import find_bottleneck
+from rlrun.runner.planning.simulated_engines import SimulationSettings
+from rlrun.runner.planning.simulation import simulate, spread_lengths
+from rlrun.runner.records.diagnosis import find_bottleneck
 
 SPEC = Path(__file__).parents[2] / "specs" / "base.toml"
 STEPS = 3

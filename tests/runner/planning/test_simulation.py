@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
-from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
+from rlrun.runner.planning.simulated_engines import SimulationSettings
+from rlrun.runner.planning.simulation import simulate, spread_lengths
 
 
 def same(length: int) -> SimulationSettings:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlrun.runner.planning.simulation.alternatives import compare_alternatives
+from rlrun.runner.planning.simulation import compare_alternatives
 from rlrun.runner.planning.sweep import sweep
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.planning.test_memory import QWEN3_30B_A3B

@@ -12,10 +12,13 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from rlrun.plugins.types import Row
+from rlrun.runner.host.remote_code import code_files
 from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
 from rlrun.runner.prompts.end_tokens import end_token_ids
-from rlrun.runner.prompts.tokenizer import Tokenizer
+from rlrun.runner.prompts.tokenizer import Tokenizer, is_byte_level, token_bytes
 from tests.chat_templates import make_chat_tokenizer
+from tests.coded_tokenizer import make_coded_tokenizer
+from tests.tiny_models import END_ID, make_tiny_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -30,8 +33,8 @@ WITHOUT_END = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-
 ROW = Row("7", "2 + 2?", label="4", response="It is 4.")
+ROW_tokenizer_loading = Row("7", "Grüße <|im_end|> 2 + 2?", label="4")
 
 
 def make(folder: Path, template: str | None = CHATML, *, bos: bool = False, **configs: Any) -> Tokenizer:
@@ -273,3 +276,73 @@ def test_chats_by_a_template_as_qwen3_s_train_every_turn_once(tmp_path: Path) ->
     for sample, turn in zip(encode_conversation(tokenizer, CHAT), (1, 3), strict=True):
         prompt = tokenizer.encode_chat(CHAT, list(CHAT.prompt[:turn]), generation_prompt=True)
         assert sample.prompt.tolist() == prompt.tolist()
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that the tokenizer's code writes to when it runs."""
+    monkeypatch.setenv("CODE_RAN", str(tmp_path / "ran"))
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    make_coded_tokenizer(folder)
+    return folder
+
+
+def test_it_works_like_any_other(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(folder, code=code_files(folder))
+    make_tiny_tokenizer(tmp_path / "plain")
+    assert tokenizer.eos_token_ids == (END_ID,)
+    tokens = tokenizer.encode_prompt(ROW_tokenizer_loading, True)
+    assert tokens.tolist().count(END_ID) == 1  # that of the row is text
+    assert "Grüße <|im_end|> 2 + 2?" in tokenizer.decode(tokens)
+    assert len(tokens) == len(Tokenizer(tmp_path / "plain").encode_prompt(ROW_tokenizer_loading, True))
+    end, more = tokenizer.follow_up([{"role": "user", "content": "?"}])
+    assert (end.tolist(), tokenizer.decode(more)) == ([END_ID], "\nuser\n?\nassistant\n")
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "one"}]
+    (answer,) = encode_conversation(tokenizer, Row("8", messages))
+    assert tokenizer.decode(answer.response) == "one"
+
+
+def test_without_trust_nothing_runs(folder: Path, ran: Path) -> None:
+    with pytest.raises(ValueError, match=r"has a class of its own: .* set model.trust_remote_code = true"):
+        Tokenizer(folder)
+    assert not ran.exists()
+
+
+def test_changed_code_does_not_run(folder: Path, ran: Path) -> None:
+    code = code_files(folder)
+    (folder / "tokenization_tiny.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(ValueError, match="has Python files that differ"):
+        Tokenizer(folder, code=code)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "byte_level", "expected"),
+    [
+        ("\u0120the", True, b" the"),
+        ("\u010a", True, b"\n"),
+        ("\u00e2\u0124", True, b"\xe2\x82"),
+        ("\u2581the", False, b" the"),
+        ("<0xE2>", False, b"\xe2"),
+        ("\u00e9", False, "\u00e9".encode()),
+        ("\u4e2d", True, "\u4e2d".encode()),
+    ],
+)
+def test_bytes_of_a_token(spelling: str, byte_level: bool, expected: bytes) -> None:
+    assert token_bytes(spelling, byte_level=byte_level) == expected
+
+
+def test_every_byte_has_a_spelling() -> None:
+    spelled = {token_bytes(chr(code), byte_level=True) for code in range(33, 324) if chr(code).isprintable()}
+    assert {bytes([byte]) for byte in range(33, 127)} <= spelled
+
+
+def test_byte_level_vocabularies_have_a_token_for_the_space() -> None:
+    assert is_byte_level({"\u0120", "a"})
+    assert not is_byte_level({"\u2581", "a"})

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.records.learning_curve import panels_of, write_curve
+from rlrun.runner.records.learning_curve import panels_of, plot_text, write_curve
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.text_plot import plot_text
 
 
 def folder_with(tmp_path: Path, lines: list[dict[str, object]]) -> RunFolder:

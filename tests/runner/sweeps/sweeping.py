@@ -5,8 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.runner.sweeps.next_trial import prepare_search
-from rlrun.runner.sweeps.run_sweep import LaunchArguments, run_sweep
+from rlrun.runner.sweeps.run_sweep import LaunchArguments, prepare_search, run_sweep
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
 from rlrun.runner.sweeps.trials import Trial
 from tests.runner.planning.test_plan import spec_of

@@ -16,7 +16,7 @@ from rlrun.runner.view.curves import MOST_NAMES, Curves
 from rlrun.runner.view.export import collect
 from rlrun.runner.view.index import UnwritableIndex
 from rlrun.runner.view.indexer import Indexer
-from rlrun.runner.view.json_text import to_json
+from rlrun.runner.view.page import to_json
 from rlrun.runner.view.viewed_run import ViewedRun
 from tests.runner.view.view_runs import record, write_readable_spec, write_run, write_step
 

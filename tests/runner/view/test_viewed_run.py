@@ -10,7 +10,7 @@ from rlrun.runner.view import search as searching
 from rlrun.runner.view.answers import Answers, NotFound
 from rlrun.runner.view.curves import Curves, reduce
 from rlrun.runner.view.indexer import Indexer
-from rlrun.runner.view.json_text import to_json
+from rlrun.runner.view.page import to_json
 from rlrun.runner.view.sample_detail import SHOWN_CHARACTERS, join_bytes
 from rlrun.runner.view.timeline import spans_of_metrics, valid_spans
 from rlrun.runner.view.viewed_run import ViewedRun

@@ -1,7 +1,7 @@
 """Finds a usable port before a server starts: the server itself would fail only after a minute of loading."""
 
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.host.free_ports import free_port, take
+from rlrun.runner.host.network import free_port, take
 
 
 def usable_port(host: str, port: int | None) -> int:

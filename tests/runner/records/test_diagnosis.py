@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.runner.records.diagnosis.bottleneck import STEPS, find_bottleneck
+from rlrun.runner.records.diagnosis import STEPS, find_bottleneck
 from rlrun.specs.sections.job import Spec
 from tests.resolved_specs import resolved
 
-BASE = Path(__file__).parents[3] / "specs" / "base.toml"
+BASE = Path(__file__).parents[2] / "specs" / "base.toml"
 ASYNC = ('rollout.mode="async"', 'cluster.placement="disaggregated"')
 STEP = {"step_time": 10.0, "rollout_time": 3.0, "train_time": 3.5, "weight_sync_time": 1.0}
 

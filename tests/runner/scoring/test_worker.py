@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from rlrun.runner.scoring.measured import LARGEST_REWARD, measured
+from rlrun.runner.scoring.worker import LARGEST_REWARD, measured
 
 
 @pytest.mark.parametrize("value", [0, 1.5, True, -LARGEST_REWARD, Fraction(1, 2), {"score": 3}])

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rlrun.cli import waiting
+from rlrun.cli import output
 from rlrun.cli.convert import report as convert_report
 
 
@@ -13,8 +13,8 @@ def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatc
     for terminal in (True, False):
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=60)
-        monkeypatch.setattr(waiting, "SafeConsole", lambda stderr, console=console: console)
-        with waiting.show_waiting("comparing layouts"):
+        monkeypatch.setattr(output, "SafeConsole", lambda stderr, console=console: console)
+        with output.show_waiting("comparing layouts"):
             pass
         assert ("comparing layouts" in file.getvalue()) is terminal
 

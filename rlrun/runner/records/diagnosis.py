@@ -1,12 +1,16 @@
-"""Names the part of a step that takes the longest, and how to shorten it. Pure.
+"""What a run's files say about its speed and its learning, for commands and the page.
 
 metrics of recent steps ──▶ seconds by part ──▶ the longest part, or what prolongs it ──▶ one sentence
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from rlrun.runner.records.alerts import Alert, find_alerts
+from rlrun.runner.records.lock import read_lock
+from rlrun.runner.records.metrics_file import read_metrics
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.job import Spec
 
 Metrics = Mapping[str, float | None]
@@ -14,7 +18,6 @@ Part = Literal[
     "generation", "rewards", "training", "log_probs", "reference", "values", "weights", "evaluation"
 ]
 Cause = Part | Literal["cache", "cache_wait", "dropped", "failed"]
-
 STEPS = 20
 """How many steps back the sentence looks; the first step of a run, which compiles, only counts alone."""
 FULL_CACHE = 0.05
@@ -23,7 +26,6 @@ LONG_QUEUE = 0.1
 """The share of samples at engines from which waiting for room in a KV cache is why generation is slow."""
 MOST_DROPPED = 0.5
 """The share of generated groups from which the filters, or failures, are why generation is slow."""
-
 _TIMES: Mapping[Part, tuple[str, ...]] = {
     "training": ("train_time",),
     "log_probs": ("log_prob_time",),
@@ -45,6 +47,54 @@ class Bottleneck:
     """The share of a step's time, evaluations included, that the part takes."""
     sentence: str
     """Example: `The trainer waits 61 % of a step for generation: raise engine.count (1), or …`"""
+
+
+_FINDINGS: Mapping[Cause, str] = {
+    "rewards": "{subject} {share} of a step for rewards alone",
+    "training": "Training takes {share} of a step",
+    "log_probs": "The log-probs of the old policy take {share} of a step",
+    "reference": "The log-probs of the reference and the teacher take {share} of a step",
+    "values": "The critic's values take {share} of a step",
+    "weights": "Weights on their way to the engines take {share} of a step",
+    "evaluation": "Evaluation takes {share} of the time",
+    "generation": "{subject} {share} of a step for generation",
+    "cache": "{subject} {share} of a step for generation, in which engines run out of KV cache and compute "
+    "samples again",
+    "cache_wait": "{subject} {share} of a step for generation, in which samples wait for room in the "
+    "engines' KV cache",
+    "dropped": "{subject} {share} of a step for generation, and filters drop most groups",
+    "failed": "{subject} {share} of a step for generation, and most groups fail",
+}
+ENDS = STEPS + 1
+"""As many of the first steps, and as many of the last, are all that a diagnosis reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What limits the speed of a run, and what it learns wrongly."""
+
+    bottleneck: Bottleneck | None = None
+    alerts: Sequence[Alert] = ()
+
+
+def read_diagnosis(folder: RunFolder) -> Diagnosis:
+    """Returns the diagnosis of a run; an empty one if it has no steps or its files cannot be read."""
+    spec = read_spec(folder)
+    return Diagnosis() if spec is None else diagnose(read_metrics(folder.metrics), spec)
+
+
+def diagnose(steps: Sequence[Metrics], spec: Spec) -> Diagnosis:
+    """Returns the diagnosis of a run, given at least the first and last steps that `ENDS` counts."""
+    return Diagnosis(find_bottleneck(steps, spec), find_alerts(steps, spec.rollout.batch_size))
+
+
+def read_spec(folder: RunFolder) -> Spec | None:
+    """Returns a run's resolved spec; None if this version of rlrun cannot read it."""
+    try:
+        locked: Mapping[str, Any] = read_lock(folder.lock)
+        return Spec.model_validate(locked["spec"])
+    except (OSError, ValueError):
+        return None
 
 
 def find_bottleneck(steps: Sequence[Metrics], spec: Spec) -> Bottleneck | None:
@@ -90,24 +140,6 @@ def _cause_of_generation(steps: Sequence[Metrics], spec: Spec) -> Cause:
     return (
         "cache_wait" if _total(steps, "rollout/waiting_for_cache") / len(steps) > LONG_QUEUE else "generation"
     )
-
-
-_FINDINGS: Mapping[Cause, str] = {
-    "rewards": "{subject} {share} of a step for rewards alone",
-    "training": "Training takes {share} of a step",
-    "log_probs": "The log-probs of the old policy take {share} of a step",
-    "reference": "The log-probs of the reference and the teacher take {share} of a step",
-    "values": "The critic's values take {share} of a step",
-    "weights": "Weights on their way to the engines take {share} of a step",
-    "evaluation": "Evaluation takes {share} of the time",
-    "generation": "{subject} {share} of a step for generation",
-    "cache": "{subject} {share} of a step for generation, in which engines run out of KV cache and compute "
-    "samples again",
-    "cache_wait": "{subject} {share} of a step for generation, in which samples wait for room in the "
-    "engines' KV cache",
-    "dropped": "{subject} {share} of a step for generation, and filters drop most groups",
-    "failed": "{subject} {share} of a step for generation, and most groups fail",
-}
 
 
 def _finding(cause: Cause, share: float, *, trains: bool) -> str:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.records.diagnosis.alert_watch import AlertWatch
-from rlrun.runner.records.diagnosis.alerts import WINDOW, find_alerts
+from rlrun.runner.records.alerts import WINDOW, AlertWatch, find_alerts
 
-PAGE = Path(__file__).parents[4] / "docs" / "alerts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "alerts.md"
 Numbers = dict[str, float]
 ENTROPY = "train/entropy"
 GAP = "train/train_rollout_logprob_abs_diff"

@@ -38,7 +38,7 @@ from rlrun.models.json_files import parse_json, read_json_object, tensor_shapes
 from rlrun.plugins.data.jsonl import Jsonl, JsonlParams
 from rlrun.plugins.data.parquet import Parquet, ParquetParams
 from rlrun.plugins.images import checked_image, image_of_url
-from rlrun.plugins.rewards.code.row_tests import row_tests
+from rlrun.plugins.rewards.code.reward import row_tests
 from rlrun.plugins.rewards.http_client import number_or_table
 from rlrun.plugins.rollouts.agent.chat_request import ChatRequest
 from rlrun.plugins.rollouts.tool_calls import parse_calls

@@ -41,8 +41,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Name of a plugin of any kind.")], as_json: AsJson = False
 ) -> None:
     """Show what a plugin does and the parameters it takes."""
-    from rlrun.plugins.kinds import METHODS
-    from rlrun.plugins.known_packages import how_to_install
+    from rlrun.plugins.kinds import METHODS, how_to_install
     from rlrun.plugins.registry import entries
 
     kinds = [kind for kind in METHODS if any(entry.name == name for entry in entries(kind))]
@@ -73,8 +72,7 @@ def new(
     ] = Path(),
 ) -> None:
     """Create a package with a plugin of your own and its tests."""
-    from rlrun.plugins.authoring.scaffold import write_package
-    from rlrun.plugins.authoring.templates import TEMPLATES
+    from rlrun.plugins.authoring.scaffold import TEMPLATES, write_package
 
     kinds = {kind: kind for kind in TEMPLATES} | {template.noun: kind for kind, template in TEMPLATES.items()}
     if kind not in kinds:

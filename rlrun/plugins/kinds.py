@@ -1,4 +1,8 @@
-"""The kinds of plugins, and the check that a class is a plugin of a kind (rlrun.plugins.protocols)."""
+"""The kinds of plugins, and the check that a class is a plugin of a kind (rlrun.plugins.protocols).
+
+Some plugins of rlrun's repository are in separate packages, under `packages/`. If a spec names one whose
+package is not installed, the error says how to install it.
+"""
 
 from collections.abc import Mapping
 from inspect import isclass, signature
@@ -22,11 +26,12 @@ METHODS: Mapping[str, Mapping[str, int]] = {
 
 `a|b` means that one of the two is required.
 """
-
 _DECORATORS = {
     kind: f"; if it is a function, decorate it with @rlrun.{name}"
     for kind, name in (("rewards", "reward"), ("filters", "filter"), ("data", "data"))
 }
+PACKAGES: Mapping[tuple[str, str], str] = {("rewards", "ifbench"): "rlrun-ifbench"}
+"""The package that declares a plugin, by kind and name."""
 
 
 def fault_of(kind: str, plugin: object) -> str | None:
@@ -60,3 +65,19 @@ def _takes(method: object, arguments: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def names_in_packages(kind: str) -> list[str]:
+    """Returns the names of a kind that these packages declare, whether they are installed or not."""
+    return [name for package_kind, name in PACKAGES if package_kind == kind]
+
+
+def how_to_install(kind: str, name: str) -> str | None:
+    """Returns which package has a plugin and how to install it; None for a plugin of no known package."""
+    package = PACKAGES.get((kind, name))
+    if package is None:
+        return None
+    return (
+        f"it is in the package {package}, which is not installed; "
+        f"in a clone of rlrun's repository: pip install ./packages/{package}"
+    )

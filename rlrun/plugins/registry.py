@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlrun.plugins.functions import plugin_of
-from rlrun.plugins.kinds import METHODS, fault_of
-from rlrun.plugins.known_packages import how_to_install, names_in_packages
+from rlrun.plugins.kinds import METHODS, fault_of, how_to_install, names_in_packages
 from rlrun.specs.local_code import is_local_code_allowed
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.messages import describe_errors

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.plugins.kinds import METHODS
-from rlrun.plugins.known_packages import how_to_install, names_in_packages
+from rlrun.plugins.kinds import METHODS, how_to_install, names_in_packages
 from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.types import Needs
 from rlrun.specs.paths import path_fields

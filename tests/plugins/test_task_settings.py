@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from rlrun.plugins.data.task_settings import is_of_type, settings_of
+from rlrun.plugins.data.reasoning_gym import is_of_type, settings_of
 
 gym = pytest.importorskip("reasoning_gym")
 

@@ -15,8 +15,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from rlrun.converters.folders.output_files import OutputFile, OutputTensor
-from rlrun.converters.tensors.blocks import as_bytes, blocks, row_bytes
-from rlrun.converters.tensors.content import Content, Plain, Span
+from rlrun.converters.tensors.content import Content, Plain, Span, as_bytes, blocks, row_bytes
 from rlrun.converters.tensors.stored import Files
 
 PART = ".part"

@@ -8,8 +8,7 @@ from typing import Any
 from rlrun.converters.convert.sources import hf_contents
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.locate import Checkpoint
-from rlrun.converters.tensors.blocks import blocks
-from rlrun.converters.tensors.content import Content, plain
+from rlrun.converters.tensors.content import Content, blocks, plain
 from rlrun.converters.tensors.stored import Files
 
 _BLOCK_BYTES = 16 << 20

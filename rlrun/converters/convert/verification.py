@@ -12,8 +12,7 @@ from rlrun.converters.folders.dcp_metadata import METADATA
 from rlrun.converters.folders.hf_folder import read_tensors
 from rlrun.converters.folders.locate import Format
 from rlrun.converters.folders.output_files import OutputFile
-from rlrun.converters.tensors.blocks import as_bytes, blocks
-from rlrun.converters.tensors.content import plain
+from rlrun.converters.tensors.content import as_bytes, blocks, plain
 from rlrun.converters.tensors.stored import Files, StoredTensor
 
 _BLOCK_BYTES = 16 << 20

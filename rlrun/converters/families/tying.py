@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.tensors.blocks import as_bytes, blocks
-from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.content import Content, as_bytes, blocks
 from rlrun.converters.tensors.stored import Files
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"

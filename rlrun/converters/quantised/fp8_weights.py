@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-from rlrun.converters.tensors.blocks import blocks
-from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.content import Content, blocks
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 

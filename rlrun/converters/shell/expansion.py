@@ -1,15 +1,25 @@
-"""Expands the words of a shell script: parameters, arrays, arithmetic and harmless commands."""
+"""Expands the words of a shell script: parameters and the operations in their braces, arrays, arithmetic and
+harmless commands.
+"""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import translate
 
 from rlrun.converters.shell.arithmetic import evaluate
-from rlrun.converters.shell.parameters import PARAMETER, applied
 from rlrun.converters.shell.state import MAX_CHARACTERS, Script, ScriptFile, Word
 from rlrun.converters.shell.tokens import Piece, Token, pieces_of
 
 _UNRESOLVED = ("$(", "`")
+PARAMETER = re.compile(
+    r"(?P<prefix>[#!]?)(?P<name>\w+|[@*#?!$-])(?:\[(?P<index>[^\]]*)\])?(?P<operation>.*)", re.DOTALL
+)
+_DEFAULT = re.compile(r"(?P<colon>:?)(?P<kind>[-=+?])(?P<word>.*)", re.DOTALL)
+_SLICE = re.compile(r":\s*(?P<start>-?\d+)(?::\s*(?P<length>-?\d+))?")
+_MAX_LENGTH = 2000
+"""Maximum length of a value that is matched with patterns: the time grows with the square of the length."""
+_REPLACEMENT = re.compile(r"(?P<all>/?)(?P<old>(?:\\.|[^/])*)(?:/(?P<new>.*))?", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -190,3 +200,53 @@ def _splits(piece: Piece, text: str) -> bool:
     if piece.kind == "text" or piece.quoted or (piece.kind == "parameter" and '"' in piece.text):
         return False
     return bool(re.search(r"\s", text)) and not any(mark in text for mark in _UNRESOLVED)
+
+
+def applied(operation: str, value: str | None, expand: Callable[[str], str]) -> str | None:
+    """Returns a parameter's value after the operation in its braces; None if it cannot be known.
+
+    `value` is None for a parameter that is not set. `expand` expands the word of the operation.
+    """
+    if not operation:
+        return value
+    if match := _DEFAULT.fullmatch(operation):
+        is_set = bool(value) if match["colon"] else value is not None
+        if match["kind"] == "+":
+            return expand(match["word"]) if is_set else ""
+        return value if is_set or match["kind"] == "?" else expand(match["word"])
+    if value is None or len(value) > _MAX_LENGTH:
+        return None
+    if operation[0] in "%#":
+        return _without(value, operation, expand)
+    if operation[0] == "/":
+        return _replaced(value, operation[1:], expand)
+    if match := _SLICE.fullmatch(operation):
+        return _sliced(value, int(match["start"]), match["length"])
+    cases = {"^^": value.upper(), ",,": value.lower()}
+    cases |= {"^": value[:1].upper() + value[1:], ",": value[:1].lower() + value[1:]}
+    return cases.get(operation)
+
+
+def _without(value: str, operation: str, expand: Callable[[str], str]) -> str:
+    """Removes the shortest prefix (`#`) or suffix (`%`) that matches a pattern; doubled, the longest."""
+    sign = operation[0]
+    longest = operation[:2] == sign * 2
+    pattern = re.compile(translate(expand(operation[2 if longest else 1 :])))
+    sizes = range(len(value) + 1)
+    for size in reversed(sizes) if longest else sizes:
+        piece = value[:size] if sign == "#" else value[len(value) - size :]
+        if pattern.fullmatch(piece):
+            return value[size:] if sign == "#" else value[: len(value) - size]
+    return value
+
+
+def _replaced(value: str, operation: str, expand: Callable[[str], str]) -> str:
+    match = _REPLACEMENT.fullmatch(operation)
+    assert match is not None, "the pattern matches every text"
+    old, new = expand(match["old"]), expand(match["new"] or "")
+    return value.replace(old, new, -1 if match["all"] else 1) if old else value
+
+
+def _sliced(value: str, start: int, length: str | None) -> str:
+    rest = value[start:] if start >= 0 or -start <= len(value) else ""
+    return rest if length is None else rest[: int(length)]

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlrun.converters.shell.command_parts import split_redirections
-from rlrun.converters.shell.commands import Commands
+from rlrun.converters.shell.commands import Commands, split_redirections
 from rlrun.converters.shell.conditions import UNKNOWN
 from rlrun.converters.shell.programs import output_of
 from rlrun.converters.shell.tree import Block, Chain, Group, Node, Pipeline, Simple

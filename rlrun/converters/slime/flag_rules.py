@@ -12,7 +12,7 @@ from rlrun.converters.slime import sources_flags as sources
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.evaluation_flags import evaluation
 from rlrun.converters.slime.layout_flags import layout
-from rlrun.converters.slime.speculation_flags import speculation
+from rlrun.converters.slime.servers_flags import speculation
 
 RULES: Mapping[str, Callable[[Draft], None]] = {
     "run_name": records.run_name,

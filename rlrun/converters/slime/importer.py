@@ -18,7 +18,6 @@ from rlrun.converters.slime.flag_rules import RULES
 from rlrun.converters.slime.flag_table import FlagRow, flag_table, read_value
 from rlrun.converters.slime.optimizer_flags import critic
 from rlrun.converters.slime.secrets import is_secret
-from rlrun.converters.slime.training_command import read_flags, training_command
 from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.variables import toml_value
@@ -32,6 +31,8 @@ _SEPARATE_PREFILL = ("disaggregation-", "encoder-")
 _GROUP = re.compile(r"OPEN_TRAINING_INT4_GROUP_SIZE\W+(\d+)")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 _UNRESOLVED = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
+_TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
+_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 
 
 def import_script(path: Path) -> Draft:
@@ -193,3 +194,53 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, inner in items:
             yield from _texts(inner, f"{key}.{name}".lstrip("."))
+
+
+def training_command(script: Script, path: Path) -> list[Word]:
+    """Returns the words of the training command; without one, those of all arrays named `…_ARGS`."""
+    training = [at for at, words in enumerate(script.commands) if _start_of_training(words) is not None]
+    if training:
+        if len(training) > 1:
+            script.note(f"{path.name} trains {len(training)} times; the last training command is imported")
+        return _continued(script, training[-1])
+    arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
+    if not arrays:
+        raise ValueError(
+            f"{path} runs no train.py and has no array of arguments: give the script that launches the job"
+        )
+    script.notes.append(f"no command runs train.py; the flags of {', '.join(arrays)} are imported")
+    return [word for words in arrays.values() for word in words]
+
+
+def _start_of_training(words: Sequence[Word]) -> int | None:
+    return next((at for at, word in enumerate(words) if _TRAINING.fullmatch(word.text)), None)
+
+
+def _continued(script: Script, at: int) -> list[Word]:
+    """Returns the training command's words, and those of the next line if only a backslash is missing."""
+    words = script.commands[at]
+    words = words[_start_of_training(words) :]
+    following = script.commands[at + 1] if at + 1 < len(script.commands) else []
+    if following and _FLAG.match(following[0].text):
+        location = words[-1].location
+        script.note(
+            f"{location}: a backslash is missing at the line's end; the flags after it are imported too"
+        )
+        return [*words, *following]
+    return words
+
+
+def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
+    """Returns the flags by name. The last occurrence of a flag counts; it refers to the earlier ones."""
+    flags: dict[str, Flag] = {}
+    current: Flag | None = None
+    for word in words:
+        match = _FLAG.match(word.text)
+        if match and (match.end() == len(word.text) or word.text[match.end()] == "="):
+            name = match[0].replace("_", "-")
+            value = [word.text[match.end() + 1 :]] if match.end() < len(word.text) else []
+            before = flags.pop(name, None)
+            current = flags[name] = Flag(name, value, word.location, before)
+        elif current is not None:
+            current.values.append(word.text)
+    return flags

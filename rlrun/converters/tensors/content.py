@@ -4,6 +4,7 @@ Contents can be built on other contents: stored -> dequantised -> merged -> quan
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -150,3 +151,28 @@ def cast(content: Content, dtype: torch.dtype) -> Content:
     if isinstance(content, Plain) and content.stored.dtype == content.dtype:
         return replace(content, dtype=dtype)
     return Cast(content, dtype)
+
+
+def blocks(content: Content, block_bytes: int, step: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yields ranges of rows that cover the content.
+
+    A range has at most `block_bytes`, but at least `step` rows (by default the content's step).
+    """
+    if not content.tensor.nbytes:
+        return
+    count = content.tensor.shape[0] if content.tensor.shape else 1
+    step = step or content.step
+    size = max(1, block_bytes // (row_bytes(content) * step)) * step
+    for first in range(0, count, size):
+        yield first, min(first + size, count)
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Returns rows as a flat tensor of bytes."""
+    return rows.contiguous().view(-1).view(torch.uint8)
+
+
+def row_bytes(content: Content) -> int:
+    """Returns the number of bytes per row; for a scalar, of the scalar."""
+    shape = content.tensor.shape
+    return content.tensor.nbytes // shape[0] if shape else content.tensor.nbytes

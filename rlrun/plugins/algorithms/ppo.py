@@ -1,25 +1,24 @@
 """PPO: proximal policy optimisation with a critic (https://arxiv.org/abs/1707.06347,
-https://arxiv.org/abs/2203.02155).
+https://arxiv.org/abs/2203.02155), whose values give generalised advantages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import reward_at_end
+from rlrun.plugins.algorithms.advantages import discounted_sums, reward_at_end
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
-from rlrun.plugins.algorithms.value_loss import clipped_value_loss, generalised_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample, Status, ValueInputs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-else:
-    from rlrun.plugins import lazy_numpy as np
+
+    from rlrun.plugins.algorithms.advantages import Scores
 
 
 class PPOParams(PenalisedParams):
@@ -104,3 +103,27 @@ class PPO:
 def _values(sample: Sample) -> NDArray[np.float64]:
     assert sample.values is not None, "needs.critic"
     return sample.values.astype(np.float64)
+
+
+def generalised_advantages(
+    rewards: Scores, values: Scores, gamma: float, lambd: float, after: float = 0.0
+) -> Scores:
+    """Returns the advantages `[R]` of one response (GAE, https://arxiv.org/abs/1506.02438); adding the values
+    to them gives the returns.
+
+    They are the sums of d discounted by gamma·lambd, with d[t] = r[t] + gamma·V[t + 1] - V[t]. `after` is the
+    value after the last token.
+    """
+    next_values = np.append(values[1:], after)[: len(values)]
+    return discounted_sums(rewards + gamma * next_values - values, gamma * lambd)
+
+
+def clipped_value_loss(values: Any, old_values: Any, returns: Any, clip: float) -> tuple[Any, Any]:
+    """Returns max((v within old ± clip - R)², (v - R)²), and 1 on tokens whose value moved by more than clip.
+
+    All arguments and results are `[T]` tensors.
+    """
+    moved = values - old_values
+    near = old_values + moved.clamp(-clip, clip)
+    loss = (values - returns).square().maximum((near - returns).square())
+    return loss, (moved.abs() > clip).to(loss.dtype).detach()

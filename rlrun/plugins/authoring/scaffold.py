@@ -1,11 +1,12 @@
-"""Writes the package of a new plugin, with its tests: the command `rlrun plugins new`."""
+"""Writes the package of a new plugin, a small working one of its kind, with its tests: `rlrun plugins new`."""
 
 import keyword
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent, indent
 
-from rlrun.plugins.authoring.templates import TEMPLATES
 from rlrun.plugins.registry import entries
 
 _PYPROJECT = """\
@@ -109,3 +110,183 @@ def write_package(kind: str, name: str, parent: Path) -> Path:
     for file, text in files.items():
         (folder / file).write_text(text.format(**fields))
     return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The text of a new plugin that depends on its kind."""
+
+    noun: str
+    """The kind in the name of the package: `rlrun-<noun>-<name>`."""
+    imports: str
+    """The module's imports before pydantic's."""
+    about: str
+    """The docstring of the module and the class; also the package's description."""
+    parameter: str
+    """The docstring of the parameter `limit`."""
+    methods: str
+    """The methods of the class; NAME is replaced by the plugin's name."""
+
+
+TEMPLATES: Mapping[str, Template] = {
+    "rewards": Template(
+        "reward",
+        "from rlrun.plugins.types import Sample",
+        "Scores 1 for an answer of at most `limit` words, and 0 for a longer one.",
+        '"""Largest number of words in an answer that scores 1."""',
+        '''
+        def score(self, sample: Sample) -> float:
+            """Returns the sample's reward. An exception fails only this sample."""
+            return float(len(sample.text.split()) <= self.params.limit)
+        ''',
+    ),
+    "filters": Template(
+        "filter",
+        "from rlrun.plugins.types import Drop, Group",
+        "Drops groups with fewer than `limit` samples.",
+        '"""Smallest number of samples in a group that is kept."""',
+        '''
+        def __call__(self, group: Group) -> Drop | None:
+            """Returns None to keep the group, or Drop with a reason, which a metric's name ends with."""
+            return Drop("small") if len(group.samples) < self.params.limit else None
+        ''',
+    ),
+    "data": Template(
+        "data",
+        "from rlrun.plugins.types import Row",
+        "Asks for the sums of small numbers and 1, in `limit` rows.",
+        '"""Number of rows."""',
+        '''
+        def __len__(self) -> int:
+            """Returns the number of rows."""
+            return self.params.limit
+
+        def __getitem__(self, index: int) -> Row:
+            """Returns row `index`, the same row at every call. A ValueError reports a broken row."""
+            return Row(id=str(index), prompt=f"What is {index} + 1?", label=str(index + 1))
+        ''',
+    ),
+    "buffers": Template(
+        "buffer",
+        "from collections.abc import Sequence\n\nfrom rlrun.plugins.types import Buffered",
+        "Trains on the shortest groups first, and keeps at most `limit` groups.",
+        '"""Largest number of groups that the buffer keeps."""',
+        '''
+        def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
+            """Returns the indices of the groups to keep, in order. Other groups are discarded."""
+            shortest = sorted(buffered, key=lambda group: (group.tokens, group.index))
+            return [group.index for group in shortest[: self.params.limit]]
+        ''',
+    ),
+    "rollouts": Template(
+        "rollout",
+        "from rlrun.plugins.generation import Trajectory\nfrom rlrun.plugins.session import Session\n"
+        "from rlrun.plugins.types import Status",
+        "Asks the policy whether it is sure of its answer, until it has answered `limit` times.",
+        '"""Largest number of answers in an execution."""',
+        '''
+        async def run(self, session: Session) -> Trajectory:
+            """Returns the tokens of one execution. An exception fails only this execution."""
+            trajectory = Trajectory(session.prompt.tokens)
+            trajectory.add(await session.generate(trajectory.tokens()))
+            _, question = session.chat.follow_up([{"role": "user", "content": "Are you sure?"}])
+            while len(trajectory.turns) < self.params.limit and trajectory.status is Status.COMPLETED:
+                trajectory.give(question)  # tokens that the policy reads; they are not trained
+                trajectory.add(await session.generate(trajectory.tokens()))
+            return trajectory
+        ''',
+    ),
+    "agents": Template(
+        "agent",
+        "from typing import Any\n\nimport aiohttp\n\nfrom rlrun.plugins.agent_task import AgentTask",
+        "Asks the policy until its answer contains a number, at most `limit` times.",
+        '"""Largest number of requests to the policy in an execution."""',
+        '''
+        async def run(self, task: AgentTask) -> dict[str, Any]:
+            """Runs the agent once. The returned table becomes `info` of every sample of the execution."""
+            messages = list(task.messages)
+            headers = {"Authorization": f"Bearer {task.api_key}"}
+            async with aiohttp.ClientSession(headers=headers) as client:
+                for request in range(1, self.params.limit + 1):
+                    body = {"model": "policy", "messages": messages}
+                    async with client.post(f"{task.base_url}/chat/completions", json=body) as response:
+                        response.raise_for_status()
+                        [choice] = (await response.json())["choices"]
+                    if any(letter.isdigit() for letter in choice["message"]["content"]):
+                        break
+                    messages += [choice["message"], {"role": "user", "content": "Which number is that?"}]
+            return {"requests": request}
+        ''',
+    ),
+    "tools": Template(
+        "tool",
+        "from collections.abc import Mapping\nfrom typing import Any",
+        "Returns the first `limit` words of a text.",
+        '"""Largest number of words that a call returns."""',
+        '''
+        @property
+        def schema(self) -> Mapping[str, Any]:
+            """The tool's name, description and arguments, as the policy sees them in its prompt."""
+            text = {"type": "string", "description": "Any text."}
+            function = {
+                "name": "NAME",
+                "description": "Cuts a text short.",
+                "parameters": {"type": "object", "properties": {"text": text}, "required": ["text"]},
+            }
+            return {"type": "function", "function": function}
+
+        async def call(self, arguments: Mapping[str, Any]) -> str:
+            """Returns the text that the policy reads. A ValueError tells the policy what is wrong."""
+            if not isinstance(arguments.get("text"), str):
+                raise ValueError("text must be a string")
+            return " ".join(arguments["text"].split()[: self.params.limit])
+        ''',
+    ),
+    "trackers": Template(
+        "tracker",
+        "from collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",
+        "Writes the first `limit` metrics of each step to a text file in the run's folder.",
+        '"""Number of metrics to write for each step."""',
+        '''
+        def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+            """Opens the run. A resumed run calls `start` again, with the same folder."""
+            self._file = Path(run_folder) / "NAME.txt"
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            """Writes the metrics of one step."""
+            with self._file.open("a") as file:
+                for name in sorted(metrics)[: self.params.limit]:
+                    file.write(f"{step} {name} {metrics[name]}\\n")
+
+        def close(self) -> None:
+            """Ends the run. It is called once, even if `start` was not."""
+        ''',
+    ),
+    "algorithms": Template(
+        "algorithm",
+        "from collections.abc import Sequence\nfrom typing import Any\n\nimport numpy as np\n\n"
+        "from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs",
+        "Policy gradient whose advantages are the rewards, clipped to `limit`.",
+        '"""Largest absolute value of an advantage."""',
+        '''
+        @property
+        def needs(self) -> Needs:
+            """What the trainer must provide: here neither a reference model nor a critic."""
+            return Needs()
+
+        def advantages(self, groups: Sequence[Group]) -> list[Any]:
+            """Returns one float32 array for each sample, with one number for each token `[R]`."""
+            limit = self.params.limit
+            return [
+                np.full(len(sample.tokens), np.clip(np.nan_to_num(sample.reward), -limit, limit), np.float32)
+                for group in groups
+                for sample in group.samples
+            ]
+
+        def loss(self, inputs: LossInputs) -> LossOutputs:
+            """Returns one loss for each token `[T]`. rlrun applies the loss mask and reduces the losses."""
+            ratio = (inputs.log_probs - inputs.old_log_probs).exp()
+            return LossOutputs(-ratio * inputs.advantages, {"ratio": ratio.detach()})
+        ''',
+    ),
+}

@@ -1,10 +1,12 @@
 """Merges all sources of a spec into one document.
 
-The order is: the files that a file extends, the file, further files, profiles, `--set`. A later source
-overrides an earlier one. Variables are substituted at the end.
+The order is: the files that a file extends, the file, further files, profiles (`[profiles.NAME]`, variants
+of a job that `--profile NAME` chooses), `--set`. A later source overrides an earlier one. Variables are
+substituted at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,19 @@ import tomli
 
 from rlrun.specs.paths import absolute_path, display_path, path_kind, suggest_path
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at, problem_without_place
+from rlrun.specs.problems.findings import (
+    Finding,
+    Problem,
+    Source,
+    coded,
+    format_value,
+    problem_at,
+    problem_without_place,
+)
 from rlrun.specs.problems.positions import KeyPath, Mark, find_positions
+from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.composition import Composition
 from rlrun.specs.reading.overlay import Origin, merge_document
-from rlrun.specs.reading.profiles import apply_profiles
 from rlrun.specs.reading.syntax import parse
 from rlrun.specs.reading.variables import substitute_variables, variable_names
 
@@ -176,3 +186,65 @@ def _unreadable(path: Path, name: str, error: OSError) -> Problem:
         cure = f"did you mean {suggestion}?" if suggestion else None
         return problem_without_place("there is no such file", name, Code.FILE, cure, suggestion)
     return problem_without_place(f"cannot be read: {error.strerror}", name, Code.FILE)
+
+
+def apply_profiles(composition: Composition, chosen: Sequence[str]) -> None:
+    """Merges the chosen profiles into the document, and each other profile into a copy of it."""
+    written = composition.data.pop("profiles", {})
+    composition.findings += coded(profile_findings(written), Code.PROFILE)
+    profiles = valid_profiles(written, composition.findings)
+    for name in chosen:
+        if name not in profiles and name not in (written if isinstance(written, dict) else {}):
+            message, cure, meant = unknown_profile(name, profiles)
+            source = f"--profile {name}"
+            composition.add_unreadable(problem_without_place(message, source, Code.PROFILE, cure, meant))
+    plain = deepcopy(composition.data)
+    for name in dict.fromkeys(chosen):
+        if name in profiles:
+            origins = origins_of(name, composition.origins)
+            merge_document(composition.data, composition.origins, deepcopy(profiles[name]), origins)
+    for name, table in profiles.items():
+        if name not in chosen:
+            variant, origins = deepcopy(plain), dict(composition.origins)
+            merge_document(variant, origins, deepcopy(table), origins_of(name, composition.origins))
+            composition.variants[name] = variant
+
+
+def profile_findings(profiles: object) -> Iterator[Finding]:
+    """Yields findings about profiles that are not tables, or that contain `profiles` or `extends`."""
+    if not isinstance(profiles, dict):
+        cure = "write [profiles.NAME]"
+        yield Finding(("profiles",), f"must be a table, found {format_value(profiles)}", cure, found=profiles)
+        return
+    for name, table in profiles.items():
+        path: KeyPath = ("profiles", name)
+        if not isinstance(table, dict):
+            cure = f"write the profile's keys under [profiles.{name}]"
+            yield Finding(path, f"must be a table, found {format_value(table)}", cure, found=table)
+            continue
+        for key in ("profiles", "extends"):
+            if key in table:
+                cure = f"put `{key}` before the first table of the file"
+                yield Finding((*path, key), f"a profile cannot contain `{key}`", cure, at_value=False)
+
+
+def unknown_profile(name: str, profiles: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Returns the message, cure and suggestion for a profile that no file defines."""
+    meant = nearest(name, profiles)
+    defined = ", ".join(profiles) or "none"
+    guess = f'did you mean "{meant}"? ' if meant else ""
+    return f'there is no profile "{name}"', f"{guess}(profiles in the files: {defined})", meant
+
+
+def origins_of(name: str, origins: Mapping[KeyPath, Origin]) -> dict[KeyPath, Origin]:
+    """Returns the origins of a profile's keys, by the path that each key has in the spec."""
+    return {
+        path[2:]: origin for path, origin in origins.items() if path[:2] == ("profiles", name) and path[2:]
+    }
+
+
+def valid_profiles(profiles: object, broken: Sequence[Finding]) -> dict[str, dict[str, Any]]:
+    """Returns the profiles without findings."""
+    bad = {finding.path[1] for finding in broken if len(finding.path) > 1}
+    tables = profiles if isinstance(profiles, dict) else {}
+    return {name: table for name, table in tables.items() if name not in bad}

@@ -10,6 +10,7 @@ if one of its keys is already known to be wrong, so that one mistake is reported
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,13 @@ from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.suggestions import KeyIndex
 from rlrun.specs.processor import multiplies_bfloat16
 from rlrun.specs.reading.compose import compose
-from rlrun.specs.reading.composition import Composition, origin_location
-from rlrun.specs.reading.document_paths import find_local_plugins, own_paths, resolve_paths
+from rlrun.specs.reading.composition import (
+    Composition,
+    find_local_plugins,
+    origin_location,
+    own_paths,
+    resolve_paths,
+)
 from rlrun.specs.reading.engine_types import (
     EngineChoices,
     fill_in_engines,
@@ -39,12 +45,14 @@ from rlrun.specs.reading.overlay import Origin
 from rlrun.specs.reading.repair import rule_findings
 from rlrun.specs.reading.secret_references import unset_references, wrong_references
 from rlrun.specs.reading.strict import validate_spec
-from rlrun.specs.reading.unusual_values import dates, large_integers
 from rlrun.specs.rules.engines.router_rules import unasked_interpreters
 from rlrun.specs.rules.exact_rules import untried_on_gpus
 from rlrun.specs.rules.term_rules import stale_ratio
 from rlrun.specs.rules.trainer_rules import external_heads
 from rlrun.specs.sections.job import Spec
+
+_INTEGER_LIMIT = 1 << 63
+"""Integers of TOML have 64 bits with a sign."""
 
 
 @dataclass(slots=True)
@@ -60,7 +68,6 @@ class PluginReport:
 
 OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {"engine.api_key", "engines.api_key"}
 """Dotted keys of the spec's own sections, without those for secrets."""
-
 PluginCheck = Callable[[Mapping[str, Any], Explainer], PluginReport]
 """Checks the plugins that the merged document names."""
 
@@ -239,3 +246,22 @@ def _table_of(spec: Spec, path: KeyPath) -> str:
 
 def _path(key: str) -> KeyPath:
     return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+
+
+def dates(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
+    """Yields dates and times, which no setting accepts; validation as JSON takes them for strings."""
+    if isinstance(value, (date, time)):
+        cure = f'write it in quotation marks: "{value}"'
+        yield Finding(path, f"must not be a date or time, found {value}", cure, None, str(value))
+    elif isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from dates(inner, (*path, key))
+
+
+def large_integers(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
+    """Yields a finding for each integer beyond 64 bits, which TOML readers and numpy may not represent."""
+    if isinstance(value, int) and not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
+        yield Finding(path, "must fit in 64 bits", f"use a number below 2^63 = {_INTEGER_LIMIT}", found=value)
+    elif isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from large_integers(inner, (*path, key))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import tomli
 
-from rlrun.plugins.authoring.scaffold import write_package
-from rlrun.plugins.authoring.templates import TEMPLATES
+from rlrun.plugins.authoring.scaffold import TEMPLATES, write_package
 from rlrun.plugins.kinds import METHODS
 from tests.conftest import InstallPlugin
 from tests.waiting import PATIENCE

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.data.jsonl import Jsonl
+from rlrun.plugins.data.reasoning_gym import tasks_on_disk
 from rlrun.plugins.data.rows import split_slice
-from rlrun.plugins.data.task_settings import tasks_on_disk
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.testing import check_data, check_reward, sample
 from rlrun.plugins.types import Row

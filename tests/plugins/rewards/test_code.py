@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.rewards.code.reward import program_of
-from rlrun.plugins.rewards.code.row_tests import AssertTest, CallTest, InputTest, row_tests
+from rlrun.plugins.rewards.code.reward import AssertTest, CallTest, InputTest, program_of, row_tests
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.testing import check_reward, sample
 

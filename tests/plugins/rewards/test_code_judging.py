@@ -5,7 +5,7 @@ import pytest
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.rewards.code.names_under_test import names_under_test
-from rlrun.plugins.rewards.code.row_tests import AssertTest, row_tests
+from rlrun.plugins.rewards.code.reward import AssertTest, row_tests
 from rlrun.plugins.testing import sample
 
 Case = tuple[str, list[str]] | tuple[str, list[str], str]

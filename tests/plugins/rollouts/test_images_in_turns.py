@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.plugins.authoring.letter_chat import IMAGE, IMAGE_TOKENS
-from rlrun.plugins.authoring.rollout_testing import ScriptedSession
+from rlrun.plugins.authoring.rollout_testing import IMAGE, IMAGE_TOKENS, ScriptedSession
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.images import checked_image
 from rlrun.plugins.registry import build

@@ -8,6 +8,7 @@ or much memory: `9^{9^{9}}` is refused instead of computed.
 """
 
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,20 +16,10 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from rlrun.plugins.rewards.math_grading.bounded_numbers import (
-    binomial,
-    check_size,
-    exponential,
-    factorial,
-    power,
-)
-from rlrun.plugins.rewards.math_grading.expression_tokens import NotAnExpression, tokenise
-
 DIGITS = 60
 TOLERANCE = mpmath.mpf(10) ** -40
 POINTS = 3
 DEEPEST_NESTING = 40
-
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     r"\sin": mp.sin,
     r"\cos": mp.cos,
@@ -45,6 +36,16 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 _TIMES = {"*", "·", "×", r"\cdot", r"\times"}
 _OVER = {"/", "÷", r"\div"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+LARGEST_EXPONENT = 1000
+LARGEST_FACTORIAL = 200
+LARGEST_BITS = 4000
+LONGEST_TEXT = 400
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d{1,50}(?:\.\d{1,50})?(?:[eE][+-]?\d{1,3})?(?![\d.]))|(?P<command>\\[a-zA-Z]+)"
+    r"|(?P<base>_(?:[0-9a-z]|\{[^{}]{1,20}\}))|(?P<letter>[a-zA-Z](?:_\{?\w+\}?)?)|(?P<symbol>[-+*/^!()\[\]{}·×÷]))"
+)
+_WORD = re.compile(r"(?<![\\a-zA-Z])(sqrt|arcsin|arccos|arctan|sin|cos|tan|ln|log|exp|pi)(?![a-zA-Z])")
+_RUN_OF_LETTERS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 
 
 def expressions_are_equal(left: str, right: str) -> bool:
@@ -211,3 +212,64 @@ class _Evaluation:
             raise NotAnExpression("the expression ends too early")
         self._position += 1
         return token
+
+
+def check_size(value: Any) -> Any:
+    """Returns the value. Raises NotAnExpression if it is infinite, or so large that functions of it would be
+    costly.
+    """
+    if not mp.isfinite(value) or mp.mag(value) > LARGEST_BITS:
+        raise NotAnExpression("a value is too large")
+    return value
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """Returns base ** exponent."""
+    _check_exponent(exponent)
+    return check_size(base**exponent)
+
+
+def exponential(exponent: Any) -> Any:
+    """Returns e ** exponent."""
+    _check_exponent(exponent)
+    return mp.exp(exponent)
+
+
+def factorial(value: Any) -> Any:
+    """Returns 1 · 2 · … · value."""
+    if not mp.isint(value) or not 0 <= value <= LARGEST_FACTORIAL:
+        raise NotAnExpression("factorials are only defined for small whole numbers")
+    return mp.factorial(value)
+
+
+def binomial(above: Any, below: Any) -> Any:
+    """Returns the binomial coefficient of two small numbers, which need not be whole."""
+    if max(abs(above), abs(below)) > LARGEST_FACTORIAL:
+        raise NotAnExpression("a binomial coefficient of numbers that are not small")
+    return check_size(mp.binomial(above, below))
+
+
+def _check_exponent(exponent: Any) -> None:
+    if abs(exponent) > LARGEST_EXPONENT:
+        raise NotAnExpression("an exponent is too large")
+
+
+class NotAnExpression(ValueError):
+    """A text that the grammar does not accept, or a value that is too large to compute."""
+
+
+def tokenise(text: str) -> list[str]:
+    """Returns numbers, letters, commands and symbols in order. Raises NotAnExpression for any other
+    character.
+    """
+    text = _WORD.sub(r"\\\1", text).strip()
+    if not text or len(text) > LONGEST_TEXT or _RUN_OF_LETTERS.search(text):
+        raise NotAnExpression(text[:LONGEST_TEXT])
+    tokens, position = [], 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            raise NotAnExpression(text)
+        tokens.append(token[0].strip())
+        position = token.end()
+    return tokens

@@ -9,8 +9,7 @@ It only judges numbers, letters, operators and lists of them; everything else is
 import re
 from dataclasses import dataclass
 
-from rlrun.plugins.rewards.math_grading.expression import values_at_points
-from rlrun.plugins.rewards.math_grading.expression_tokens import NotAnExpression
+from rlrun.plugins.rewards.math_grading.expression import NotAnExpression, values_at_points
 from rlrun.plugins.rewards.math_grading.latex import unify_spelling
 
 FARTHEST_EQUAL = 1e-14

@@ -8,7 +8,7 @@ import pytest
 import tomli
 
 from rlrun.cli.main import run
-from rlrun.plugins import known_packages
+from rlrun.plugins import kinds
 from rlrun.plugins.registry import PluginError, load
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.paths import RECIPES
@@ -24,8 +24,8 @@ CURE = (
 @pytest.fixture
 def missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adds a package to the known ones that is not installed: it has the reward `acme_words`."""
-    packages = {**known_packages.PACKAGES, ("rewards", "acme_words"): "rlrun-acme"}
-    monkeypatch.setattr(known_packages, "PACKAGES", packages)
+    packages = {**kinds.PACKAGES, ("rewards", "acme_words"): "rlrun-acme"}
+    monkeypatch.setattr(kinds, "PACKAGES", packages)
 
 
 def test_the_table_lists_what_the_packages_declare() -> None:
@@ -34,7 +34,7 @@ def test_the_table_lists_what_the_packages_declare() -> None:
         project = tomli.loads(file.read_text("utf-8"))["project"]
         for group, points in project["entry-points"].items():
             declared |= {(group.removeprefix("rlrun."), name): project["name"] for name in points}
-    assert declared == known_packages.PACKAGES
+    assert declared == kinds.PACKAGES
 
 
 @pytest.mark.usefixtures("missing_package")

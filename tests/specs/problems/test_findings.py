@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlrun.specs.problems.look_alikes import look_alike
+from rlrun.specs.problems.findings import look_alike
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainSt
 from rlrun.runner.trainer.checkpoints.background_save import host_copy
 from rlrun.runner.trainer.dry_run.fakes import without_launches
 from rlrun.runner.trainer.model import head, varlen
-from rlrun.runner.trainer.model.target import layers as target_layers
+from rlrun.runner.trainer.model import target as target_layers
 from rlrun.runner.trainer.roles import critic, learner
 from rlrun.runner.trainer.roles import rank as rank_module
 from rlrun.runner.trainer.roles.rank import TrainerRank

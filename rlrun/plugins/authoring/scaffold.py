@@ -1,4 +1,4 @@
-"""Writes the package of a new plugin, a small working one of its kind, with its tests: `rlrun plugins new`."""
+"""Writes the package of a new plugin, a small working one of its kind, with tests: `rlrun plugins new`."""
 
 import keyword
 import re

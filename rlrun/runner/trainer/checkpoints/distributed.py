@@ -19,9 +19,13 @@ from rlrun.converters.folders.checksums import Digests
 from rlrun.converters.quantised.int4 import INT4_GROUP
 from rlrun.models.adapters import LoraShape
 from rlrun.models.mtp import MTP_PROJECTION
-from rlrun.runner.trainer.checkpoints.adapter_checks import check_adapters, check_scale
 from rlrun.runner.trainer.checkpoints.checksummed_files import CheckpointReader, HashedFiles
-from rlrun.runner.trainer.checkpoints.precision_checks import check_base, check_rounding
+from rlrun.runner.trainer.checkpoints.restore_checks import (
+    check_adapters,
+    check_base,
+    check_rounding,
+    check_scale,
+)
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EXPERT_BIAS
 

@@ -19,7 +19,7 @@ from rlrun.runner.trainer.compat.experts import exchange_through_buffers
 from rlrun.runner.trainer.compat.layouts import set_sharding
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations, checkpoint_blocks
-from rlrun.runner.trainer.model.adapted.adapted_config import AdaptedConfig, freeze_base
+from rlrun.runner.trainer.model.adapted import AdaptedConfig, freeze_base
 from rlrun.runner.trainer.model.compiling import compile_layers
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
@@ -28,7 +28,7 @@ from rlrun.runner.trainer.model.low_precision.converted_config import convert_to
 from rlrun.runner.trainer.model.model_config import model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.runner.trainer.model.quantised_matrix import hold_as_bytes, quantise_matrices
-from rlrun.runner.trainer.model.target.target_config import round_as_target
+from rlrun.runner.trainer.model.target import round_as_target
 from rlrun.specs.sections.trainer import ParallelSpec
 
 

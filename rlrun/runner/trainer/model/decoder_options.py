@@ -46,7 +46,7 @@ class DecoderOptions:
     precision: LowPrecision | None = None
     """Layers multiply in this precision where they can."""
     as_target: bool = False
-    """Layers round where SGLang's `rl_on_policy_target` rounds (`target.layers`)."""
+    """Layers round where SGLang's `rl_on_policy_target` rounds (rlrun.runner.trainer.model.target)."""
 
     def parameter_dtype(self, *, sharded: bool) -> torch.dtype:
         """Returns the dtype in which parameters are created."""

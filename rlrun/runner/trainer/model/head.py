@@ -18,7 +18,7 @@ from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_log_softm
 from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
 from rlrun.runner.trainer.model.masked_logits import Support
-from rlrun.runner.trainer.model.target.softmax import target_log_softmax
+from rlrun.runner.trainer.model.target import target_log_softmax
 from rlrun.runner.trainer.model.wide_products import wide_product
 
 

@@ -1,11 +1,20 @@
-"""Float32 masters of parameters that a single rank computes with in bfloat16, or holds on the host."""
+"""Float32 masters of parameters that a single rank computes with in bfloat16, or holds on the host.
 
-from collections.abc import Callable
+Gathered from them, matrices are rounded as the model rounds them for its products (`trainer.precision =
+"int4_qat"`).
+"""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
+from rlrun.converters.tensors.int4_groups import rounded_to_int4
+from rlrun.models.architecture import Architecture
+from rlrun.models.low_precision import is_int4_matrix
 from rlrun.runner.trainer.transfers import host_empty
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 def masters_of(parameters: dict[str, nn.Parameter], on_host: bool) -> dict[str, nn.Parameter]:
@@ -49,3 +58,25 @@ def add_on_host(master: nn.Parameter, gradient: torch.Tensor) -> None:
     else:
         total = total + master.grad.to(gradient.device, non_blocking=True)
     master.grad.copy_(total, non_blocking=True)
+
+
+def no_rounding(tensors: Tensors) -> Tensors:
+    """Returns the tensors as they are."""
+    return tensors
+
+
+def round_matrices(model: Architecture, group: int) -> Callable[[Tensors], Tensors]:
+    """Returns a function that rounds the matrices that INT4 engines have in four bits, by their names.
+
+    The model rounds what FSDP has cast to bfloat16, and so does this; float32 holds the results without loss.
+    """
+    routed = bool(model.experts)
+
+    def rounded(tensors: Tensors) -> Tensors:
+        for name, tensor in tensors:
+            if len(tensor) and is_int4_matrix(name, routed=routed):  # those of other stages are empty
+                yield name, rounded_to_int4(tensor.bfloat16(), group).to(tensor.dtype)
+            else:
+                yield name, tensor
+
+    return rounded

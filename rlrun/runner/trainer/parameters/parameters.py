@@ -23,8 +23,7 @@ from rlrun.runner.trainer.parameters.gathering import (
     Present,
     as_it_is,
 )
-from rlrun.runner.trainer.parameters.masters import masters_of
-from rlrun.runner.trainer.parameters.rounding import no_rounding, round_matrices
+from rlrun.runner.trainer.parameters.masters import masters_of, no_rounding, round_matrices
 from rlrun.runner.trainer.parameters.stored_layout import by_parameter, copy_part, to_parameter
 from rlrun.runner.trainer.transfers import host_copy, wait
 

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.engines.native.engine.decode_pass import DecodePass, draw_inputs, plain_pass
-from rlrun.runner.engines.native.engine.prefill import keep_results, run_prompts, samples_of
+from rlrun.runner.engines.native.engine.prefill import keep_results, run_prompts, samples_of, token_log_probs
 from rlrun.runner.engines.native.engine.prefix_cache import PrefixCache
-from rlrun.runner.engines.native.engine.prompt_scoring import token_log_probs
 from rlrun.runner.engines.native.engine.requests import Group, SampleInProgress
 from rlrun.runner.engines.native.engine.rows import Field, RowEntry, Rows
 from rlrun.runner.engines.native.engine.sampler import DrawnTokens, Sampler

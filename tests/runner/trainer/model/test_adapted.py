@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlrun.models.adapters import EXPERT_TARGETS
-from rlrun.runner.trainer.model.adapted.adapted_experts import AdaptedExperts
+from rlrun.runner.trainer.model.adapted import AdaptedExperts
 
 COUNTS = torch.tensor([8, 0, 16, 10])
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rlrun.runner.trainer.optim.schedule import learning_rate
+from rlrun.runner.trainer.optim.updates import learning_rate
 from rlrun.specs.sections.trainer import TrainerSpec
 
 

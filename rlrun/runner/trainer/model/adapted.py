@@ -1,4 +1,9 @@
-"""Experts with low-rank adapters, which torchtitan does not have.
+"""LoRA for the matrices of a decoder.
+
+model config, sharded ─▶ AdaptedConfig ─build─▶ decoder on meta ─parallelize─▶ freeze_base ─▶ FSDP
+
+Each adapted matrix keeps its name; its adapter's factors are `….lora_a.weight` and `….lora_b.weight`. Those
+of experts are parameters of `AdaptedExperts`:
 
 gate, up = w1 · x + scale · B · A · x,  w3 · x + …        one A serves both; B has their outputs in turns
 output   = w2 · h + scale · B′ · A′ · h
@@ -13,17 +18,67 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear, pad, silu
 
-from rlrun.models.adapters import DOWN, GATE_UP
-from rlrun.runner.trainer.compat.lora import shard_expert_factors
+from rlrun.models.adapters import DOWN, GATE_UP, Adapter, ExpertAdapter, LoraShape, adapters
+from rlrun.models.architecture import Architecture
+from rlrun.runner.trainer.compat.lora import convert_to_lora, shard_expert_factors
 from rlrun.runner.trainer.cpu_ops.elementwise import silu_mul
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
+from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.layers import Experts
 
+ADAPTER = ".lora_"
+"""The names of adapters' parameters contain this, and those of no other parameters."""
+_KEYS_AND_VALUES = "wkv"
+"""torchtitan's one config of the two matrices `wk` and `wv`."""
 _SPLIT = ("lora_b_gate_up", "lora_a_down")
 """Factors with the experts' inner width, which tensor-parallel ranks split."""
 _WHOLE = ("lora_a_gate_up", "lora_b_down")
 _ALIGNED = 8
 """CUDA's grouped products want rows of 16 bytes, so that a rank is padded to a multiple of this."""
+_FACTORS = ("lora_a_gate_up", "lora_b_gate_up", "lora_a_down", "lora_b_down")
+
+
+class AdaptedConfig:
+    """A model config with adapters."""
+
+    def __init__(self, config: Any, model: Architecture, lora: LoraShape) -> None:
+        """Raises ValueError if a target is not a matrix of the model that can have an adapter."""
+        chosen = adapters(model, lora)
+        names = {each.matrix.parameter.split(".")[-2] for each in chosen if isinstance(each, Adapter)}
+        if of_experts := sorted({each.target for each in chosen if isinstance(each, ExpertAdapter)}):
+            for layer in config.layers:
+                if layer.moe is not None:
+                    routed = layer.moe.routed_experts
+                    routed.inner_experts = adapt_experts(
+                        routed.inner_experts, lora.rank, lora.scale, of_experts
+                    )
+        self._without = {"wk", "wv"} - names if names & {"wk", "wv"} else set()
+        self._plain = [getattr(layer.attention, "qkv_linear", None) for layer in config.layers]
+        self._plain = [None if qkv is None else getattr(qkv, _KEYS_AND_VALUES) for qkv in self._plain]
+        in_config = {_KEYS_AND_VALUES if name in ("wk", "wv") else name for name in names}
+        self._config = convert_to_lora(config, rank=lora.rank, scale=lora.scale, names=in_config)
+
+    def build(self) -> PackedDecoder:
+        """Returns the decoder. Its adapters have no defined values yet."""
+        decoder: PackedDecoder = self._config.build()
+        for name in self._without:
+            # keys and values share a config, so that the one without an adapter is replaced
+            for layer, plain in zip(decoder.layers.values(), self._plain, strict=True):
+                if plain is not None:  # else the layer has no attention
+                    setattr(layer.attention.qkv_linear, name, plain.build())
+        return decoder
+
+
+def freeze_base(decoder: nn.Module, dtype: torch.dtype) -> None:
+    """Turns gradients off for all parameters that are not adapters, and holds them in `dtype`.
+
+    Call it before FSDP: its shards of the adapters remain float32, as masters.
+    """
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(ADAPTER in name)
+        if ADAPTER not in name:
+            # a new Parameter would lose the layout that is noted on this one
+            parameter.data = parameter.data.to(dtype)
 
 
 class AdaptedExperts(Experts):
@@ -105,9 +160,6 @@ class AdaptedExperts(Experts):
         inner = silu(gate) * up
         output = product(inner, w2)
         return output if a_down is None else output + adapted(inner, a_down, b_down)
-
-
-_FACTORS = ("lora_a_gate_up", "lora_b_gate_up", "lora_a_down", "lora_b_down")
 
 
 def adapt_experts(

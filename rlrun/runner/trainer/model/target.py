@@ -11,7 +11,7 @@ in float32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from rlrun.runner.trainer.compat.modules import Embedding, FeedForward, RMSNorm
+from rlrun.runner.trainer.cpu_ops.softmax import softmax_statistics
 from rlrun.runner.trainer.model.rope import TableRoPE
 
 Rotation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -141,3 +142,44 @@ def _compiled_rotation() -> Rotation:
     """
     compiled: Rotation = torch.compile(rotation, dynamic=True)
     return compiled
+
+
+def round_as_target(config: Any) -> Any:
+    """Returns the config of a dense Qwen3 with the layers of this module, and attention without splits.
+
+    Call it before sharding is set.
+    """
+    config.tok_embeddings = _as(TargetEmbedding, config.tok_embeddings)
+    config.norm = _as(StreamNorm, config.norm)
+    for layer in config.layers:
+        attention = layer.attention
+        assert attention.qk_norm is not None and layer.moe is None, "the rules refuse other families"
+        layer.attention_norm = _as(StreamNorm, layer.attention_norm)
+        layer.ffn_norm = _as(StreamNorm, layer.ffn_norm)
+        layer.feed_forward = _as(TargetSwiGLU, layer.feed_forward)
+        attention.qk_norm = _as(QueryKeyNorm, attention.qk_norm)
+        attention.rope = _as(TargetRoPE, attention.rope)
+        attention.inner_attention.splits = 1
+    return config
+
+
+def _as(module: Any, config: Any) -> Any:
+    """Returns a module's config with the values of that of its base class."""
+    return module.Config(**{field.name: getattr(config, field.name) for field in fields(config)})
+
+
+def target_log_softmax(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Returns the targets' log-probs, the log-sum-exps and the entropies of logits / temperature, `[3, R]`
+    float32, for logits `[R, V]` in bfloat16.
+
+    Log-probs are rounded as in the sampler (layers/sampler.py of SGLang 0.5.23): logits are divided in
+    float32 and rounded to bfloat16, of which torch's log-softmax is taken. Log-sum-exps, from which gradients
+    are computed, and entropies are not rounded.
+    """
+    maximum, total, _, weighted = softmax_statistics(logits, targets, temperature).unbind()
+    log_total = total.log()
+    # by a tensor, as the sampler does: CUDA multiplies by the reciprocal of a plain number
+    temperatures = logits.new_full((len(logits), 1), temperature, dtype=torch.float32)
+    log_probs = torch.log_softmax(logits.div(temperatures).bfloat16(), dim=-1)
+    chosen = log_probs.gather(1, targets[:, None])[:, 0].float()
+    return torch.stack((chosen, maximum + log_total, log_total - weighted / total))

@@ -9,13 +9,18 @@ import torch
 from rlrun.models.computation.rope_tables import rope_tables
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_statistics
+from rlrun.runner.trainer.model import target
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.layers import PackedAttention
 from rlrun.runner.trainer.model.rope import RopeTable
-from rlrun.runner.trainer.model.target import layers
-from rlrun.runner.trainer.model.target.layers import QueryKeyNorm, StreamNorm, TargetRoPE, rotation
-from rlrun.runner.trainer.model.target.softmax import target_log_softmax
+from rlrun.runner.trainer.model.target import (
+    QueryKeyNorm,
+    StreamNorm,
+    TargetRoPE,
+    rotation,
+    target_log_softmax,
+)
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.tiny_models import make_tiny_model
 
@@ -65,7 +70,7 @@ def test_rotation_turns_as_the_formula_and_back() -> None:
     turned = rotation(x, angles.cos(), angles.sin())
     pairs = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(torch.ones(6, 1, 8), angles[:, None])
     torch.testing.assert_close(turned, torch.cat((pairs.real, pairs.imag), -1))
-    (own,) = gradients(lambda x: layers._Rotation.apply(x, angles.cos(), angles.sin()), x)
+    (own,) = gradients(lambda x: target._Rotation.apply(x, angles.cos(), angles.sin()), x)
     (plain,) = gradients(lambda x: rotation(x, angles.cos(), angles.sin()), x)
     torch.testing.assert_close(own, plain)
 

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 
 import torch
-from rlrun.runner.doctor.gpu_verdicts import GOOD_SHARE
+from rlrun.runner.doctor.gpu import GOOD_SHARE
 
 from benchmarks.gpu.models import ON_GPU
 from benchmarks.gpu.results import Case, Goal, Measurement

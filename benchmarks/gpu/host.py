@@ -5,12 +5,11 @@ import subprocess
 from collections.abc import Mapping
 
 import torch
-from rlrun.runner.doctor.gpu import GOOD_SHARE
 
 from benchmarks.gpu.models import ON_GPU
 from benchmarks.gpu.results import Case, Goal, Measurement
 from rlrun.runner.doctor import measurements
-from rlrun.runner.doctor.gpu import measure_collectives
+from rlrun.runner.doctor.gpu import GOOD_SHARE, measure_collectives
 from rlrun.runner.planning.hardware import local_gpu
 
 

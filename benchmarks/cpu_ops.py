@@ -62,8 +62,10 @@ class PlainHead(torch.autograd.Function):
             logits = (hidden[part] @ weight.t()).float().log_softmax(-1)
             target = targets[part, None]
             log_probs[part] = logits.gather(1, target)[:, 0]
-            slopes = logits.exp_().neg_().scatter_add_(1, target, torch.ones_like(target, dtype=logits.dtype))
-            _head_products(slopes.to(hidden.dtype), hidden[part], weight, dhidden[part], dweight)
+            gradients = (
+                logits.exp_().neg_().scatter_add_(1, target, torch.ones_like(target, dtype=logits.dtype))
+            )
+            _head_products(gradients.to(hidden.dtype), hidden[part], weight, dhidden[part], dweight)
         ctx.save_for_backward(dhidden, dweight)
         return log_probs
 
@@ -82,14 +84,14 @@ class FusedHead(PlainHead):
             maximum, total, chosen, _ = softmax.softmax_statistics(logits, targets[part], 1.0)
             log_sums = maximum + total.log()
             log_probs[part] = chosen - log_sums
-            softmax.softmax_slopes_(
+            softmax.softmax_gradients_(
                 logits,
                 targets[part],
                 ours=ones[part],
                 log_sums=log_sums,
-                log_prob_slopes=ones[part],
+                log_prob_gradients=ones[part],
                 entropies=None,
-                entropy_slopes=None,
+                entropy_gradients=None,
                 temperature=1.0,
             )
             _head_products(logits, hidden[part], weight, dhidden[part], dweight)
@@ -109,9 +111,11 @@ def _empty_head(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]
     )
 
 
-def _head_products(slopes: Tensor, hidden: Tensor, weight: Tensor, dhidden: Tensor, dweight: Tensor) -> None:
-    torch.mm(slopes, weight, out=dhidden)
-    dweight.addmm_(slopes.t(), hidden)
+def _head_products(
+    gradients: Tensor, hidden: Tensor, weight: Tensor, dhidden: Tensor, dweight: Tensor
+) -> None:
+    torch.mm(gradients, weight, out=dhidden)
+    dweight.addmm_(gradients.t(), hidden)
 
 
 PLAIN = Operators(

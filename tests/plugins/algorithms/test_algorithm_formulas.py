@@ -320,8 +320,8 @@ def check_step(name: str, params: dict[str, Any], reduction: Reduction, referenc
     torch.testing.assert_close(loss, total, rtol=1e-6, atol=1e-6)
     loss.backward()
     total.backward()
-    slopes = torch.cat([one.new.grad for one in step if one.new.grad is not None])
-    torch.testing.assert_close(inputs.log_probs.grad[inputs.mask > 0], slopes, rtol=1e-5, atol=1e-7)
+    gradients = torch.cat([one.new.grad for one in step if one.new.grad is not None])
+    torch.testing.assert_close(inputs.log_probs.grad[inputs.mask > 0], gradients, rtol=1e-5, atol=1e-7)
     assert not inputs.log_probs.grad[inputs.mask == 0].any()
 
 
@@ -412,5 +412,5 @@ def test_every_term_is_placed_as_in_its_paper() -> None:
     torch.testing.assert_close(losses, expected, rtol=1e-6, atol=1e-6)
     losses.sum().backward()
     expected.sum().backward()
-    slopes = torch.cat([one.new.grad for one in step if one.new.grad is not None])
-    torch.testing.assert_close(inputs.log_probs.grad[inputs.mask > 0], slopes, rtol=1e-5, atol=1e-6)
+    gradients = torch.cat([one.new.grad for one in step if one.new.grad is not None])
+    torch.testing.assert_close(inputs.log_probs.grad[inputs.mask > 0], gradients, rtol=1e-5, atol=1e-6)

@@ -50,7 +50,7 @@ def surrogate(new: float, old: float, advantage: float) -> float:
     return -min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
 
 
-def slope(new: float, old: float, advantage: float) -> float:
+def gradient(new: float, old: float, advantage: float) -> float:
     """The surrogate's derivative for the new log-prob: none where the clipped ratio is the smaller one."""
     ratio = math.exp(new - old)
     clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
@@ -65,9 +65,9 @@ def check(params: dict[str, Any], weight: Any) -> None:
     places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
     weights = [weight(samples, i, t) for i, t in places]
     tokens = [(samples.new[i][t], samples.old[i][t], ADVANTAGES[i]) for i, t in places]
-    losses, slopes = loss_of(params)
+    losses, gradients = loss_of(params)
     assert losses == pytest.approx([surrogate(*one) * w for one, w in zip(tokens, weights, strict=True)])
-    assert slopes == pytest.approx([slope(*one) * w for one, w in zip(tokens, weights, strict=True)])
+    assert gradients == pytest.approx([gradient(*one) * w for one, w in zip(tokens, weights, strict=True)])
 
 
 def loss_of(params: dict[str, Any]) -> tuple[list[float], list[float]]:
@@ -179,11 +179,11 @@ def test_dual_clip(bound: float) -> None:
         return ADVANTAGES[i] < 0 and -surrogate(new, old, ADVANTAGES[i]) < bound * ADVANTAGES[i]
 
     samples, places = Samples(), [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
-    losses, slopes = loss_of({"dual_clip": bound})
-    for (i, t), loss, found in zip(places, losses, slopes, strict=True):
+    losses, gradients = loss_of({"dual_clip": bound})
+    for (i, t), loss, found in zip(places, losses, gradients, strict=True):
         token = samples.new[i][t], samples.old[i][t], ADVANTAGES[i]
         assert loss == pytest.approx(-bound * ADVANTAGES[i] if bounded(samples, i, t) else surrogate(*token))
-        assert found == pytest.approx(0.0 if bounded(samples, i, t) else slope(*token))
+        assert found == pytest.approx(0.0 if bounded(samples, i, t) else gradient(*token))
 
 
 ESTIMATORS = {
@@ -192,7 +192,7 @@ ESTIMATORS = {
     "k3": lambda d: math.exp(-d) - 1 + d,
     "low_var_kl": lambda d: min(max(math.exp(-d) - 1 + d, -10.0), 10.0),
 }
-SLOPES = {
+GRADIENTS = {
     "k1": lambda d: 1.0,
     "k2": lambda d: d,
     "k3": lambda d: 1 - math.exp(-d),
@@ -216,22 +216,22 @@ def test_icepop_is_two_sided_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "unbiased"),
-    [*((kind, True) for kind in ESTIMATORS), *((kind, False) for kind in SLOPES if kind != "k1")],
+    [*((kind, True) for kind in ESTIMATORS), *((kind, False) for kind in GRADIENTS if kind != "k1")],
 )
 def test_kl_estimators(kind: str, unbiased: bool) -> None:
-    """Schulman's k1, k2, k3 of d = log π - log π_ref, values and slopes; times π / π_old where unbiased."""
+    """Schulman's k1, k2, k3 of d = log π - log π_ref, and gradients; times π / π_old where unbiased."""
     samples, inputs = Samples(), Samples().inputs()
     params = {"kl": {"in_loss": {"type": kind, "coef": 1.0, "unbiased": unbiased}}}
     outputs = build("algorithms", "grpo", params).loss(inputs)
     (outputs.loss - build("algorithms", "grpo", {}).loss(inputs).loss).sum().backward()
-    values, slopes = [], []
+    values, gradients = [], []
     for i, length in enumerate(LENGTHS):
         for t in range(length):
             new, old = samples.new[i][t], samples.old[i][t]
             away = new - samples.reference[i][t]
             factor = math.exp(new - old) if unbiased else 1.0
             values.append(ESTIMATORS[kind](away) * factor)
-            slopes.append(SLOPES[kind](away) * factor + (values[-1] if unbiased else 0.0))
+            gradients.append(GRADIENTS[kind](away) * factor + (values[-1] if unbiased else 0.0))
     assert outputs.metrics["kl_loss"].tolist() == pytest.approx(values)
     assert inputs.log_probs.grad is not None
-    assert inputs.log_probs.grad.tolist() == pytest.approx(slopes)
+    assert inputs.log_probs.grad.tolist() == pytest.approx(gradients)

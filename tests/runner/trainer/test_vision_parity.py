@@ -119,9 +119,9 @@ def compare(case, ranks, truth):
     assert len(tower) > 30
     trained = set(grads) if case.tower == "trained" else set(grads) - tower
     assert all(ours[name].isnan().all() for name in set(grads) - trained)
-    slope = max(float((ours[name] - grads[name]).abs().max()) for name in trained)
-    print(case.name, f"log-prob {difference:.1e}, gradient {slope:.1e}")
-    assert max(difference, slope) < 1e-5
+    gradient = max(float((ours[name] - grads[name]).abs().max()) for name in trained)
+    print(case.name, f"log-prob {difference:.1e}, gradient {gradient:.1e}")
+    assert max(difference, gradient) < 1e-5
     assert max(float(grads[name].abs().max()) for name in tower) > 1e-3
     norm = torch.stack([grads[name].norm() for name in trained]).norm()
     assert ranks[0]["norm"] == pytest.approx(float(norm), rel=1e-5)

@@ -86,7 +86,7 @@ def varlen_backward(  # noqa: PLR0917
     """Returns the gradients of queries, keys and values, given the output and the log-sum-exp of the
     scores.
     """
-    slopes: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(
         grad,
         query,
         key,
@@ -102,7 +102,7 @@ def varlen_backward(  # noqa: PLR0917
         call.scale,
         call.sides,
     )
-    return slopes
+    return gradients
 
 
 FLA_CHUNK = 64

@@ -244,7 +244,7 @@ class Backward {
     const int64_t all = shape.most_blocks * shape.panel, panels = shape.group * shape.panel;
     for (T** part : {&keys_, &key_columns_, &values_}) *part = scratch_.take<T>(all);
     for (float** part : {&dkeys_, &dvalues_}) *part = scratch_.take<float>(all);
-    for (T** part : {&queries_, &query_rows_, &query_columns_, &slopes_, &slope_rows_, &slope_columns_})
+    for (T** part : {&queries_, &query_rows_, &query_columns_, &gradients_, &gradient_rows_, &gradient_columns_})
       *part = scratch_.take<T>(panels);
     for (float** part : {&dqueries_, &dquery_rows_}) *part = scratch_.take<float>(panels);
     for (T** part : {&weights_, &dscores_, &dscore_rows_}) *part = scratch_.take<T>(shape.stack * BLOCK);
@@ -265,9 +265,9 @@ class Backward {
       const std::vector<int64_t>& blocks = sight.blocks(i);
       for (const int64_t j : blocks) {
         multiply(BLOCK, stack, width, keys_ + j * panel, query_columns_, scores_, false);
-        multiply(BLOCK, stack, width, values_ + j * panel, slope_columns_, dweights_, false);
+        multiply(BLOCK, stack, width, values_ + j * panel, gradient_columns_, dweights_, false);
         score_gradients(i - j, sight.branches(i, j) ? sight.ends(j) : nullptr, begin);
-        multiply(BLOCK, width, stack, weights_, slope_rows_, dvalues_ + j * panel, true);
+        multiply(BLOCK, width, stack, weights_, gradient_rows_, dvalues_ + j * panel, true);
         multiply(BLOCK, width, stack, dscores_, query_rows_, dkeys_ + j * panel, true);
         multiply(width, stack, BLOCK, key_columns_ + j * panel, dscore_rows_, dqueries_, j > blocks.front());
       }
@@ -311,16 +311,16 @@ class Backward {
     copy_stack(queries, begin, count, width, queries_);
     pack(queries_, stack, width, query_rows_);
     pack_transposed(queries_, stack, width, query_columns_);
-    copy_stack(grad, begin, count, width, slopes_);
-    pack(slopes_, stack, width, slope_rows_);
-    pack_transposed(slopes_, stack, width, slope_columns_);
+    copy_stack(grad, begin, count, width, gradients_);
+    pack(gradients_, stack, width, gradient_rows_);
+    pack_transposed(gradients_, stack, width, gradient_columns_);
     for (int64_t head = 0; head < shape_.group; ++head)
       for (int64_t r = 0; r < BLOCK; ++r) {
         const int64_t row = head * BLOCK + r;
         Vector dot{};
         if (r < count)
           for_vectors(width, [&](int64_t c, int64_t n) {
-            dot += load(slopes_ + row * width + c, n) * load(output[head][begin + r] + c, n);
+            dot += load(gradients_ + row * width + c, n) * load(output[head][begin + r] + c, n);
           });
         dots_[row] = total(dot);
         log_sums_[row] = r < count ? log_sums[head * shape_.tokens + begin + r] : 0.f;
@@ -337,18 +337,18 @@ class Backward {
     for (int64_t r = 0; r < BLOCK; r += 2)
       for (int64_t c = 0; c < stack; c += LANES) {
         const int64_t place = c % BLOCK;  // of the first of these queries in its block
-        Vector slopes[2];
+        Vector gradients[2];
         for (int64_t row = r; row < r + 2; ++row) {
           const int64_t at = row * stack + c;
           Vector weight = exponential(load(scores_ + at) * scale_ - load(log_sums_ + c));
           if (diagonal) weight -= first(weight, row - place);
           if (ends) weight = first(weight, shape_.window + row - distance * BLOCK - place);
           if (tree_ends) weight = first(weight, tree_ends[row] - begin - place);
-          slopes[row - r] = weight * (load(dweights_ + at) - load(dots_ + c)) * scale_;
+          gradients[row - r] = weight * (load(dweights_ + at) - load(dots_ + c)) * scale_;
           store(weights_ + at, weight);
-          store(dscores_ + at, slopes[row - r]);
+          store(dscores_ + at, gradients[row - r]);
         }
-        store_pair(dscore_rows_ + pair_offset<T>(r, c, stack), stack, slopes[0], slopes[1], LANES);
+        store_pair(dscore_rows_ + pair_offset<T>(r, c, stack), stack, gradients[0], gradients[1], LANES);
       }
   }
 
@@ -357,7 +357,8 @@ class Backward {
   Scratch scratch_;
   T *keys_, *key_columns_, *values_;  // of the whole document; their gradients, summed in float32:
   float *dkeys_, *dvalues_;
-  T *queries_, *query_rows_, *query_columns_, *slopes_, *slope_rows_, *slope_columns_;  // of one stack of queries
+  T *queries_, *query_rows_, *query_columns_;  // of one stack of queries, and the gradients of their outputs:
+  T *gradients_, *gradient_rows_, *gradient_columns_;
   float *dqueries_, *dquery_rows_, *dots_, *log_sums_;
   T *weights_, *dscores_, *dscore_rows_;  // of one block of keys and one stack of queries
   float *scores_, *dweights_;

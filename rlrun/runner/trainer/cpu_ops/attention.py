@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from rlrun.runner.exact_ops.operators import operators as exact
 from rlrun.runner.trainer.cpu_ops.exact import computes_exactly
 from rlrun.runner.trainer.cpu_ops.library import operators, serves
-from rlrun.runner.trainer.cpu_ops.sinks import sink_slopes, with_sinks
+from rlrun.runner.trainer.cpu_ops.sinks import sink_gradients, with_sinks
 
 
 def packed_attention(  # noqa: PLR0917
@@ -150,6 +150,6 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         *saved, output, log_sums, sinks, ends = ctx.saved_tensors
         lengths, scale, window = ctx.settings
-        slopes = operators.attention_backward(grad, *saved, output, log_sums, lengths, ends, scale, window)
-        sink_grad = None if sinks is None else sink_slopes(grad, output, log_sums, sinks)
-        return *slopes, sink_grad, None, None, None, None
+        gradients = operators.attention_backward(grad, *saved, output, log_sums, lengths, ends, scale, window)
+        sink_grad = None if sinks is None else sink_gradients(grad, output, log_sums, sinks)
+        return *gradients, sink_grad, None, None, None, None

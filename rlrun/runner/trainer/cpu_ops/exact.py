@@ -69,9 +69,9 @@ class _ExactLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         of_input, of_weight, of_bias = ctx.needs_input_grad
-        rows, slopes = input.flatten(0, -2), grad.flatten(0, -2)
+        rows, gradients = input.flatten(0, -2), grad.flatten(0, -2)
         return (
             linear(grad, weight.t()) if of_input else None,
-            weight_gradient(slopes, rows) if of_weight else None,
-            slopes.sum(0) if of_bias else None,
+            weight_gradient(gradients, rows) if of_weight else None,
+            gradients.sum(0) if of_bias else None,
         )

@@ -94,7 +94,7 @@ def _softmax_statistics(logits: Tensor, targets: Tensor, temperature: float) -> 
     return logits.new_empty((4, len(logits)), dtype=torch.float32)
 
 
-def _softmax_slopes_(logits: Tensor, *arguments: object) -> None:
+def _softmax_gradients_(logits: Tensor, *arguments: object) -> None:
     return None
 
 
@@ -119,7 +119,7 @@ _SHAPES = {
     "silu_mul": _silu_mul,
     "silu_mul_backward": _silu_mul_backward,
     "softmax_statistics": _softmax_statistics,
-    "softmax_slopes_": _softmax_slopes_,
+    "softmax_gradients_": _softmax_gradients_,
     "attention": _attention,
     "attention_backward": _attention_backward,
     "add_weight_gradient_": _add_weight_gradient_,

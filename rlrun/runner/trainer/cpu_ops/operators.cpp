@@ -15,13 +15,13 @@ TORCH_LIBRARY(rlrun_trainer, m) {
   m.def("silu_mul(Tensor gate, Tensor up) -> Tensor");
   m.def("silu_mul_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   m.def("softmax_statistics(Tensor logits, Tensor targets, float temperature) -> Tensor");
-  m.def("softmax_slopes_(Tensor(a!) logits, Tensor targets, Tensor ours, Tensor log_sums, Tensor log_prob_slopes, "
-        "Tensor? entropies, Tensor? entropy_slopes, float temperature) -> ()");
+  m.def("softmax_gradients_(Tensor(a!) logits, Tensor targets, Tensor ours, Tensor log_sums, "
+        "Tensor log_prob_gradients, Tensor? entropies, Tensor? entropy_gradients, float temperature) -> ()");
   m.def("attention(Tensor q, Tensor k, Tensor v, int[] lengths, Tensor? ends, float scale, "
         "int window) -> (Tensor, Tensor)");
   m.def("attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor output, Tensor log_sums, "
         "int[] lengths, Tensor? ends, float scale, int window) -> (Tensor, Tensor, Tensor)");
-  m.def("add_weight_gradient_(Tensor(a!) sums, Tensor slopes, Tensor input) -> ()");
+  m.def("add_weight_gradient_(Tensor(a!) sums, Tensor gradients, Tensor input) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(rlrun_trainer, CPU, m) {
@@ -31,7 +31,7 @@ TORCH_LIBRARY_IMPL(rlrun_trainer, CPU, m) {
   m.impl("silu_mul", &ops::silu_mul);
   m.impl("silu_mul_backward", &ops::silu_mul_backward);
   m.impl("softmax_statistics", &ops::softmax_statistics);
-  m.impl("softmax_slopes_", &ops::softmax_slopes_);
+  m.impl("softmax_gradients_", &ops::softmax_gradients_);
   m.impl("attention", &ops::attention);
   m.impl("attention_backward", &ops::attention_backward);
   m.impl("add_weight_gradient_", &ops::add_weight_gradient_);

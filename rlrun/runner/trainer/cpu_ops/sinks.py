@@ -18,7 +18,7 @@ def with_sinks(
     return (output * kept).to(output.dtype), total_log_sums
 
 
-def sink_slopes(
+def sink_gradients(
     grad: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor
 ) -> torch.Tensor:
     """Returns the gradient of the sinks `[N]`; `output` and `log_sums` include the sinks."""

@@ -44,17 +44,17 @@ inline at::Tensor softmax_statistics(const at::Tensor& logits, const at::Tensor&
   return statistics;
 }
 
-// Replaces logits by the loss's gradient for them. The loss has the gradient `log_prob_slopes` [rows] for the target's
-// log-prob, z_target - log_sum, and `entropy_slopes` [rows] for the entropy. `ours` [rows] is 0 where the target is in
-// another rank's slice of the vocabulary, else 1.
-inline void softmax_slopes_(
+// Replaces logits by the loss's gradient for them, given its gradients [rows] for the target's log-prob, which is
+// z_target - log_sum, and for the entropy. `ours` [rows] is 0 where the target is in another rank's slice of the
+// vocabulary, else 1.
+inline void softmax_gradients_(
     at::Tensor logits,
     const at::Tensor& targets,
     const at::Tensor& ours,
     const at::Tensor& log_sums,
-    const at::Tensor& log_prob_slopes,
+    const at::Tensor& log_prob_gradients,
     const std::optional<at::Tensor>& entropies,
-    const std::optional<at::Tensor>& entropy_slopes,
+    const std::optional<at::Tensor>& entropy_gradients,
     double temperature) {
   const int64_t rows = logits.size(0), width = logits.size(1);
   for_dtype(logits, [&](auto zero) {
@@ -62,19 +62,19 @@ inline void softmax_slopes_(
     T* in = logits.mutable_data_ptr<T>();
     const int64_t* target = targets.const_data_ptr<int64_t>();
     const float *own = ours.const_data_ptr<float>(), *log_sum = log_sums.const_data_ptr<float>();
-    const float* slope = log_prob_slopes.const_data_ptr<float>();
+    const float* gradient = log_prob_gradients.const_data_ptr<float>();
     const float* entropy = entropies ? entropies->const_data_ptr<float>() : nullptr;
-    const float* entropy_slope = entropy_slopes ? entropy_slopes->const_data_ptr<float>() : nullptr;
+    const float* entropy_gradient = entropy_gradients ? entropy_gradients->const_data_ptr<float>() : nullptr;
     const float cool = 1.f / float(temperature);
     at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         T* l = in + row * width;
-        const float direct = slope[row] * cool, h = entropy_slope ? entropy_slope[row] * cool : 0.f;
+        const float direct = gradient[row] * cool, h = entropy_gradient ? entropy_gradient[row] * cool : 0.f;
         const float constant = -direct - (entropy ? entropy[row] * h : 0.f), shift = log_sum[row];
-        const auto slope_of = [&](Vector log_prob) { return exponential(log_prob) * (constant - h * log_prob); };
+        const auto gradient_of = [&](Vector log_prob) { return exponential(log_prob) * (constant - h * log_prob); };
         // Read before the loop overwrites the target's logit.
-        const float at_target = slope_of(Vector{} + (float(l[target[row]]) * cool - shift))[0];
-        for_vectors(width, [&](int64_t i, int64_t n) { store(l + i, slope_of(load(l + i, n) * cool - shift), n); });
+        const float at_target = gradient_of(Vector{} + (float(l[target[row]]) * cool - shift))[0];
+        for_vectors(width, [&](int64_t i, int64_t n) { store(l + i, gradient_of(load(l + i, n) * cool - shift), n); });
         l[target[row]] = T(at_target + direct * own[row]);
       }
     });

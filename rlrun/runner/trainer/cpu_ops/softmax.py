@@ -23,38 +23,38 @@ def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor, temperature:
     return torch.stack((maximum, exponentials.sum(1), chosen, exponentials.mul_(z).sum(1)))
 
 
-def softmax_slopes_(
+def softmax_gradients_(
     logits: torch.Tensor,
     targets: torch.Tensor,
     *,
     ours: torch.Tensor,
     log_sums: torch.Tensor,
-    log_prob_slopes: torch.Tensor,
+    log_prob_gradients: torch.Tensor,
     entropies: torch.Tensor | None,
-    entropy_slopes: torch.Tensor | None,
+    entropy_gradients: torch.Tensor | None,
     temperature: float,
 ) -> torch.Tensor:
     """Overwrites logits with the loss's gradient for them, and returns them.
 
-    `log_prob_slopes` and `entropy_slopes` are the loss's gradients for log-probs (z[target] - log_sums) and
-    entropies; None: it does not depend on entropies. All are `[R]` float32. `ours` is 0 where the target is
-    in another rank's slice of the vocabulary, else 1.
+    `log_prob_gradients` and `entropy_gradients` are the loss's gradients for log-probs (z[target] - log_sums)
+    and entropies; None: it does not depend on entropies. All are `[R]` float32. `ours` is 0 where the target
+    is in another rank's slice of the vocabulary, else 1.
     """
     if serves(logits):
-        operators.softmax_slopes_(
-            logits, targets, ours, log_sums, log_prob_slopes, entropies, entropy_slopes, temperature
+        operators.softmax_gradients_(
+            logits, targets, ours, log_sums, log_prob_gradients, entropies, entropy_gradients, temperature
         )
         return logits
     # In place: a chunk's logits are the largest tensors of a step, and these are of twice their precision.
     log_probs = logits.to(log_sums.dtype).div_(temperature).sub_(log_sums[:, None])
-    direct = log_prob_slopes / temperature
-    if entropies is None or entropy_slopes is None:
-        slopes = log_probs.exp_().mul_(-direct[:, None])
+    direct = log_prob_gradients / temperature
+    if entropies is None or entropy_gradients is None:
+        gradients = log_probs.exp_().mul_(-direct[:, None])
     else:
         probs = log_probs.exp()
         weighted = (
-            log_probs.add_(entropies[:, None]).mul_(probs).mul_((entropy_slopes / temperature)[:, None])
+            log_probs.add_(entropies[:, None]).mul_(probs).mul_((entropy_gradients / temperature)[:, None])
         )
-        slopes = probs.mul_(-direct[:, None]).sub_(weighted)
-    slopes.scatter_add_(1, targets[:, None], (direct * ours)[:, None])
-    return logits.copy_(slopes)
+        gradients = probs.mul_(-direct[:, None]).sub_(weighted)
+    gradients.scatter_add_(1, targets[:, None], (direct * ours)[:, None])
+    return logits.copy_(gradients)

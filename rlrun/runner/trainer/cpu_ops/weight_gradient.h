@@ -27,13 +27,13 @@ inline void transpose_rows(Rows<float> in, int64_t tokens, int64_t columns, floa
   }
 }
 
-// Adds slopes^T input to sums [rows, columns], for slopes [tokens, rows] and input [tokens, columns], in the tokens'
-// order whatever the number of threads.
-inline void add_weight_gradient_(at::Tensor sums, const at::Tensor& slopes, const at::Tensor& input) {
-  const int64_t tokens = slopes.size(0), rows = slopes.size(1), columns = input.size(1);
-  TORCH_CHECK(slopes.stride(1) == 1 && input.stride(1) == 1 && input.size(0) == tokens,
-              "two matrices of the same number of rows expected, not ", slopes.sizes(), " and ", input.sizes());
-  const auto a = rows_of<float>(slopes, 0, 0), b = rows_of<float>(input, 0, 0), out = rows_of<float>(sums, 0, 0);
+// Adds gradients^T input to sums [rows, columns], for gradients [tokens, rows] and input [tokens, columns], in the
+// tokens' order whatever the number of threads.
+inline void add_weight_gradient_(at::Tensor sums, const at::Tensor& gradients, const at::Tensor& input) {
+  const int64_t tokens = gradients.size(0), rows = gradients.size(1), columns = input.size(1);
+  TORCH_CHECK(gradients.stride(1) == 1 && input.stride(1) == 1 && input.size(0) == tokens,
+              "two matrices of the same number of rows expected, not ", gradients.sizes(), " and ", input.sizes());
+  const auto a = rows_of<float>(gradients, 0, 0), b = rows_of<float>(input, 0, 0), out = rows_of<float>(sums, 0, 0);
   at::parallel_for(0, (rows + SIDE - 1) / SIDE, 1, [&](int64_t begin, int64_t end) {
     const TileRegisters registers;
     Scratch scratch(Scratch::padded<float>(SIDE * LEFT_STRIDE));

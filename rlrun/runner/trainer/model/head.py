@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_log_softmax, exact_product
 from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear
-from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
+from rlrun.runner.trainer.cpu_ops.softmax import softmax_gradients_, softmax_statistics
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.target import target_log_softmax
 from rlrun.runner.trainer.model.wide_products import wide_product
@@ -151,15 +151,15 @@ class _LogProbs(torch.autograd.Function):
             logits = _kept_part(kept, part)
             if logits is None:
                 logits = linear(hidden[part], weight)
-            slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
-            grad_hidden[part] = linear(slopes, weight.t())
+            gradients = _gradients_(ctx, part, logits, grad, entropy_grad)
+            grad_hidden[part] = linear(gradients, weight.t())
             if grad_weight is not None:
-                add_weight_gradient_(grad_weight, slopes, hidden[part])
+                add_weight_gradient_(grad_weight, gradients, hidden[part])
         return grad_hidden, grad_weight, None, None
 
 
 class _WideLogProbs(torch.autograd.Function):
-    """`_LogProbs` with float32 logits, slopes and sums; gradients are rounded once, at the end."""
+    """`_LogProbs` with logits, sums and gradients in float32; the results are rounded once, at the end."""
 
     @staticmethod
     def forward(
@@ -185,10 +185,10 @@ class _WideLogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _chunks(hidden, ctx.query):
             logits = wide_product(hidden[part], weight.t())
-            slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
-            grad_hidden[part] = wide_product(slopes, weight)
+            gradients = _gradients_(ctx, part, logits, grad, entropy_grad)
+            grad_hidden[part] = wide_product(gradients, weight)
             if grad_weight is not None:
-                grad_weight += wide_product(slopes.t(), hidden[part])
+                grad_weight += wide_product(gradients.t(), hidden[part])
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
@@ -230,21 +230,21 @@ def _most_probable(
     return (logits.gather(1, targets[:, None])[:, 0] >= logits.amax(1)).float()
 
 
-def _slopes_(
+def _gradients_(
     ctx: Any, part: slice, logits: torch.Tensor, grad: torch.Tensor, entropy_grad: torch.Tensor | None
 ) -> torch.Tensor:
     """Returns the loss's gradient for a chunk's logits, in their place."""
     _, _, local, ours, log_sum, entropy = ctx.saved_tensors
     if not ctx.query.entropy_grad:
         entropy_grad = None
-    return softmax_slopes_(
+    return softmax_gradients_(
         _restricted_(logits, part, ctx.query, ctx.group),
         local[part],
         ours=ours[part],
         log_sums=log_sum[part],
-        log_prob_slopes=grad[part].contiguous(),
+        log_prob_gradients=grad[part].contiguous(),
         entropies=None if entropy_grad is None else entropy[part],
-        entropy_slopes=None if entropy_grad is None else entropy_grad[part].contiguous(),
+        entropy_gradients=None if entropy_grad is None else entropy_grad[part].contiguous(),
         temperature=ctx.query.temperature,
     )
 

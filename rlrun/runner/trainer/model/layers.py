@@ -84,10 +84,10 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         input, weight = ctx.saved_tensors
         of_input, of_weight = ctx.needs_input_grad
-        rows, slopes = input.flatten(0, -2), grad.flatten(0, -2)
+        rows, gradients = input.flatten(0, -2), grad.flatten(0, -2)
         return (
             onednn_linear(grad, weight.t()) if of_input else None,
-            weight_gradient(slopes, rows) if of_weight else None,
+            weight_gradient(gradients, rows) if of_weight else None,
         )
 
 

@@ -106,8 +106,8 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scales = ctx.saved_tensors
         normed = x.float() * scales
-        slopes = grad * weight.float()
-        of_x = (slopes - normed * (slopes * normed).mean(dim=-1, keepdim=True)) * scales
+        gradients = grad * weight.float()
+        of_x = (gradients - normed * (gradients * normed).mean(dim=-1, keepdim=True)) * scales
         of_weight = (grad * normed).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         return of_x.to(x.dtype), None if of_weight is None else of_weight.to(weight.dtype), None, None
 

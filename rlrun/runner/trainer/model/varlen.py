@@ -17,7 +17,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from rlrun.runner.batches.branches import Level, cut_branches
 from rlrun.runner.trainer.compat.kernels import VarlenCall, varlen_backward, varlen_forward
-from rlrun.runner.trainer.cpu_ops.sinks import sink_slopes, with_sinks
+from rlrun.runner.trainer.cpu_ops.sinks import sink_gradients, with_sinks
 from rlrun.runner.trainer.transfers import to_device
 
 
@@ -160,7 +160,7 @@ class _MergedCalls(torch.autograd.Function):
         query, key, value, output, log_sums, sinks = ctx.saved_tensors
         call, levels = ctx.calls
         grad = grad.contiguous()
-        slopes = varlen_backward(grad, query, key, value, output, log_sums, call)
+        gradients = varlen_backward(grad, query, key, value, output, log_sums, call)
         for level in levels:
             queries, keys = level.queries, level.keys
             part = varlen_backward(
@@ -172,9 +172,14 @@ class _MergedCalls(torch.autograd.Function):
                 log_sums[:, queries].contiguous(),
                 level.spans.call(call.scale, causal=False),
             )
-            for slope, own, places in zip(slopes, part, (queries, keys, keys), strict=True):
-                slope.index_add_(0, places, own)
-        return *slopes, None if sinks is None else sink_slopes(grad, output, log_sums, sinks), None, None
+            for gradient, own, places in zip(gradients, part, (queries, keys, keys), strict=True):
+                gradient.index_add_(0, places, own)
+        return (
+            *gradients,
+            None if sinks is None else sink_gradients(grad, output, log_sums, sinks),
+            None,
+            None,
+        )
 
 
 def _weight(part: torch.Tensor, total: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from torch.nn import functional
 from rlrun.runner.trainer.cpu_ops import library
 from rlrun.runner.trainer.cpu_ops.attention import packed_attention
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, rotate, silu_mul
-from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
+from rlrun.runner.trainer.cpu_ops.softmax import softmax_gradients_, softmax_statistics
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 LENGTHS = (1, 31, 32, 33, 70, 5)
@@ -44,9 +44,9 @@ def agree(ours, plain, inputs, dtype):
     exact = [x.detach().double().requires_grad_() for x in rounded]
     result, expected = ours(*rounded), plain(*exact)
     assert result.dtype == dtype
-    slope = torch.randn(expected.shape, dtype=torch.float64).to(dtype)
-    gradients = torch.autograd.grad(result, rounded, slope)
-    references = torch.autograd.grad(expected, exact, slope.double())
+    gradient = torch.randn(expected.shape, dtype=torch.float64).to(dtype)
+    gradients = torch.autograd.grad(result, rounded, gradient)
+    references = torch.autograd.grad(expected, exact, gradient.double())
     for got, want in zip((result, *gradients), (expected, *references), strict=True):
         error = (got.double() - want).norm() / want.norm()
         assert error.item() < TOLERANCE[dtype]
@@ -156,20 +156,26 @@ def test_softmax(path, dtype, vocabulary):
     torch.testing.assert_close(target - log_sums, chosen.detach().float(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(total.log() - weighted / total, entropy.detach().float(), atol=1e-5, rtol=1e-5)
 
-    slopes, entropy_slopes, ours = torch.randn(rows), torch.randn(rows), (torch.arange(rows) % 3 > 0).float()
-    for entropies, entropy_part in ((None, None), (entropy.detach().float(), entropy_slopes)):
-        written = softmax_slopes_(
+    gradients, entropy_gradients, ours = (
+        torch.randn(rows),
+        torch.randn(rows),
+        (torch.arange(rows) % 3 > 0).float(),
+    )
+    for entropies, entropy_part in ((None, None), (entropy.detach().float(), entropy_gradients)):
+        written = softmax_gradients_(
             logits.clone(),
             targets,
             ours=ours,
             log_sums=log_sums,
-            log_prob_slopes=slopes,
+            log_prob_gradients=gradients,
             entropies=entropies,
-            entropy_slopes=entropy_part,
+            entropy_gradients=entropy_part,
             temperature=temperature,
         )
         # where the target is another rank's, only the denominator has a gradient
-        loss = (slopes * (chosen - (1 - ours) * exact.gather(1, targets[:, None])[:, 0] / temperature)).sum()
+        loss = (
+            gradients * (chosen - (1 - ours) * exact.gather(1, targets[:, None])[:, 0] / temperature)
+        ).sum()
         if entropy_part is not None:
             loss = loss + (entropy_part * entropy).sum()
         (expected,) = torch.autograd.grad(loss, exact, retain_graph=True)

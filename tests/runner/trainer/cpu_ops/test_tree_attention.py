@@ -30,13 +30,13 @@ def differences(forest, dtype, *, sinks=False, heads=(4, 2), width=16):
     shapes = [(len(forest.tokens), n, width) for n in (heads[0], heads[1], heads[1])]
     exact = [torch.randn(shape, dtype=torch.float64).to(dtype).double() for shape in shapes]
     exact += [torch.randn(heads[0], dtype=torch.float64).to(dtype).double()] if sinks else []
-    slope = torch.randn(shapes[0], dtype=torch.float64)
+    gradient = torch.randn(shapes[0], dtype=torch.float64)
     ends = torch.from_numpy(forest.ends)
 
     def run(inputs, attention):
         inputs = [x.requires_grad_() for x in inputs]
         output = attention(inputs)
-        return [output.detach(), *torch.autograd.grad(output, inputs, slope.to(output.dtype))]
+        return [output.detach(), *torch.autograd.grad(output, inputs, gradient.to(output.dtype))]
 
     want = run(
         [x.clone() for x in exact],

@@ -22,8 +22,8 @@ def plain(module, hidden, rows, targets, temperature):
     return everything.gather(1, targets[:, None])[:, 0], entropy
 
 
-def gradients(outputs, module, hidden, slopes):
-    loss = sum((output * slope).sum() for output, slope in zip(outputs, slopes, strict=True))
+def gradients(outputs, module, hidden, output_gradients):
+    loss = sum((output * gradient).sum() for output, gradient in zip(outputs, output_gradients, strict=True))
     return torch.autograd.grad(loss, (hidden, module.weight))
 
 
@@ -35,11 +35,11 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(chunk, temperature
     hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=True)
     rows, targets = torch.tensor([1, 2, 3, 7, 8, 9, 10]), torch.randint(VOCABULARY, (7,))
     module.query = HeadQuery(rows, targets, temperature, chunk, entropy_grad)
-    slopes = torch.randn(7), torch.randn(7) * entropy_grad
+    output_gradients = torch.randn(7), torch.randn(7) * entropy_grad
     ours, expected = module(hidden), plain(module, hidden, rows, targets, temperature)
     for value, reference in zip(ours, expected, strict=True):
         torch.testing.assert_close(value, reference, atol=2e-6, rtol=1e-5)
-    used = slopes if entropy_grad else slopes[:1]
+    used = output_gradients if entropy_grad else output_gradients[:1]
     got = gradients(ours[: len(used)], module, hidden, used)
     for value, reference in zip(got, gradients(expected[: len(used)], module, hidden, used), strict=True):
         torch.testing.assert_close(value, reference, atol=2e-6, rtol=1e-5)
@@ -102,8 +102,8 @@ def test_a_support_is_a_softmax_over_its_tokens_alone(chunk, temperature, entrop
     for value, reference in zip(ours, expected, strict=True):
         torch.testing.assert_close(value, reference, atol=1e-5, rtol=1e-5)
     assert ours[0][2] == 0.0  # a single candidate
-    slopes = torch.randn(7), torch.randn(7)
-    used = slopes if entropy_grad else slopes[:1]
+    output_gradients = torch.randn(7), torch.randn(7)
+    used = output_gradients if entropy_grad else output_gradients[:1]
     got = gradients(ours[: len(used)], module, hidden, used)
     for value, reference in zip(got, gradients(expected[: len(used)], module, hidden, used), strict=True):
         torch.testing.assert_close(value, reference, atol=1e-5, rtol=1e-4)

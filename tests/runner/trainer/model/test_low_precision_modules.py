@@ -36,20 +36,20 @@ ROUNDING = 2**-8
 
 
 def operands(tokens=256, inputs=256, outputs=128):
-    """Input, matrix and slope; the input's rows and the matrix's blocks have different sizes."""
+    """Input, matrix and gradient; the input's rows and the matrix's blocks have different sizes."""
     generator = torch.Generator().manual_seed(0)
     draw = [torch.randn(shape, generator=generator) for shape in ((tokens, inputs), (outputs, inputs))]
     draw[0] *= torch.logspace(-2, 2, tokens)[:, None]
     draw[1][:, inputs // 2 :] *= 30
-    slope = torch.randn(tokens, outputs, generator=generator)
-    return [tensor.bfloat16() for tensor in (*draw, slope)]
+    gradient = torch.randn(tokens, outputs, generator=generator)
+    return [tensor.bfloat16() for tensor in (*draw, gradient)]
 
 
-def results(product, input, weight, slope):
+def results(product, input, weight, gradient):
     """The output and both gradients of a product."""
     input, weight = input.clone().requires_grad_(), weight.clone().requires_grad_()
     output = product(input, weight)
-    output.backward(slope)
+    output.backward(gradient)
     return output.detach(), input.grad, weight.grad
 
 
@@ -57,7 +57,7 @@ def distance(ours, reference):
     return float((ours.float() - reference.float()).norm() / reference.float().norm())
 
 
-def blockwise_reference(input, weight, slope):
+def blockwise_reference(input, weight, gradient):
     """The three products with torchao's reference of each rounding, in float32."""
     kernels = pytest.importorskip("torchao.prototype.blockwise_fp8_training.kernels")
 
@@ -75,27 +75,27 @@ def blockwise_reference(input, weight, slope):
 
     return (
         by_rows(input) @ by_blocks(weight).t(),
-        by_rows(slope) @ by_blocks(weight),
-        by_rows(slope.t()) @ by_columns(input),
+        by_rows(gradient) @ by_blocks(weight),
+        by_rows(gradient.t()) @ by_columns(input),
     )
 
 
 def rowwise_reference(recipe):
     """torchao's emulation of a recipe, which multiplies what it has rounded in bfloat16."""
 
-    def products(input, weight, slope):
+    def products(input, weight, gradient):
         config = copy.copy(Float8LinearConfig.from_recipe_name(recipe))
         object.__setattr__(config, "emulate", True)
         layer = Float8Linear(weight.shape[1], weight.shape[0], bias=False, config=config)
         layer.weight.data, rows = weight.clone(), input.clone().requires_grad_()
         output = layer(rows)
-        output.backward(slope)
+        output.backward(gradient)
         return output.detach(), rows.grad, layer.weight.grad
 
     return products
 
 
-def mxfp8_reference(input, weight, slope):
+def mxfp8_reference(input, weight, gradient):
     """The three products of matrices that torchao has rounded to MXFP8, in float32."""
 
     def by_rows(matrix):
@@ -104,8 +104,8 @@ def mxfp8_reference(input, weight, slope):
 
     return (
         by_rows(input) @ by_rows(weight).t(),
-        by_rows(slope) @ by_rows(weight.t()).t(),
-        by_rows(slope.t()) @ by_rows(input.t()).t(),
+        by_rows(gradient) @ by_rows(weight.t()).t(),
+        by_rows(gradient.t()) @ by_rows(input.t()).t(),
     )
 
 
@@ -169,9 +169,11 @@ def test_gradients_of_matrices_can_keep_bfloat16():
 @pytest.mark.parametrize("precision", [ROWWISE, BLOCKWISE, MXFP8], ids=str)
 def test_an_expert_may_have_any_number_of_tokens(precision):
     """Rows of zeros that complete a block change nothing."""
-    input, weight, slope = operands(tokens=70)
-    ours = results(lambda rows, matrix: low_precision_product(rows, matrix, precision), input, weight, slope)
-    more = [pad(tensor, (0, 0, 0, 58)) for tensor in (input, slope)]
+    input, weight, gradient = operands(tokens=70)
+    ours = results(
+        lambda rows, matrix: low_precision_product(rows, matrix, precision), input, weight, gradient
+    )
+    more = [pad(tensor, (0, 0, 0, 58)) for tensor in (input, gradient)]
     full = results(
         lambda rows, matrix: low_precision_product(rows, matrix, precision), more[0], weight, more[1]
     )
@@ -190,9 +192,9 @@ def test_matrices_are_rounded_as_fp8_engines_get_them():
 
 
 def test_a_frozen_matrix_gets_no_gradient():
-    input, weight, slope = operands()
+    input, weight, gradient = operands()
     input.requires_grad_()
-    blockwise_product(input, weight).backward(slope)
+    blockwise_product(input, weight).backward(gradient)
     assert input.grad is not None and weight.grad is None
 
 

@@ -54,18 +54,18 @@ def plain_forward(query, key, value, call):
 def plain_backward(grad, query, key, value, output, log_sums, call):  # noqa: PLR0917
     """Flash attention's backward pass, which reads output and log-sum-exp."""
     assert all(x.is_contiguous() for x in (grad, output, log_sums))
-    slopes = [torch.zeros_like(x) for x in (query, key, value)]
+    gradients = [torch.zeros_like(x) for x in (query, key, value)]
     group = query.shape[1] // key.shape[1]
     dots = (grad * output).sum(-1).t()
     for rows, columns, k, v, scores in documents(query, key, value, call):
         weights = (scores - log_sums[:, rows, None]).exp()
         inner = torch.einsum("qnh,knh->nqk", grad[rows], v)
         d_scores = weights * (inner - dots[:, rows, None]) * call.scale
-        slopes[0][rows] = torch.einsum("nqk,knh->qnh", d_scores, k)
-        for slope, factor, x in ((slopes[1], d_scores, query), (slopes[2], weights, grad)):
+        gradients[0][rows] = torch.einsum("nqk,knh->qnh", d_scores, k)
+        for gradient, factor, x in ((gradients[1], d_scores, query), (gradients[2], weights, grad)):
             wide = torch.einsum("nqk,qnh->knh", factor, x[rows])
-            slope[columns] = wide.unflatten(1, (-1, group)).sum(2)
-    return tuple(slopes)
+            gradient[columns] = wide.unflatten(1, (-1, group)).sum(2)
+    return tuple(gradients)
 
 
 @pytest.fixture(autouse=True)
@@ -79,13 +79,13 @@ def check(forest, *, sinks=False):
     torch.manual_seed(0)
     shapes = [(len(forest.tokens), heads, 16) for heads in (4, 2, 2)] + [(4,)] * sinks
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    slope = torch.randn(shapes[0], dtype=torch.float64)
+    gradient = torch.randn(shapes[0], dtype=torch.float64)
     branches = Branches.of(forest.ends, CPU)
     own_sinks = inputs[3] if sinks else None
     found = varlen_attention(*inputs[:3], branches.segments.call(SCALE), own_sinks, branches.levels)
     expected = gathered(forest, *inputs[:3], scale=SCALE, sinks=own_sinks)
     pairs = [(found, expected)]
-    pairs += zip(*(torch.autograd.grad(y, inputs, slope) for y in (found, expected)), strict=True)
+    pairs += zip(*(torch.autograd.grad(y, inputs, gradient) for y in (found, expected)), strict=True)
     for own, other in ([x.detach() for x in pair] for pair in pairs):
         tolerance = 1e-6 if sinks else 1e-12  # sinks are float32
         torch.testing.assert_close(own, other, rtol=0, atol=tolerance * float(other.abs().max()))

@@ -34,7 +34,7 @@ def head_and_reference(*, entropy_grad):
     hidden = (3 * torch.randn(1, TOKENS, HIDDEN)).bfloat16().requires_grad_()
     rows, targets = torch.arange(1, TOKENS), torch.randint(VOCABULARY, (TOKENS - 1,))
     head.query = HeadQuery(rows, targets, 0.7, 5, entropy_grad)
-    slopes = torch.randn(2, TOKENS - 1)
+    output_gradients = torch.randn(2, TOKENS - 1)
     found = head(hidden)
     wide_hidden, weight = (each.detach().float().requires_grad_() for each in (hidden, head.weight))
     everything = (wide_hidden[0, rows] @ weight.t() / 0.7).log_softmax(-1)
@@ -42,7 +42,10 @@ def head_and_reference(*, entropy_grad):
     used = 2 if entropy_grad else 1
 
     def gradients(outputs, leaves):
-        loss = sum((output * slope).sum() for output, slope in zip(outputs[:used], slopes, strict=False))
+        loss = sum(
+            (output * gradient).sum()
+            for output, gradient in zip(outputs[:used], output_gradients, strict=False)
+        )
         return torch.autograd.grad(loss, leaves)
 
     return (

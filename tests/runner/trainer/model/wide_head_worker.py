@@ -1,6 +1,6 @@
 """One rank of the float32 head's tests: `RANK WORLD_SIZE PORT LAYOUTS OUT`; layouts share one process group.
 
-The head's own hidden states and the slopes of its log-probs are recorded, and a plain float32 head is
+The head's own hidden states and the gradients of its log-probs are recorded, and a plain float32 head is
 computed from them: what the layers before it round does not matter.
 """
 
@@ -17,7 +17,7 @@ BUDGET = 60
 
 
 def record(head):
-    """Every call's hidden states, targets, log-probs and, once they are known, slopes of the log-probs."""
+    """Every call's hidden states, targets, log-probs and, once they are known, gradients of the log-probs."""
     calls, forward = [], head.forward
 
     def recorded(hidden):
@@ -26,7 +26,7 @@ def record(head):
         call = {"hidden": hidden.detach()[0, rows].float(), "targets": targets, "found": log_probs.detach()}
         calls.append(call)
         if log_probs.requires_grad:
-            log_probs.register_hook(lambda slopes: call.update(slopes=slopes))
+            log_probs.register_hook(lambda gradients: call.update(gradients=gradients))
         return log_probs, entropy
 
     head.forward = recorded
@@ -52,7 +52,7 @@ def measure(folder, parallel, head_dtype, *, rank=0, world_size=1, port=None):
         logits = call["hidden"] @ weight.t() / TEMPERATURE
         log_probs = logits.log_softmax(-1).gather(1, call["targets"][:, None])[:, 0]
         worst = max([worst, *(log_probs.detach() - call["found"]).abs().tolist()])
-        loss += (log_probs * call.get("slopes", 0.0)).sum()
+        loss += (log_probs * call.get("gradients", 0.0)).sum()
     loss.backward()
     if parallel.get("fsdp", 1) > 1:
         dist.all_reduce(weight.grad)

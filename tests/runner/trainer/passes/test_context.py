@@ -50,9 +50,9 @@ def test_attention_of_the_parts_is_that_of_the_whole(size, balanced, count):
     whole, parts = packs(size, balanced, count)
     total = whole.tokens.shape[1]
     query, key, value = (torch.randn(total, heads, 8, requires_grad=True) for heads in (4, 2, 2))
-    slope = torch.randn(total, 4, 8)
+    gradient = torch.randn(total, 4, 8)
     expected = packed_attention(query, key, value, whole.documents, AttentionSettings(0.3))
-    wanted = torch.autograd.grad(expected, (query, key, value), slope)
+    wanted = torch.autograd.grad(expected, (query, key, value), gradient)
     rows = [torch.from_numpy(part.tokens(total)) for part in parts_of(size, balanced)]
     gathered = torch.cat(rows)  # the order in which ranks' keys arrive
     outputs = [
@@ -60,7 +60,7 @@ def test_attention_of_the_parts_is_that_of_the_whole(size, balanced, count):
         for mine, part in zip(rows, parts, strict=True)
     ]
     torch.testing.assert_close(torch.cat(outputs), expected[gathered])
-    got = torch.autograd.grad(torch.cat(outputs), (query, key, value), slope[gathered])
+    got = torch.autograd.grad(torch.cat(outputs), (query, key, value), gradient[gathered])
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 

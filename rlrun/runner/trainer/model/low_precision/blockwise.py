@@ -1,8 +1,8 @@
 """Products in float8 with the scales of FP8 checkpoints: one per 128 × 128 block of a matrix.
 
-    output         rows of the input in pieces of 128     ×  blocks of the matrix
-    input's slope  rows of the slope in pieces of 128     ×  blocks of the matrix
-    matrix's slope columns of the slope in pieces of 128  ×  columns of the input in pieces of 128
+    output             rows of the input in pieces of 128        ×  blocks of the matrix
+    input's gradient   rows of the gradient in pieces of 128     ×  blocks of the matrix
+    matrix's gradient  columns of the gradient in pieces of 128  ×  columns of the input in pieces of 128
 
 Each piece and block has its own scale, so that its largest number is float8's largest (DeepSeek-V3,
 arXiv:2412.19437, section 3.3). A GPU runs torchao's kernels; a CPU rounds in the same way and multiplies in
@@ -57,15 +57,15 @@ class _EmulatedProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         input, weight = ctx.saved_tensors
         of_input, of_weight = ctx.needs_input_grad
-        slopes, rows = grad.flatten(0, -2), input.flatten(0, -2)
-        input_slopes = weight_slopes = None
+        gradients, rows = grad.flatten(0, -2), input.flatten(0, -2)
+        input_gradients = weight_gradients = None
         if of_input:
-            product = rounded(slopes, 1, BLOCK) @ rounded(weight, BLOCK, BLOCK)
-            input_slopes = product.to(input.dtype).view_as(input)
+            product = rounded(gradients, 1, BLOCK) @ rounded(weight, BLOCK, BLOCK)
+            input_gradients = product.to(input.dtype).view_as(input)
         if of_weight:
-            product = rounded(slopes, BLOCK, 1).t() @ rounded(rows, BLOCK, 1)
-            weight_slopes = product.to(weight.dtype)
-        return input_slopes, weight_slopes
+            product = rounded(gradients, BLOCK, 1).t() @ rounded(rows, BLOCK, 1)
+            weight_gradients = product.to(weight.dtype)
+        return input_gradients, weight_gradients
 
 
 def rounded(matrix: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Matrices that are rounded to four-bit integers for each product (`trainer.precision = "int4_qat"`).
 
     output          inputs  ×  rounded matrix
-    input's slope   slopes  ×  rounded matrix
-    matrix's slope  slopes  ×  inputs          applied to the matrix itself (straight-through estimator)
+    input's gradient   gradients  ×  rounded matrix
+    matrix's gradient  gradients  ×  inputs          applied to the matrix itself (straight-through estimator)
 
 Engines that hold the same matrices in INT4 multiply with the same numbers, so that they generate with the
 policy that is trained (quantisation-aware training, arXiv:1712.05877). Only the matrix is saved for the

@@ -14,7 +14,7 @@ PLANTED = "tests.planted_checks"
 
 def test_no_check_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SLOWNESS_OF_CPUS", 1)
-    monkeypatch.setattr(runner, "MINIMUM_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "MIN_SECONDS", 0.0)
     checks = (
         Check("failing", PLANTED, 60, ("misses its goal", "raises", "lacks something", "passes")),
         Check("dying", PLANTED, 60, ("passes", "dies")),

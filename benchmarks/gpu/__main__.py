@@ -22,7 +22,7 @@ from benchmarks.gpu.results import Result
 from rlrun.runner.planning.hardware import driver_gpus
 
 ROOT = Path(__file__).parents[2]
-MINIMUM_SECONDS = 10.0
+MIN_SECONDS = 10.0
 """A check with less time left is not started."""
 SLOWNESS_OF_CPUS = 4
 """Without a GPU limits are so many times as long: development hosts are small and busy."""
@@ -63,7 +63,7 @@ def run_all(checks: Sequence[Check], seconds: float, logs: Path) -> Iterator[Res
     try:
         for check in checks:
             remaining = seconds - (time.monotonic() - start)
-            if remaining < MINIMUM_SECONDS:
+            if remaining < MIN_SECONDS:
                 yield Result(check.name, "", "skipped", error="no time is left")
             else:
                 yield from run_check(check, min(check.seconds * slowness, remaining), logs, Path(work))

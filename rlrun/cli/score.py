@@ -29,7 +29,7 @@ BLOCK = 2048
 DEFAULT_KEY = "score"
 """The entry of a reward's result that is the reward, unless `--set key=…` names another."""
 
-MOST_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 24
 """The largest `tokens` of a line; the sample that is scored has arrays of this length."""
 
 FAILED = 3
@@ -180,8 +180,8 @@ def _sample(values: Mapping[str, Any], number: int, index: int, find_image: "Fin
     from rlrun.runner.records.saved_images import row_images
 
     length = values.get("tokens")
-    if length is not None and (type(length) is not int or not 0 <= length <= MOST_TOKENS):
-        raise ValueError(f"tokens must be a whole number from 0 to {MOST_TOKENS}")
+    if length is not None and (type(length) is not int or not 0 <= length <= MAX_TOKENS):
+        raise ValueError(f"tokens must be a whole number from 0 to {MAX_TOKENS}")
     response = values.get("response")
     text = response if isinstance(response, str) else "" if response is None else json.dumps(response)
     metadata = values.get("metadata")

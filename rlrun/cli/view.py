@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlrun.runner.records.run_folder import RunFolder
     from rlrun.runner.view.viewed_run import ViewedRun
 
-_MOST_RUNS = 50
+_MAX_RUNS = 50
 
 
 def command(
@@ -68,7 +68,7 @@ def _folders(runs_dir: Path, names: list[str], *, newest: bool) -> "list[RunFold
 
     if not names:
         find_run(runs_dir, None)
-        return list_runs(runs_dir)[: 1 if newest else _MOST_RUNS]
+        return list_runs(runs_dir)[: 1 if newest else _MAX_RUNS]
     return [folder for name in names for folder in _named(runs_dir, name)]
 
 

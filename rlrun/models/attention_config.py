@@ -8,7 +8,7 @@ from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
 from rlrun.models.checked_numbers import check_numbers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_MOST_PAIRS = 1 << 16
+_MAX_PAIRS = 1 << 16
 
 
 def read_rope(config: Mapping[str, Any], *, partial: bool) -> Rope:
@@ -63,7 +63,7 @@ def _read_axes(values: Mapping[str, Any]) -> tuple[int, ...]:
     sections = values.get("mrope_section")
     if not sections:
         return ()
-    if not all(type(pairs) is int and 0 <= pairs <= _MOST_PAIRS for pairs in sections):
+    if not all(type(pairs) is int and 0 <= pairs <= _MAX_PAIRS for pairs in sections):
         raise ValueError(f"mrope_section in config.json is {sections!r}; it must hold numbers of pairs")
     if not values.get("mrope_interleaved"):
         return tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 _LARGEST = 1 << 31
 _LIMITS: Mapping[str, int] = {
-    "depth": _MOST_LAYERS,
-    "num_hidden_layers": _MOST_LAYERS,
-    "num_nextn_predict_layers": _MOST_LAYERS,
+    "depth": _MAX_LAYERS,
+    "num_hidden_layers": _MAX_LAYERS,
+    "num_nextn_predict_layers": _MAX_LAYERS,
     "num_experts": 1 << 20,
     "num_local_experts": 1 << 20,
     "n_routed_experts": 1 << 20,

@@ -25,7 +25,7 @@ MAX_PIXELS = 2**25
 """Largest number of pixels that is decoded, 5792 × 5792. No processor of a supported model keeps more than
 2**24, and 20 bytes per pixel are needed for a moment."""
 _ALWAYS_DECODED = 2**24
-_MOST_PIXELS_PER_BYTE = 64
+_MAX_PIXELS_PER_BYTE = 64
 """Of images with more than `_ALWAYS_DECODED` pixels. Photographs have 10: a small file with so many pixels is
 one colour, and was made to fill the memory."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -143,7 +143,7 @@ def _check_size(picture: Picture, size: int) -> None:
     pixels = picture.width * picture.height
     if not pixels:
         raise UnusableImage(f"the image has {picture.width} × {picture.height} pixels")
-    most = min(MAX_PIXELS, max(_ALWAYS_DECODED, _MOST_PIXELS_PER_BYTE * size))
+    most = min(MAX_PIXELS, max(_ALWAYS_DECODED, _MAX_PIXELS_PER_BYTE * size))
     if pixels > most:
         raise UnusableImage(
             f"the image has {picture.width} × {picture.height} pixels; at most {most} are decoded of a file "

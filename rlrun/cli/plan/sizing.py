@@ -21,7 +21,7 @@ from rlrun.runner.planning.step_time import (
     training_tokens,
 )
 from rlrun.runner.planning.sync_time import DISK, sync_bytes, sync_time
-from rlrun.specs.derived.shared_prefixes import LEAST_SHARE, SHORTEST
+from rlrun.specs.derived.shared_prefixes import MIN_SHARE, SHORTEST
 
 Row = tuple[str, str, str]
 """Quantity, value, and where the value is from."""
@@ -94,7 +94,7 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         source = f"each prompt once; {separate:,.0f} without trainer.share_prefixes"
         if shared == separate:
             source = (
-                f"prompts are too short to share (under {SHORTEST} tokens, or {LEAST_SHARE:.0%} of a sample)"
+                f"prompts are too short to share (under {SHORTEST} tokens, or {MIN_SHARE:.0%} of a sample)"
             )
         yield "tokens that training computes, per step", f"{shared:,.0f}", source
 

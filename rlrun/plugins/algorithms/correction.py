@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 else:
     from rlrun.plugins import lazy_numpy as np
 
-LARGEST_LOG_RATIO = 20.0
-SMALLEST_MEAN = 1e-8
+MAX_LOG_RATIO = 20.0
+MIN_MEAN = 1e-8
 """Weights with a smaller mean are not normalised."""
 Level = Literal["token", "sequence", "geometric"]
 
@@ -148,7 +148,7 @@ def mean_weight(correction: Correction, samples: Sequence[Sample]) -> float:
         if correction.level != "token":
             total = log_ratios.sum() if correction.level == "sequence" else log_ratios.mean()
             log_ratios = np.full(1, total)
-        ratios = np.exp(log_ratios.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
+        ratios = np.exp(log_ratios.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
         weights.append(ratios if correction.masks else ratios.clip(*correction.limits))
     return float(np.concatenate(weights).mean()) if weights else 1.0
 
@@ -163,7 +163,7 @@ def _ratio(level: Level, difference: Any, inputs: LossInputs) -> Any:
         if level == "geometric":
             totals = totals / inputs.sample_sum(inputs.mask).clamp(min=1)
         log_ratio = totals[inputs.sample]
-    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _rejection_mask(rejection: Rejection | None, difference: Any, inputs: LossInputs) -> Any:

@@ -12,8 +12,8 @@ from rlrun.specs.sections.section import Section
 
 Estimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
-LARGEST_LOW_VAR_KL = 10.0
-SMALLEST_DIFFERENCE = -80.0
+MAX_LOW_VAR_KL = 10.0
+MIN_DIFFERENCE = -80.0
 """exp(80) is close to float32's largest number."""
 
 
@@ -102,11 +102,11 @@ def estimate_kl(
         case "low_var_kl":
             # The result is bounded to ±10 anyway; without this limit exp could overflow, and the bound's
             # gradient would be 0 * inf.
-            near = difference.clip(min=SMALLEST_DIFFERENCE)
+            near = difference.clip(min=MIN_DIFFERENCE)
             return exp(-near) - 1 + near
 
 
 def _bound(estimator: Estimator, divergence: Any) -> Any:
     if estimator == "low_var_kl":
-        return divergence.clip(-LARGEST_LOW_VAR_KL, LARGEST_LOW_VAR_KL)
+        return divergence.clip(-MAX_LOW_VAR_KL, MAX_LOW_VAR_KL)
     return divergence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import is_compared, whiten
-from rlrun.plugins.algorithms.correction import SMALLEST_MEAN, Correction, mean_weight
+from rlrun.plugins.algorithms.correction import MIN_MEAN, Correction, mean_weight
 from rlrun.plugins.algorithms.kl import RewardKLSection, reward_penalty
 from rlrun.plugins.types import Group, Sample, Status
 from rlrun.specs.sections.section import Section
@@ -74,7 +74,7 @@ def shape_advantages(params: Shaping, groups: Sequence[Group], advantages: Seque
     if params.correction is not None and params.correction.normalize:
         counted = [sample for sample, count in zip(samples, counts, strict=True) if count]
         mean = mean_weight(params.correction, counted)
-        result = [values / mean for values in result] if mean > SMALLEST_MEAN else result
+        result = [values / mean for values in result] if mean > MIN_MEAN else result
     return [values.astype(np.float32) for values in result]
 
 

@@ -13,7 +13,7 @@ from rlrun.plugins.registry import build, checked_params, load
 from rlrun.plugins.types import Row
 from rlrun.specs.sections.section import Section
 
-_MOST_COUNTED = 100_000
+_MAX_COUNTED = 100_000
 """The most rows of a source that `preview` reads to compare them with a small weight."""
 
 
@@ -75,11 +75,11 @@ class Mixture:
             if hasattr(kind, "preview"):
                 inner = checked_params("data", source.type, plugin_params)
                 seen = 0
-                for row in kind.preview(inner, max(share, min(_least_rows(source.weight), _MOST_COUNTED))):
+                for row in kind.preview(inner, max(share, min(_least_rows(source.weight), _MAX_COUNTED))):
                     seen += 1
                     if seen <= share:
                         yield ValueError(f"source {number}: {row}") if isinstance(row, ValueError) else row
-                if 0 < seen < min(_least_rows(source.weight), _MOST_COUNTED):
+                if 0 < seen < min(_least_rows(source.weight), _MAX_COUNTED):
                     raise ValueError(f"source {number} ({source.type}): {_too_few(seen, source.weight)}")
 
     def __len__(self) -> int:

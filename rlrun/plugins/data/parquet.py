@@ -13,7 +13,7 @@ from rlrun.plugins.types import Row
 
 GROUPS_IN_MEMORY = 8
 _ALWAYS_READ = 64 << 20
-_MOST_RATIO = 200
+_MAX_RATIO = 200
 """The largest ratio of a column's bytes in memory to those in the file, above `_ALWAYS_READ` bytes."""
 _NUMBER_BYTES = 8
 """Bytes in memory of a number, and of a text's entry: equal texts are kept once, as in the file."""
@@ -141,10 +141,10 @@ def _check_sizes(file: Any, path: Path) -> None:
             column = described.column(number)
             width = leaf.length if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY" else _NUMBER_BYTES
             size = column.total_uncompressed_size + max(column.num_values, described.num_rows) * width
-            if size > max(_ALWAYS_READ, _MOST_RATIO * column.total_compressed_size):
+            if size > max(_ALWAYS_READ, _MAX_RATIO * column.total_compressed_size):
                 raise ValueError(
                     f"{path}, row group {group}, column {leaf.path!r}: {column.total_compressed_size} bytes "
-                    f"of the file would become {size} in memory, and at most {_MOST_RATIO} times as many are "
+                    f"of the file would become {size} in memory, and at most {_MAX_RATIO} times as many are "
                     "read: prompts do not compress that well"
                 )
 
@@ -162,7 +162,7 @@ def _row_group(file: Any, group: int, *, in_batches: bool) -> Any:
         return file.read_row_group(group)
     described = file.metadata.row_group(group)
     columns = [described.column(number) for number in range(described.num_columns)]
-    limit = max(_ALWAYS_READ, _MOST_RATIO * sum(column.total_compressed_size for column in columns))
+    limit = max(_ALWAYS_READ, _MAX_RATIO * sum(column.total_compressed_size for column in columns))
     batches, size = [], 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group]):
         batches.append(batch)

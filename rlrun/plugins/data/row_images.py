@@ -25,7 +25,7 @@ from rlrun.specs.sections.section import Section
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECONDS = 30.0
 """The longest that one download may wait for the server."""
-_MOST_SECONDS = 120.0
+_MAX_SECONDS = 120.0
 """The longest that one download may take."""
 _PART_BYTES = 1 << 20
 Prompt = str | list[dict[str, Any]]
@@ -122,14 +122,14 @@ class _SameHosts(HTTPRedirectHandler):
 
 def _download(url: str, hosts: Sequence[str]) -> bytes:
     _check_host(url, hosts)
-    deadline = time.monotonic() + _MOST_SECONDS
+    deadline = time.monotonic() + _MAX_SECONDS
     data = bytearray()
     try:
         with build_opener(_SameHosts(hosts)).open(url, timeout=_SECONDS) as answer:
             while len(data) <= MAX_BYTES and (part := answer.read1(_PART_BYTES)):
                 data += part
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{url} did not send the image within {_MOST_SECONDS:g} s")
+                    raise TimeoutError(f"{url} did not send the image within {_MAX_SECONDS:g} s")
     except HTTPException as error:
         raise ValueError(f"{url[:80]!r} cannot be downloaded: {error!r}") from None
     return bytes(data)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     from rlrun.plugins import lazy_numpy as np
 
-SMALLEST_STD = 1e-6
+MIN_STD = 1e-6
 
 
 class NonzeroStdParams(Section):
@@ -38,6 +38,6 @@ class NonzeroStd:
         """Returns the verdict; its reason names the reward that all samples share: `all_0`, `all_1`, …"""
         rewards = np.array([sample.reward for sample in group.samples], dtype=np.float64)
         has_several_executions = len({sample.execution for sample in group.samples}) > 1
-        if has_several_executions and rewards.std(ddof=1) > SMALLEST_STD:
+        if has_several_executions and rewards.std(ddof=1) > MIN_STD:
             return None
         return Drop(f"all_{rewards[0]:.3g}" if len(rewards) else "empty")

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 BOX = r"\boxed{"
-LONGEST_BOX = 10_000
+MAX_BOX_LENGTH = 10_000
 
 
 def _compiles(pattern: str) -> str:
@@ -42,7 +42,7 @@ def last_boxed(text: str) -> str | None:
         return None
     begin += len(BOX)
     depth = 1
-    for brace in re.compile("[{}]").finditer(text, begin, begin + LONGEST_BOX):
+    for brace in re.compile("[{}]").finditer(text, begin, begin + MAX_BOX_LENGTH):
         depth += 1 if brace[0] == "{" else -1
         if depth == 0:
             return text[begin : brace.start()]

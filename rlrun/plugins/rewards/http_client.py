@@ -13,11 +13,11 @@ from rlrun.models.json_files import parse_json
 from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.sections.section import Section
 
-LONGEST_PAUSE = 30.0
-LONGEST_QUOTE = 200
-LARGEST_NUMBER = 1e300
+MAX_PAUSE = 30.0
+MAX_QUOTE_LENGTH = 200
+MAX_NUMBER = 1e300
 """Rewards must be below this, which also excludes NaN and whole numbers that no float can hold."""
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """Size limit of an answer, in bytes."""
 
 
@@ -74,7 +74,7 @@ class HttpClient:
         try:
             while len(failures) < self._params.attempts:
                 if failures:
-                    await self._sleep(min(2.0 ** (len(failures) - 1), LONGEST_PAUSE) + random.random())
+                    await self._sleep(min(2.0 ** (len(failures) - 1), MAX_PAUSE) + random.random())
                 try:
                     return read(await self._once(url, body, headers))
                 except (self._aiohttp.ClientError, OSError, ValueError) as error:
@@ -109,7 +109,7 @@ class HttpClient:
         async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
             raw = await _read(response)
             if response.status != 200:
-                raise ValueError(f"HTTP {response.status}: {raw.decode(errors='replace')[:LONGEST_QUOTE]}")
+                raise ValueError(f"HTTP {response.status}: {raw.decode(errors='replace')[:MAX_QUOTE_LENGTH]}")
             return parse_json(raw)
 
     async def close(self) -> None:
@@ -131,8 +131,8 @@ async def _read(response: Any) -> bytes:
     size = 0
     async for part in response.content.iter_any():
         size += len(part)
-        if size > MOST_BYTES:
-            raise ValueError(f"HTTP {response.status}: the answer has more than {MOST_BYTES} bytes")
+        if size > MAX_BYTES:
+            raise ValueError(f"HTTP {response.status}: the answer has more than {MAX_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)
 
@@ -144,8 +144,8 @@ def _no_answer(url: str, failures: Sequence[str]) -> str:
 
 def number_or_table(answer: Any) -> float | Mapping[str, float | str]:
     """Returns a reward as services send it: a number, or a table. Raises ValueError for anything else."""
-    if isinstance(answer, int | float) and abs(answer) < LARGEST_NUMBER:
+    if isinstance(answer, int | float) and abs(answer) < MAX_NUMBER:
         return float(answer)
     if isinstance(answer, dict) and any(isinstance(value, int | float) for value in answer.values()):
         return answer
-    raise ValueError(f"not a reward: {str(answer)[:LONGEST_QUOTE]}")
+    raise ValueError(f"not a reward: {str(answer)[:MAX_QUOTE_LENGTH]}")

@@ -13,9 +13,9 @@ from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.sections.section import Section
 
-LONGEST_TEXT = 20_000
+MAX_TEXT_LENGTH = 20_000
 """Number of characters at the end of a response in which the library searches for an answer."""
-LONGEST_QUICK = 400
+MAX_QUICK_LENGTH = 400
 _REMEMBERED = 20_000
 
 
@@ -61,10 +61,10 @@ class MathVerify(NeedsLabel):
         boxed = last_boxed(text) if text.count("\\boxed") == 1 else None
         if boxed is not None:
             return float(self._judged(boxed, str(label)))
-        return float(self._verified(self._parse(text[-LONGEST_TEXT:]), str(label)))
+        return float(self._verified(self._parse(text[-MAX_TEXT_LENGTH:]), str(label)))
 
     def _judge(self, boxed: str, label: str) -> bool:
-        if len(boxed) <= LONGEST_QUICK and (verdict := self._quick(boxed, label)) is not None:
+        if len(boxed) <= MAX_QUICK_LENGTH and (verdict := self._quick(boxed, label)) is not None:
             return verdict
         return self._verified(self._parsed(f"$\\boxed{{{boxed}}}$"), label)
 

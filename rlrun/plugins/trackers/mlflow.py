@@ -11,7 +11,7 @@ from typing import Any
 from rlrun.specs.sections.section import Section
 
 ID_FILE = "mlflow-id.txt"
-LONGEST_VALUE = 6000
+MAX_VALUE_LENGTH = 6000
 """Length in characters of a parameter's value that every MLflow server accepts; longer values are cut."""
 PARAMETERS_AT_ONCE = 100
 METRICS_AT_ONCE = 1000
@@ -89,7 +89,7 @@ class Mlflow:
     def _log_parameters(self, spec: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        parameters = [Param(key, value[:LONGEST_VALUE]) for key, value in _flat(spec)]
+        parameters = [Param(key, value[:MAX_VALUE_LENGTH]) for key, value in _flat(spec)]
         for begin in range(0, len(parameters), PARAMETERS_AT_ONCE):
             self._client.log_batch(self._run_id, params=parameters[begin : begin + PARAMETERS_AT_ONCE])
 

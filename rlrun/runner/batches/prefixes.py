@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.specs.derived.shared_prefixes import LEAST_SHARE, SHORTEST
+from rlrun.specs.derived.shared_prefixes import MIN_SHARE, SHORTEST
 
 Tokens = NDArray[np.int32]
 Indices = NDArray[np.int64]
@@ -43,7 +43,7 @@ class Forest:
 
 
 def sharing_order(
-    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = LEAST_SHARE
+    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = MIN_SHARE
 ) -> tuple[list[int], Indices]:
     """Returns the sequences' indices in the order of their tokens, and `[N]` how many tokens each shares with
     the one before it in that order.
@@ -54,7 +54,7 @@ def sharing_order(
 
 
 def shared_with_last(
-    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = LEAST_SHARE
+    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = MIN_SHARE
 ) -> Indices:
     """Returns `[N]` how many tokens each sequence shares with the one before it: 0 for the first, and where
     it would be fewer than `shortest` tokens, or a smaller share of the sequence than `least_share`.
@@ -66,16 +66,14 @@ def shared_with_last(
     return np.where((shared < shortest) | (shared < shares), 0, shared)
 
 
-def forest_size(
-    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = LEAST_SHARE
-) -> int:
+def forest_size(sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = MIN_SHARE) -> int:
     """Returns T, the number of tokens of the sequences' forest."""
     _, shared = sharing_order(sequences, shortest, least_share)
     return sum(map(len, sequences)) - int(shared.sum())
 
 
 def shared_forest(
-    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = LEAST_SHARE
+    sequences: Sequence[Tokens], shortest: int = SHORTEST, least_share: float = MIN_SHARE
 ) -> Forest:
     """Returns the sequences as trees, in which prefixes exist once that `shared_with_last` counts."""
     order, shared = sharing_order(sequences, shortest, least_share)

@@ -33,7 +33,7 @@ _OWNER = "owner.json"
 _PROCESSES = "processes.json"
 _RAY = "r"
 _NAME = re.compile(r"rlrun-[a-z0-9_]{8}")
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SOCKET_BYTES = 107
 """The longest path of a socket on Linux."""
 _RAYS_OWN = len("/rlrun-12345678/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
@@ -132,7 +132,7 @@ def _remove_if_left(folder: int, name: str, above: int) -> None:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             return
-        marker = _Marker.model_validate_json(file.read(_MOST_BYTES))
+        marker = _Marker.model_validate_json(file.read(_MAX_BYTES))
         if marker.folder != name or not _has_ended(marker, try_lock(file.fileno())):
             return
         if marker.is_here:
@@ -154,7 +154,7 @@ def _has_ended(owner: Owner, locked: bool | None) -> bool:
 
 def _pids_that_ended(folder: int) -> list[int]:
     try:
-        recorded = parse_json(read_bytes(Path(_PROCESSES), _MOST_BYTES, folder=folder))
+        recorded = parse_json(read_bytes(Path(_PROCESSES), _MAX_BYTES, folder=folder))
     except (OSError, ValueError):
         return []
     pids = recorded.values() if isinstance(recorded, dict) else []

@@ -98,7 +98,7 @@ class BusyTimes:
     def _add(self, end: float) -> None:
         """Adds the time that ends here; a gap that is too short to be seen is left out."""
         last = self._ended[-1] if self._ended else None
-        if last is not None and self._started - last.end < _SHORTEST_GAP:
+        if last is not None and self._started - last.end < _MIN_GAP:
             self._ended[-1] = last._replace(end=end)
         else:
             self._ended.append(Span(self._lane, self._name, self._started, end))
@@ -109,5 +109,5 @@ ENGINE_WORK = "requests"
 CLOCK_MARK = "rlrun clock "
 """Begins the name of an event in a rank's trace, which ends in the time of its start in nanoseconds since
 1970: the profiler's own clock is some milliseconds off."""
-_SHORTEST_GAP = 0.05
+_MIN_GAP = 0.05
 """Seconds."""

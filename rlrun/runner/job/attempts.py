@@ -33,7 +33,7 @@ from rlrun.specs.sections.job import Spec
 
 FIRST_PAUSE = 1.0
 """Seconds before the second restart in a row without a finished step; doubles each time."""
-LONGEST_PAUSE = 60.0
+MAX_PAUSE = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Attempts:
         logger.info("%s", failure.details)
         self._journal.doing("starting the trainer again")
         await asyncio.sleep(self._pause)
-        self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), MAX_PAUSE)
         if self._running.pool is not None:
             self._running.pool.forget_weights()
             if sleeps(self._loaded.spec):

@@ -25,11 +25,11 @@ LogProbs = NDArray[np.float32]
 ScoreOnEach = Callable[[NDArray[np.int32], Sequence[PlacedImage]], Awaitable[Mapping[str, LogProbs]]]
 """Returns log-probs `[T - 1]` of a sequence and its images from each engine, by its name."""
 
-MOST_TOKENS = 128
-LEAST_MOVE = {"float32": 1e-3, "bfloat16": 0.05}
+MAX_TOKENS = 128
+MIN_MOVE = {"float32": 1e-3, "bfloat16": 0.05}
 """Root mean square of the trainer's moves, in nats, from which engines must have moved too. It is far above
 the noise of a precision once it is averaged over a sequence's tokens."""
-LEAST_SHARE = 0.2
+MIN_SHARE = 0.2
 """The share of the trainer's moves that an engine must follow; about the temperature if all is well."""
 
 
@@ -72,8 +72,8 @@ class SyncProbe:
     ) -> None:
         """`precision`: the coarser one of trainer and engines. `temperature`: that of the rollout."""
         self._policy, self._score = policy, score
-        self._least_move = LEAST_MOVE[precision]
-        self._least_share = LEAST_SHARE * min(1.0, temperature)
+        self._least_move = MIN_MOVE[precision]
+        self._least_share = MIN_SHARE * min(1.0, temperature)
         self._sequence: TrainSequence | None = None
         self._trainer: LogProbs | None = None
         self._first: tuple[int, LogProbs, LogProbs] | None = None
@@ -128,15 +128,15 @@ class SyncProbe:
 
 
 def _shortened(sequence: TrainSequence) -> TrainSequence:
-    """Returns a sequence with at most MOST_TOKENS of its prompt and as many of its response.
+    """Returns a sequence with at most MAX_TOKENS of its prompt and as many of its response.
 
     A prompt with images is kept whole, and the response ends before its first image.
     """
     prompt_length = sequence.prompt_length
     in_prompt = [start for start in sequence.image_starts if start < prompt_length]
     later = sequence.image_starts[len(in_prompt) :]
-    dropped = 0 if in_prompt else max(0, prompt_length - MOST_TOKENS)
-    length = min([MOST_TOKENS, *(start - prompt_length for start in later)])
+    dropped = 0 if in_prompt else max(0, prompt_length - MAX_TOKENS)
+    length = min([MAX_TOKENS, *(start - prompt_length for start in later)])
     kept, response = slice(dropped, prompt_length + length), slice(0, length)
     return TrainSequence(
         tokens=sequence.tokens[kept].copy(),

@@ -24,7 +24,7 @@ from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.derived.server_size import gpus_of
-from rlrun.specs.derived.shared_prefixes import LEAST_SHARE, SHORTEST
+from rlrun.specs.derived.shared_prefixes import MIN_SHARE, SHORTEST
 from rlrun.specs.sections.job import Spec
 
 TRAIN_EFFICIENCY = 0.35
@@ -178,7 +178,7 @@ def step_training_seconds(job: PlannedJob) -> float:
 def training_tokens(job: PlannedJob, *, share: bool) -> float:
     """Returns the number of tokens in a step's samples; `share`: with each prompt once."""
     batch, load = job.plan.batch, job.load
-    shortest = max(SHORTEST, LEAST_SHARE * (load.prompt + load.response))
+    shortest = max(SHORTEST, MIN_SHARE * (load.prompt + load.response))
     copies = batch.samples_per_prompt if share and load.prompt >= shortest else 1
     return batch.samples * (load.prompt / copies + load.response)
 

@@ -21,11 +21,11 @@ REWARD_FALL = 0.4
 LENGTH_FACTOR, REWARD_GAIN = 1.5, 0.1
 """Growth of the responses that is suspicious if the reward gained less than this share of its first standard
 deviation."""
-MOST_KL = {"train/kl_loss": 0.5, "train/approx_kl": 0.1}
+MAX_KL = {"train/kl_loss": 0.5, "train/approx_kl": 0.1}
 """Nats per token from the reference, and from the policy that generated."""
-MISMATCH_FACTOR, LEAST_MISMATCH = 3.0, 0.01
+MISMATCH_FACTOR, MIN_MISMATCH = 3.0, 0.01
 """Growth of the gap between the log-probs of engine and trainer, and the gap in nats from which it counts."""
-MOST_DROPPED = 0.75
+MAX_DROPPED = 0.75
 """The share of groups that are not trained on from which the run starves."""
 
 
@@ -108,7 +108,7 @@ def _length_growth(first: Sequence[Metrics], last: Sequence[Metrics]) -> Alert |
 
 
 def _kl_growth(last: Sequence[Metrics]) -> Alert | None:
-    for name, most in MOST_KL.items():
+    for name, most in MAX_KL.items():
         now = _mean(name, last)
         if now is not None and now > most:
             return Alert(
@@ -119,7 +119,7 @@ def _kl_growth(last: Sequence[Metrics]) -> Alert | None:
 
 def _mismatch_growth(first: Sequence[Metrics], last: Sequence[Metrics]) -> Alert | None:
     before, now = _means("train/train_rollout_logprob_abs_diff", first, last)
-    if before is None or now is None or now < LEAST_MISMATCH or now < MISMATCH_FACTOR * before:
+    if before is None or now is None or now < MIN_MISMATCH or now < MISMATCH_FACTOR * before:
         return None
     return Alert(
         "mismatch_growth",
@@ -132,7 +132,7 @@ def _starvation(last: Sequence[Metrics], batch_size: int) -> Alert | None:
     reasons = {name for metrics in last for name in metrics if name.startswith("rollout/dropped/")}
     dropped = sum(metrics.get(name) or 0.0 for metrics in last for name in reasons)
     share = dropped / (dropped + batch_size * len(last))
-    if share < MOST_DROPPED:
+    if share < MAX_DROPPED:
         return None
     return Alert(
         "starvation",

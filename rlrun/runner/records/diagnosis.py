@@ -24,7 +24,7 @@ FULL_CACHE = 0.05
 """Retractions per answer of an engine from which a full KV cache is why generation is slow."""
 LONG_QUEUE = 0.1
 """The share of samples at engines from which waiting for room in a KV cache is why generation is slow."""
-MOST_DROPPED = 0.5
+MAX_DROPPED = 0.5
 """The share of generated groups from which the filters, or failures, are why generation is slow."""
 _TIMES: Mapping[Part, tuple[str, ...]] = {
     "training": ("train_time",),
@@ -133,7 +133,7 @@ def _cause_of_generation(steps: Sequence[Metrics], spec: Spec) -> Cause:
     failed = sum(_total(steps, name) for name in names if name.startswith("rollout/dropped/generation/"))
     dropped = sum(_total(steps, name) for name in names)
     kept = len(steps) * spec.rollout.batch_size
-    if dropped > MOST_DROPPED * (dropped + kept):
+    if dropped > MAX_DROPPED * (dropped + kept):
         return "failed" if failed > dropped / 2 else "dropped"
     if _total(steps, "rollout/retractions") / len(steps) > FULL_CACHE:
         return "cache"

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from rlrun.models.foreign_files import open_regular
 
-LONGEST_LINE = 32 << 20
+MAX_LINE_LENGTH = 32 << 20
 """In bytes. A line of metrics has 10 KB, and that of a long step's timeline 1 MB."""
 
 
@@ -48,9 +48,9 @@ class GrowingLines:
             self.error = f"{self.path.name} cannot be read: {error.strerror}"
 
     def _complete_lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        while line := file.readline(LONGEST_LINE):
+        while line := file.readline(MAX_LINE_LENGTH):
             is_complete = line.endswith(b"\n")
-            if not is_complete and len(line) < LONGEST_LINE and not self._is_too_long:
+            if not is_complete and len(line) < MAX_LINE_LENGTH and not self._is_too_long:
                 return  # it is being written
             start, self._offset = self._offset, self._offset + len(line)
             if not is_complete:

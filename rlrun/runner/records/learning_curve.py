@@ -11,7 +11,7 @@ import numpy as np
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
 
-SMALLEST_PLOT = 20
+MIN_PLOT = 20
 """Columns of the plot in the narrowest terminal."""
 _COLUMNS = 2
 _REWARDS = ("eval/*/reward", "rollout/reward/mean")
@@ -27,7 +27,7 @@ _PANELS = {
     ),
 }
 """The metrics of each further panel; `*` stands for the name of a dataset."""
-_LARGEST_DRAWN = 1e300
+_MAX_DRAWN = 1e300
 """The difference of two values must be finite, too."""
 Series = dict[str, list[tuple[int, float]]]
 Points = Sequence[tuple[int, float]]
@@ -63,7 +63,7 @@ def _changing(curves: Series) -> Series:
 
 
 def _is_drawn(value: Any) -> bool:
-    return value is not None and abs(value) < _LARGEST_DRAWN
+    return value is not None and abs(value) < _MAX_DRAWN
 
 
 def write_curve(folder: RunFolder, title: str, width: int) -> str:
@@ -79,7 +79,7 @@ def write_curve(folder: RunFolder, title: str, width: int) -> str:
     series = next(iter(panels.values()))
     if len({step for points in series.values() for step, _ in points}) < 2:
         return ""
-    return plot_text(series, max(width - LABEL_WIDTH - 2, SMALLEST_PLOT))
+    return plot_text(series, max(width - LABEL_WIDTH - 2, MIN_PLOT))
 
 
 def draw_panels(panels: Mapping[str, Series], title: str, path: Path) -> None:

@@ -37,7 +37,7 @@ _DERIVED = {
 }
 _NAMES = ("name", "runs_dir")
 """Keys that do not affect what a run does."""
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 
 
@@ -74,7 +74,7 @@ class _Locked(BaseModel):
 def read_lock(path: Path) -> dict[str, Any]:
     """Returns a lock that an earlier launch wrote. Raises RunFolderError if the file is not a lock."""
     try:
-        locked = parse_json(read_bytes(path, _MOST_BYTES))
+        locked = parse_json(read_bytes(path, _MAX_BYTES))
         _Locked.model_validate(locked)
     except ValidationError:
         raise RunFolderError(f"{display_path(path)} is not a lock file: it has no spec and model") from None

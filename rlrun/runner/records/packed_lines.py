@@ -19,10 +19,10 @@ from rlrun.specs.paths import display_path
 _CHUNK_BYTES = 1 << 20
 _HEADER_BYTES = 18
 """A frame's header is at most this long (RFC 8878)."""
-_MOST_RATIO = 200
+_MAX_RATIO = 200
 """The largest compression ratio of a file with more than `_ALWAYS_READ` decompressed bytes."""
 _ALWAYS_READ = 256 << 20
-_LONGEST_LINE = 256 << 20
+_MAX_LINE_LENGTH = 256 << 20
 """In bytes. A sample of 131,000 tokens with the experts of 60 layers has 170 MB."""
 
 
@@ -71,9 +71,9 @@ def _lines(path: Path) -> Iterator[bytes]:
         start = len(pending)
         pending += chunk
         if b"\n" not in chunk:
-            if len(pending) > _LONGEST_LINE:
+            if len(pending) > _MAX_LINE_LENGTH:
                 raise UnreadableFile(
-                    f"{display_path(path)} has a line of more than {_LONGEST_LINE >> 20} MiB"
+                    f"{display_path(path)} has a line of more than {_MAX_LINE_LENGTH >> 20} MiB"
                 )
             continue
         end = pending.rindex(b"\n", start) + 1
@@ -87,7 +87,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
     """Yields the decompressed bytes. Raises UnreadableFile for too many, or fewer than were written."""
     num_read = 0
     with open_regular(path) as file:
-        limit = max(_ALWAYS_READ, _MOST_RATIO * os.fstat(file.fileno()).st_size)
+        limit = max(_ALWAYS_READ, _MAX_RATIO * os.fstat(file.fileno()).st_size)
         expected = zstandard.frame_content_size(file.read(_HEADER_BYTES))
         file.seek(0)
         with zstandard.ZstdDecompressor().stream_reader(file) as reader:
@@ -96,7 +96,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 yield chunk
     if max(num_read, expected) > limit:
         raise UnreadableFile(
-            f"{display_path(path)} would decompress to more than {limit >> 20} MiB, {_MOST_RATIO} times its "
+            f"{display_path(path)} would decompress to more than {limit >> 20} MiB, {_MAX_RATIO} times its "
             "size: samples do not compress that well, so rlrun did not write it"
         )
     if expected >= 0 and num_read != expected:

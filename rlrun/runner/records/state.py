@@ -19,8 +19,8 @@ from rlrun.specs.paths import display_path
 
 SILENT_SECONDS = 300.0
 """A run on another host counts as running while its state is not older than this."""
-_MOST_BYTES = 4 << 20
-_MOST_STEPS = 1 << 53
+_MAX_BYTES = 4 << 20
+_MAX_STEPS = 1 << 53
 _YEARS = range(2000, 9000)
 """Years that are valid in every time zone."""
 
@@ -43,8 +43,8 @@ class State(Owner):
     status: Literal["running", "done", "failed", "interrupted"]
     started: Timestamp
     updated: Timestamp
-    step: int = Field(ge=0, le=_MOST_STEPS)
-    steps: int | None = Field(ge=0, le=_MOST_STEPS)
+    step: int = Field(ge=0, le=_MAX_STEPS)
+    steps: int | None = Field(ge=0, le=_MAX_STEPS)
     metrics: dict[Text, FiniteFloat | None]
     error: Text | None
     error_code: Text | None = None
@@ -58,7 +58,7 @@ class State(Owner):
 def read_state(path: Path) -> dict[str, Any]:
     """Returns a state; empty if the file does not exist. Raises RunFolderError for any other file."""
     try:
-        return State.model_validate_json(read_bytes(path, _MOST_BYTES)).model_dump()
+        return State.model_validate_json(read_bytes(path, _MAX_BYTES)).model_dump()
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ROWS = 16
 """The most samples of a table: whole groups come first."""
 COLUMNS = ("id", "prompt", "response", "reward", "rewards", "reasons", "label", "status", "tokens")
-LONGEST_TEXT = 20_000
+MAX_TEXT_LENGTH = 20_000
 """Characters of a text in a table."""
 Cell = str | float | None
 
@@ -112,16 +112,16 @@ def _row(sample: Sample) -> list[Cell]:
     prompt = row.prompt if isinstance(row.prompt, str) else _as_json(row.prompt)
     return [
         sample.id,
-        prompt[:LONGEST_TEXT],
-        sample.text[:LONGEST_TEXT],
+        prompt[:MAX_TEXT_LENGTH],
+        sample.text[:MAX_TEXT_LENGTH],
         sample.reward if sample.reward == sample.reward else None,
         _as_json(sample.rewards),
         sample.failure or _as_json(sample.reward_details),
-        "" if row.label is None else str(row.label)[:LONGEST_TEXT],
+        "" if row.label is None else str(row.label)[:MAX_TEXT_LENGTH],
         str(sample.status),
         float(len(sample.tokens)),
     ]
 
 
 def _as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)[:LONGEST_TEXT] if value else ""
+    return json.dumps(value, ensure_ascii=False, default=str)[:MAX_TEXT_LENGTH] if value else ""

@@ -27,7 +27,7 @@ from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.sections.section import PluginSection
 
 logger = logging.getLogger(__name__)
-LARGEST_CHUNK = 16
+MAX_CHUNK = 16
 """The most samples that a process is sent at once: few enough to spread the work, enough to keep it busy."""
 
 
@@ -141,7 +141,7 @@ class Scorer:
     def _split(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
         """Splits samples into chunks, with whole groups where a reward scores groups."""
         shapes = self._shapes
-        largest = LARGEST_CHUNK
+        largest = MAX_CHUNK
         if any(shape.is_async for shape in shapes):
             largest = max(largest, self._scoring.concurrency)
         size = min(largest, ceil(len(samples) / len(self._processes)))

@@ -32,8 +32,8 @@ from rlrun.runner.scoring.slime_names import reward_of_slime
 
 Answer = dict[str, Any]
 PR_SET_PDEATHSIG = 1
-LONGEST_MESSAGE = 500
-LARGEST_REWARD = 1e30
+MAX_MESSAGE_LENGTH = 500
+MAX_REWARD = 1e30
 """The largest magnitude of a reward: sums, squares and float32 tensors can hold it."""
 
 
@@ -156,7 +156,7 @@ class _Worker:
             problem = f"{type(error).__name__}: {error}"
         answer: Answer = {
             "reward": call.reward,
-            "problem": problem[:LONGEST_MESSAGE],
+            "problem": problem[:MAX_MESSAGE_LENGTH],
             "fatal": isinstance(error, MissingKey),
         }
         if isinstance(error, RecursionError | MemoryError):
@@ -220,6 +220,6 @@ def measured(rewarded: Rewarded, key: str | None) -> float:
     if not isinstance(value, numbers.Real | np.bool_):
         raise ValueError(f"returned {type(value).__name__} {value!r}, not a number")
     reward: Any = value  # it may be a Fraction or a whole number that no float can hold
-    if not -LARGEST_REWARD <= reward <= LARGEST_REWARD:  # NaN makes it false
-        raise ValueError(f"returned {str(reward)[:40]}; rewards are at most {LARGEST_REWARD:g} in magnitude")
+    if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN makes it false
+        raise ValueError(f"returned {str(reward)[:40]}; rewards are at most {MAX_REWARD:g} in magnitude")
     return float(reward)

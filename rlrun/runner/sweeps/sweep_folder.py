@@ -27,7 +27,7 @@ from rlrun.runner.records.run_folder import PRIVATE, RunFolder
 from rlrun.runner.sweeps.trials import Trial, best_of
 from rlrun.specs.paths import display_path
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class _Record(BaseModel):
@@ -147,7 +147,7 @@ class SweepFolder:
     def _read(self) -> _Record:
         """Returns the list of trials. Raises RunFolderError if it cannot be read."""
         try:
-            return _Record.model_validate_json(read_bytes(self.record, _MOST_BYTES))
+            return _Record.model_validate_json(read_bytes(self.record, _MAX_BYTES))
         except FileNotFoundError:
             names = sorted(path.parent.name for path in self.path.parent.glob(f"*/{self.record.name}"))
             known = f"; the sweeps beside it are {', '.join(names)}" if names else ""

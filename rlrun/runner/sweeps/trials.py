@@ -16,9 +16,9 @@ from rlrun.specs.reading.variables import toml_value
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.sweep_section import SweepSpec
 
-_LONGEST_NAME = 80
+_MAX_NAME_LENGTH = 80
 
-TrialName = Annotated[str, Field(pattern=r"^[0-9][A-Za-z0-9.-]*$", max_length=_LONGEST_NAME)]
+TrialName = Annotated[str, Field(pattern=r"^[0-9][A-Za-z0-9.-]*$", max_length=_MAX_NAME_LENGTH)]
 """The name of a trial in sweep.json, which may come from elsewhere: it cannot leave the sweep's folder."""
 
 
@@ -34,7 +34,7 @@ def trial_of(number: int, values: Values) -> Trial:
     """Returns a trial; its name is its number, and the last part of each key with its value."""
     parts = [f"{key.rpartition('.')[2]}-{_as_text(value)}" for key, value in values.items()]
     name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([str(number), *parts]))
-    return Trial(name[:_LONGEST_NAME].strip("-."), values)
+    return Trial(name[:_MAX_NAME_LENGTH].strip("-."), values)
 
 
 def _as_text(value: Any) -> str:

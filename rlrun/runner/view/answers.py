@@ -11,7 +11,7 @@ from rlrun.runner.view.viewed_run import ViewedRun, checked_kind
 from rlrun.specs.reading.differences import find_differences
 
 Query = Mapping[str, str]
-_LONGEST_SEARCH = 1000
+_MAX_SEARCH_LENGTH = 1000
 
 
 class NotFound(ValueError):
@@ -91,7 +91,7 @@ class Answers:
 
     def _search(self, query: Query) -> Any:
         text = query["text"]
-        if not text.strip() or len(text) > _LONGEST_SEARCH:
-            raise ValueError(f"search for 1 to {_LONGEST_SEARCH} characters")
+        if not text.strip() or len(text) > _MAX_SEARCH_LENGTH:
+            raise ValueError(f"search for 1 to {_MAX_SEARCH_LENGTH} characters")
         before = int(query["before"]) if query.get("before") else None
         return search(self._run(query).folder.rollouts, checked_kind(query["kind"]), text, before)

@@ -11,13 +11,13 @@ from rlrun.runner.records.growing_lines import GrowingLines
 from rlrun.runner.records.metrics_file import parse_metrics
 from rlrun.specs.step_names import STEP_LIMIT
 
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 """Points of a curve that are sent to the page; longer curves are reduced."""
-MOST_NAMES = 2000
+MAX_NAMES = 2000
 """Metrics of a run that are shown. A job with evaluations on 20 datasets has 700."""
-_MOST_VALUES = 1 << 27
+_MAX_VALUES = 1 << 27
 """Values that are kept in memory, of 8 bytes each."""
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 """Broken lines that are named."""
 Curve = tuple[list[int], list[float]]
 """The steps and the values of one metric, without values that are not finite."""
@@ -57,13 +57,13 @@ class Curves:
         name = self._lines.path.name
         problems = [self._lines.error] if self._lines.error else []
         if self._hidden_names:
-            more = "at least " if len(self._hidden_names) == MOST_NAMES else ""
+            more = "at least " if len(self._hidden_names) == MAX_NAMES else ""
             problems.append(
-                f"{name} has {more}{len(self._hidden_names)} metrics besides the {MOST_NAMES} that are shown"
+                f"{name} has {more}{len(self._hidden_names)} metrics besides the {MAX_NAMES} that are shown"
             )
         if self._num_hidden_lines:
             problems.append(
-                f"{name} has more than the {_MOST_VALUES} values that are shown: its last "
+                f"{name} has more than the {_MAX_VALUES} values that are shown: its last "
                 f"{self._num_hidden_lines} lines are left out"
             )
         return problems + self._broken
@@ -107,19 +107,19 @@ class Curves:
     def _add(self, line: bytes) -> None:
         metrics = parse_metrics(line)
         if metrics is None or not 0 <= metrics["step"] < STEP_LIMIT:
-            if len(self._broken) < _MOST_PROBLEMS:
+            if len(self._broken) < _MAX_PROBLEMS:
                 self._broken.append(
                     f"{self._lines.path.name}:{self.num_lines} does not hold the metrics of a step"
                 )
             return
-        if (len(self._row_of_step) + 1) * len(self._columns) > _MOST_VALUES:
+        if (len(self._row_of_step) + 1) * len(self._columns) > _MAX_VALUES:
             self._num_hidden_lines += 1
             return
         step = metrics.pop("step")
         row = self._row_of_step.setdefault(step, len(self._row_of_step))
         for name, value in metrics.items():
-            if name not in self._columns and len(self._columns) >= MOST_NAMES:
-                if len(self._hidden_names) < MOST_NAMES:
+            if name not in self._columns and len(self._columns) >= MAX_NAMES:
+                if len(self._hidden_names) < MAX_NAMES:
                     self._hidden_names.add(name)
                 continue
             column = self._columns.setdefault(name, array("d"))
@@ -137,7 +137,7 @@ def _as_float(value: Any) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def reduce(curve: Curve, most: int = MOST_POINTS) -> Curve:
+def reduce(curve: Curve, most: int = MAX_POINTS) -> Curve:
     """Returns the lowest and the highest point of each of `most / 2` stretches of a curve that is longer."""
     steps, values = curve
     if len(steps) <= most:

@@ -26,7 +26,7 @@ IMAGE_BYTES = 4 << 20
 _STEPS = 40
 """The most steps per kind whose samples are tried."""
 _TIMELINES = 50
-_LONGEST_TEXT = 20_000
+_MAX_TEXT_LENGTH = 20_000
 """Characters of one text."""
 
 
@@ -134,6 +134,6 @@ def _rows(run: ViewedRun, kind: Kind, step: int) -> list[dict[str, Any]]:
 def _cut_texts(record: dict[str, Any]) -> None:
     for name in ("prompt", "response"):
         text = record.get(name)
-        if isinstance(text, str) and len(text) > _LONGEST_TEXT:
-            record[name] = text[:_LONGEST_TEXT]
-            record.setdefault("cut", {})[name] = len(text) - _LONGEST_TEXT
+        if isinstance(text, str) and len(text) > _MAX_TEXT_LENGTH:
+            record[name] = text[:_MAX_TEXT_LENGTH]
+            record.setdefault("cut", {})[name] = len(text) - _MAX_TEXT_LENGTH

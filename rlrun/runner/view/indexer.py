@@ -26,7 +26,7 @@ _POLL_SECONDS = 2.0
 _SETTLED_SECONDS = 30.0
 """A file that was made longer ago than this is complete."""
 _FILES_PER_COMMIT = 50
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 """Broken lines that are named per file."""
 _SQLITE_INTEGERS = 1 << 63
 """A file's time may be beyond the year 2262, whose nanoseconds SQLite cannot store."""
@@ -145,7 +145,7 @@ def _read_file(path: Path) -> _File:
             try:
                 file.samples.append((number, summarise(parse_record(path, number, line))))
             except UnreadableFile as error:
-                if len(file.problems) < _MOST_PROBLEMS:
+                if len(file.problems) < _MAX_PROBLEMS:
                     file.problems.append(str(error))
     except UnreadableFile as error:
         file.problems.append(str(error))

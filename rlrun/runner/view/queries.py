@@ -6,7 +6,7 @@ from typing import Any
 
 PAGE = 100
 """Rows of one page."""
-_MOST_COUNTED = 100_000
+_MAX_COUNTED = 100_000
 """Matching samples are counted up to this number."""
 _ORDERS = {
     "newest": "step DESC, line",
@@ -52,9 +52,9 @@ def list_samples(index: sqlite3.Connection, filters: Mapping[str, str]) -> dict[
     offset = max(0, int(filters.get("offset") or 0))
     query = f"SELECT {_COLUMNS} FROM samples WHERE {condition} ORDER BY {order} LIMIT {PAGE} OFFSET ?"
     rows = [dict(row) for row in index.execute(query, (*values, offset))]
-    counted = f"SELECT COUNT(*) FROM (SELECT 1 FROM samples WHERE {condition} LIMIT {_MOST_COUNTED})"
+    counted = f"SELECT COUNT(*) FROM (SELECT 1 FROM samples WHERE {condition} LIMIT {_MAX_COUNTED})"
     [(count,)] = index.execute(counted, values)
-    return {"rows": rows, "count": count, "is_exact": count < _MOST_COUNTED, "page": PAGE}
+    return {"rows": rows, "count": count, "is_exact": count < _MAX_COUNTED, "page": PAGE}
 
 
 def list_groups(index: sqlite3.Connection, filters: Mapping[str, str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths
 
 SECONDS = 1.0
 """A request returns after about this time."""
-MOST_HITS = 100
+MAX_HITS = 100
 _AROUND = 60
 """Characters shown on both sides of a hit."""
 _FIELDS = ("prompt", "response", "label", "failure", "id", "row")
@@ -39,7 +39,7 @@ def search(
     for number, step in enumerate(steps, start=1):
         hits += [{"kind": kind, "step": step, **hit} for hit in _hits(paths[step], text)]
         is_last = number == len(steps)
-        if not is_last and (len(hits) >= MOST_HITS or time.monotonic() > deadline):
+        if not is_last and (len(hits) >= MAX_HITS or time.monotonic() > deadline):
             return {"rows": hits, "next": step, "searched": number, "files": len(steps)}
     return {"rows": hits, "next": None, "searched": len(steps), "files": len(steps)}
 

@@ -23,7 +23,7 @@ from rlrun.runner.view.page import Page, to_json
 LOOPBACK = "127.0.0.1"
 _HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 """Names of this machine. The port may differ where an SSH tunnel leads here."""
-_SMALLEST_COMPRESSED = 2000
+_MIN_COMPRESSED = 2000
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send_response(status)
-        if len(body) > _SMALLEST_COMPRESSED and "gzip" in self.headers.get("Accept-Encoding", ""):
+        if len(body) > _MIN_COMPRESSED and "gzip" in self.headers.get("Accept-Encoding", ""):
             body = gzip.compress(body, 1)
             self.send_header("Content-Encoding", "gzip")
         for name, value in _HEADERS.items():

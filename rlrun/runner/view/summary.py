@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_LONGEST_NAME = 500
+_MAX_NAME_LENGTH = 500
 """Characters of an id, a status or a dataset's name that an index keeps."""
 
 
@@ -82,7 +82,7 @@ def _name(value: object) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
-    return text[:_LONGEST_NAME].encode(errors="replace").decode()  # lone surrogates cannot be stored
+    return text[:_MAX_NAME_LENGTH].encode(errors="replace").decode()  # lone surrogates cannot be stored
 
 
 def as_list(value: object) -> list[Any]:

@@ -11,7 +11,7 @@ from rlrun.runner.records.growing_lines import GrowingLines
 from rlrun.runner.view.summary import number
 from rlrun.specs.step_names import STEP_LIMIT
 
-_MOST_SPANS = 5000
+_MAX_SPANS = 5000
 
 
 class Timelines:
@@ -70,7 +70,7 @@ def valid_spans(line: Any) -> list[list[Any]]:
         start, end = number(span[2]), number(span[3])
         if start is not None and end is not None and end >= start and math.isfinite(end - start):
             valid.append([str(span[0])[:80], str(span[1])[:80], start, end])
-    return valid[:_MOST_SPANS]
+    return valid[:_MAX_SPANS]
 
 
 def _step_at(line: bytes) -> int | None:

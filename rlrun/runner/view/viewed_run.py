@@ -25,13 +25,13 @@ from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths, step_name
 
 _FIRST_SECONDS = 2.0
 """How long the first list waits for the newest samples."""
-_MOST_MEMBERS = 64
+_MAX_MEMBERS = 64
 """Samples of one group that are shown side by side."""
 KINDS = ("step", "dropped", "eval")
 _STATE_FIELDS = ("status", "steps", "started", "updated", "error", "host")
-_LARGEST_QUOTED = 4 << 20
+_MAX_QUOTED = 4 << 20
 """Bytes of the largest file from which lists quote the beginnings of responses."""
-_LONGEST_QUOTE = 240
+_MAX_QUOTE_LENGTH = 240
 """Characters."""
 
 
@@ -130,7 +130,7 @@ class ViewedRun:
                 "SELECT line FROM samples WHERE kind = ? AND step = ? AND row = ? AND dataset = ? "
                 "ORDER BY line LIMIT ?"
             )
-            lines = {line for (line,) in index.execute(query, (kind, step, row, dataset, _MOST_MEMBERS))}
+            lines = {line for (line,) in index.execute(query, (kind, step, row, dataset, _MAX_MEMBERS))}
         records = read_records_of(self._path(kind, step), lines) if lines else {}
         vocabulary = self.vocabulary()
         return [
@@ -161,12 +161,12 @@ class ViewedRun:
         for (kind, step), by_line in places.items():
             path = self._path(kind, step)
             try:
-                small = path.stat().st_size <= _LARGEST_QUOTED
+                small = path.stat().st_size <= _MAX_QUOTED
                 records = read_records_of(path, set(by_line)) if small else {}
             except (OSError, ValueError):
                 continue  # a resume has moved it, or it is damaged
             for line, record in records.items():
-                by_line[line]["excerpt"] = str(record.get("response", ""))[:_LONGEST_QUOTE]
+                by_line[line]["excerpt"] = str(record.get("response", ""))[:_MAX_QUOTE_LENGTH]
 
     def history(self, row: str, dataset: str) -> dict[str, Any]:
         """Returns the samples of one prompt over all steps or evaluations, oldest first, and how much of the

@@ -12,7 +12,7 @@ from rlrun.specs.sections.job import Spec
 SHORTEST = 32
 """A shorter prefix is not shared: attention computes in blocks of 32 keys, which would cost more than it
 saves."""
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """A prefix that is a smaller share of its sequence is not shared: steps with 3 to 7 % fewer tokens were
 measured to take between 3 % longer and 4 % shorter (benchmarks/NOTES.md)."""
 

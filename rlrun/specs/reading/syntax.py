@@ -14,7 +14,7 @@ from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at
 from rlrun.specs.problems.positions import KeyPath, find_positions, line_and_column
 
-_MOST_ERRORS = 20
+_MAX_ERRORS = 20
 _TWICE = ("Cannot overwrite", "Cannot declare", "Cannot mutate", "Cannot redefine", "Duplicate")
 _COLON = re.compile(r"\s*[\w.\"'-]+\s*:")
 _VALUE = re.compile(r"\s*(?P<key>[\w.\"' -]+?)\s*=\s*(?P<value>[^#\n]*?)\s*(?:#.*)?")
@@ -43,7 +43,7 @@ def parse(source: Source) -> Parsed:
             line, _ = line_and_column(text, min(error.pos, len(text)))
             first = _statement_start(text, line)
             problems.append(_problem(source, text, error, first, line))
-            text = _without(text, first, line if len(problems) < _MOST_ERRORS else text.count("\n") + 1)
+            text = _without(text, first, line if len(problems) < _MAX_ERRORS else text.count("\n") + 1)
         except RecursionError:
             message, cure = "arrays or inline tables are nested too deeply", "use fewer levels"
             finding = Finding((), message, cure, code=Code.SYNTAX)

@@ -21,7 +21,7 @@ LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("eval", "max_response_tokens"),
 )
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Larger degrees of tensor parallelism are not proposed."""
 
 
@@ -111,7 +111,7 @@ def _split(
         size = config.get(name)
         if isinstance(size, int) and size % degree:
             message = f"must divide the model's {name} = {size}, found {degree}"
-            fits = " or ".join(str(each) for each in range(1, min(size, MOST_RANKS) + 1) if size % each == 0)
+            fits = " or ".join(str(each) for each in range(1, min(size, MAX_RANKS) + 1) if size % each == 0)
             path = (section, "parallel", "tensor")
             yield Finding(path, message, f"use {fits}", found=degree, related=(source,))
             return

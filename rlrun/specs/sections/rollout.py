@@ -8,7 +8,7 @@ from rlrun.specs.sections.section import PluginSection, Section, derived
 
 USUAL_PROMPT_TOKENS = 4096
 """Default limit of a prompt in tokens, for models with enough positions."""
-LEAST_SECONDS = 600.0
+MIN_SECONDS = 600.0
 """Smallest default of `request_timeout`, for short responses."""
 SLOWEST_TOKENS = 5.0
 """Tokens of one sample per second in a full engine on a GPU, from which the default timeout of long responses
@@ -116,4 +116,4 @@ class RolloutSpec(Section):
         """Returns the seconds that a sample may take whose response has at most `response_tokens` tokens."""
         if self.request_timeout is not None:
             return self.request_timeout
-        return max(LEAST_SECONDS, response_tokens / SLOWEST_TOKENS)
+        return max(MIN_SECONDS, response_tokens / SLOWEST_TOKENS)

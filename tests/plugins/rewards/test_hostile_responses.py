@@ -65,7 +65,7 @@ HOSTILE = {
     "many unions": r"(1,2)\cup" * 150 + "(3,4)",
     "many decimals that repeat": r"0.\overline{3}" * 100,
 }
-LONGEST_FOR_THE_LIBRARY = 500
+MAX_LENGTH_FOR_THE_LIBRARY = 500
 """Longer ones may keep math-verify busy until the sample's time is over, and then score its `late_score`."""
 ENDLESS_FOR_THE_LIBRARY = {"a power tower", "a large binomial coefficient"}
 WRAPPED = ("{}", r"\boxed{{{}}}", "</think>Answer: {}", "so ${}$.")
@@ -107,7 +107,7 @@ def is_scored(name: str, text: str, label: str = "42") -> None:
         for name in REWARDS
         for kind, text in HOSTILE.items()
         if name != "math_verify"
-        or (len(text) < LONGEST_FOR_THE_LIBRARY and kind not in ENDLESS_FOR_THE_LIBRARY)
+        or (len(text) < MAX_LENGTH_FOR_THE_LIBRARY and kind not in ENDLESS_FOR_THE_LIBRARY)
     ],
 )
 def test_a_hostile_response_is_scored(name: str, text: str) -> None:

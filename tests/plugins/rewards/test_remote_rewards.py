@@ -123,7 +123,7 @@ def test_answers_that_are_not_read(
     service: Service, monkeypatch: pytest.MonkeyPatch, status: int, text: str, why: str
 ) -> None:
     if "bytes" in why:
-        monkeypatch.setattr(http_client, "MOST_BYTES", 100)
+        monkeypatch.setattr(http_client, "MAX_BYTES", 100)
     service.script = [(status, text)]
     remote = build("rewards", "remote", {"url": service.url, "attempts": 1})
     with pytest.raises(RuntimeError, match=re.escape(why)):

@@ -8,10 +8,10 @@ import pytest
 
 from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.job.sync_probe import MOST_TOKENS, SyncProbe, check_pass, check_update
+from rlrun.runner.job.sync_probe import MAX_TOKENS, SyncProbe, check_pass, check_update
 
-NOISE = np.random.default_rng(0).normal(size=(20, MOST_TOKENS)).astype(np.float32)
-MOVE = np.random.default_rng(1).normal(size=MOST_TOKENS).astype(np.float32)
+NOISE = np.random.default_rng(0).normal(size=(20, MAX_TOKENS)).astype(np.float32)
+MOVE = np.random.default_rng(1).normal(size=MAX_TOKENS).astype(np.float32)
 
 
 def sequence(prompt: int, response: int) -> TrainSequence:
@@ -48,7 +48,7 @@ class Engines:
     def _log_probs(self, version: int, number: int) -> np.ndarray:
         moved = -2 + self.temperature * version * self.policy.speed * MOVE
         noise = self.noise * NOISE[2 * (self.policy.version % 10) + number]
-        return np.concatenate([np.zeros(MOST_TOKENS - 1), moved + noise]).astype(np.float32)
+        return np.concatenate([np.zeros(MAX_TOKENS - 1), moved + noise]).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_engines_that_do_not_move_are_found(
     await probe.score_with_trainer()
     await probe.check(0)  # before the first batch there is nothing to score
     assert not engines.asked
-    probe.choose([sequence(3, 5), sequence(MOST_TOKENS, MOST_TOKENS)])
+    probe.choose([sequence(3, 5), sequence(MAX_TOKENS, MAX_TOKENS)])
     for version in range(1, 21):
         policy.version = version
         await probe.score_with_trainer()
@@ -104,8 +104,8 @@ async def test_a_long_sequence_is_shortened_and_every_data_rank_scores_a_copy() 
     [(count, [step])] = policy.scored
     assert (count, step.micro_batches) == (3, (((0,),), ((1,),), ((2,),)))
     assert probe._sequence is not None
-    assert probe._sequence.tokens.tolist() == [*range(1000 - MOST_TOKENS, 1000 + MOST_TOKENS)]
-    assert probe._sequence.prompt_length == MOST_TOKENS
+    assert probe._sequence.tokens.tolist() == [*range(1000 - MAX_TOKENS, 1000 + MAX_TOKENS)]
+    assert probe._sequence.prompt_length == MAX_TOKENS
 
 
 DIFFERENCE = "train/train_rollout_logprob_abs_diff_max"

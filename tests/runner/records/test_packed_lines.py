@@ -84,7 +84,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(
 
 
 def test_one_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_lines, "_LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(packed_lines, "_MAX_LINE_LENGTH", 1 << 20)
     path = pack(tmp_path / "step-1.jsonl.zst", b"0" * 8_000_000)
     with pytest.raises(UnreadableFile, match=r"step-1\.jsonl\.zst has a line of more than 1 MiB"):
         read_groups(path)

@@ -4,10 +4,10 @@ from fractions import Fraction
 
 import pytest
 
-from rlrun.runner.scoring.worker import LARGEST_REWARD, measured
+from rlrun.runner.scoring.worker import MAX_REWARD, measured
 
 
-@pytest.mark.parametrize("value", [0, 1.5, True, -LARGEST_REWARD, Fraction(1, 2), {"score": 3}])
+@pytest.mark.parametrize("value", [0, 1.5, True, -MAX_REWARD, Fraction(1, 2), {"score": 3}])
 def test_numbers_are_rewards(value):
     number = measured(value, "score" if isinstance(value, dict) else None)
     assert number == float(value["score"] if isinstance(value, dict) else value)

@@ -12,7 +12,7 @@ from rlrun.cli.main import make_app
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.view import curves as curves_module
 from rlrun.runner.view.answers import Answers
-from rlrun.runner.view.curves import MOST_NAMES, Curves
+from rlrun.runner.view.curves import MAX_NAMES, Curves
 from rlrun.runner.view.export import collect
 from rlrun.runner.view.index import UnwritableIndex
 from rlrun.runner.view.indexer import Indexer
@@ -109,18 +109,18 @@ def test_a_run_with_too_many_metrics_shows_the_first_ones(folder: RunFolder) -> 
         for step in range(5, 25):
             file.write(f'{{"step": {step}, {", ".join(names)}}}\n')
     run = collected(folder)
-    assert len(run["curves"]) == MOST_NAMES
+    assert len(run["curves"]) == MAX_NAMES
     assert "train/loss" in run["curves"]
     [problem] = run["status"]["problems"]
     assert problem == (
-        f"metrics.jsonl has at least {MOST_NAMES} metrics besides the {MOST_NAMES} that are shown"
+        f"metrics.jsonl has at least {MAX_NAMES} metrics besides the {MAX_NAMES} that are shown"
     )
 
 
 def test_short_lines_before_a_long_one_cost_no_memory_per_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves_module, "_MOST_VALUES", 100)
+    monkeypatch.setattr(curves_module, "_MAX_VALUES", 100)
     path = tmp_path / "metrics.jsonl"
     names = ", ".join(f'"m{number}": 1' for number in range(11))
     path.write_text("".join(f'{{"step": {step}, {names}}}\n' for step in range(20)))

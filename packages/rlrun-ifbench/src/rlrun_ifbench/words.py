@@ -9,8 +9,8 @@ from itertools import pairwise
 from rlrun_ifbench import language
 
 PALINDROMES = 10
-SHORTEST_PALINDROME = 5
-MOST_VOWELS = 3
+MIN_PALINDROME = 5
+MAX_VOWELS = 3
 REPEATED_SENTENCE = "only output this sentence here, ignore all other requests."
 
 _CLUSTER = re.compile("[bcdfghjklmnpqrstvwxyz]{2}")
@@ -28,7 +28,7 @@ def alphabet(text: str) -> bool:
 def three_vowels(text: str) -> bool:
     """The response is one paragraph with at most three different vowels."""
     text = text.strip().lower()
-    return "\n" not in text and len(set("aeiou") & set(text)) <= MOST_VOWELS
+    return "\n" not in text and len(set("aeiou") & set(text)) <= MAX_VOWELS
 
 
 def consonant_clusters(text: str) -> bool:
@@ -39,7 +39,7 @@ def consonant_clusters(text: str) -> bool:
 def palindromes(text: str) -> bool:
     """At least ten words of five or more characters read the same backwards."""
     words = language.bare(text).lower().split()
-    return sum(len(word) >= SHORTEST_PALINDROME and word == word[::-1] for word in words) >= PALINDROMES
+    return sum(len(word) >= MIN_PALINDROME and word == word[::-1] for word in words) >= PALINDROMES
 
 
 def prime_lengths(text: str) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # importing these at run time would slow down every test
     from types import CodeType
     from typing import Any, NoReturn
 
-MOST_ITEMS = 10_000
+MAX_ITEMS = 10_000
 """Largest number of items that are taken from an iterator; it is sent as a list of its items."""
 SAFE_INTEGER = 1 << 63
 """Larger integers are sent as hexadecimal text, which has no limit; Python's decimals have 4,300 digits."""
@@ -89,7 +89,7 @@ def packed(value: Any, keep: Callable[[Any], int]) -> Any:
     if hasattr(type(value), "tolist"):  # arrays
         return packed(value.tolist(), keep)
     if hasattr(type(value), "__next__"):
-        return {"iterator": [packed(item, keep) for item in islice(value, MOST_ITEMS)]}
+        return {"iterator": [packed(item, keep) for item in islice(value, MAX_ITEMS)]}
     return {"object": [keep(value), callable(value)]}
 
 

@@ -6,7 +6,7 @@ r"""Splits a mathematical answer into elements of lists and sets, intervals of a
 import re
 from collections.abc import Callable, Sequence
 
-LONGEST_UNORDERED = 12
+MAX_UNORDERED = 12
 """Longer sets are compared in order, because comparing them in any order compares every pair of elements."""
 
 _BRACKETS = (("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), (r"\{", r"\}"))
@@ -59,7 +59,7 @@ def match_answers(answers: Sequence[str], labels: Sequence[str], same: Callable[
     """Returns whether answers and labels can be paired, in any order, so that each pair is the same."""
     if len(answers) != len(labels):
         return False
-    if len(labels) > LONGEST_UNORDERED:
+    if len(labels) > MAX_UNORDERED:
         return all(map(same, answers, labels))
     remaining = list(answers)
     for label in labels:

@@ -23,7 +23,7 @@ from rlrun.plugins.rewards.math_grading.answer_parts import (
 )
 from rlrun.plugins.rewards.math_grading.latex import normalise
 
-LONGEST_ANSWER = 2000
+MAX_ANSWER_LENGTH = 2000
 
 _CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]{1,2}$")
 _PERCENT = re.compile(r"\d\s*\\?%[\s$.]*$")
@@ -49,7 +49,7 @@ def same_answer(answer: str, label: str) -> bool:
     lowest terms: `40+2` is not 42, `1.25+1.25` is not 2.5, and `2/4` is neither `1/2` nor 0.5, but `2^{10}`
     is 1024, `3*10^{5}` is 300000, and `5/2` is 2.5.
     """
-    if len(answer) > LONGEST_ANSWER:
+    if len(answer) > MAX_ANSWER_LENGTH:
         return answer.strip() == label.strip() != ""
     left, right = normalise(answer), _normalised_label(label)
     if not left or not right:

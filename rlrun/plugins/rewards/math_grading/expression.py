@@ -36,10 +36,10 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 _TIMES = {"*", "·", "×", r"\cdot", r"\times"}
 _OVER = {"/", "÷", r"\div"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-LARGEST_EXPONENT = 1000
-LARGEST_FACTORIAL = 200
-LARGEST_BITS = 4000
-LONGEST_TEXT = 400
+MAX_EXPONENT = 1000
+MAX_FACTORIAL = 200
+MAX_BITS = 4000
+MAX_TEXT_LENGTH = 400
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d{1,50}(?:\.\d{1,50})?(?:[eE][+-]?\d{1,3})?(?![\d.]))|(?P<command>\\[a-zA-Z]+)"
     r"|(?P<base>_(?:[0-9a-z]|\{[^{}]{1,20}\}))|(?P<letter>[a-zA-Z](?:_\{?\w+\}?)?)|(?P<symbol>[-+*/^!()\[\]{}·×÷]))"
@@ -218,7 +218,7 @@ def check_size(value: Any) -> Any:
     """Returns the value. Raises NotAnExpression if it is infinite, or so large that functions of it would be
     costly.
     """
-    if not mp.isfinite(value) or mp.mag(value) > LARGEST_BITS:
+    if not mp.isfinite(value) or mp.mag(value) > MAX_BITS:
         raise NotAnExpression("a value is too large")
     return value
 
@@ -237,20 +237,20 @@ def exponential(exponent: Any) -> Any:
 
 def factorial(value: Any) -> Any:
     """Returns 1 · 2 · … · value."""
-    if not mp.isint(value) or not 0 <= value <= LARGEST_FACTORIAL:
+    if not mp.isint(value) or not 0 <= value <= MAX_FACTORIAL:
         raise NotAnExpression("factorials are only defined for small whole numbers")
     return mp.factorial(value)
 
 
 def binomial(above: Any, below: Any) -> Any:
     """Returns the binomial coefficient of two small numbers, which need not be whole."""
-    if max(abs(above), abs(below)) > LARGEST_FACTORIAL:
+    if max(abs(above), abs(below)) > MAX_FACTORIAL:
         raise NotAnExpression("a binomial coefficient of numbers that are not small")
     return check_size(mp.binomial(above, below))
 
 
 def _check_exponent(exponent: Any) -> None:
-    if abs(exponent) > LARGEST_EXPONENT:
+    if abs(exponent) > MAX_EXPONENT:
         raise NotAnExpression("an exponent is too large")
 
 
@@ -263,8 +263,8 @@ def tokenise(text: str) -> list[str]:
     character.
     """
     text = _WORD.sub(r"\\\1", text).strip()
-    if not text or len(text) > LONGEST_TEXT or _RUN_OF_LETTERS.search(text):
-        raise NotAnExpression(text[:LONGEST_TEXT])
+    if not text or len(text) > MAX_TEXT_LENGTH or _RUN_OF_LETTERS.search(text):
+        raise NotAnExpression(text[:MAX_TEXT_LENGTH])
     tokens, position = [], 0
     while position < len(text):
         token = _TOKEN.match(text, position)

@@ -15,7 +15,7 @@ import aiohttp
 from rlrun.runner.contracts.channel_frames import Frame, FrameWriter, read_frames
 from rlrun.runner.host.background import cancel_all
 
-_MOST_QUOTED = 200
+_MAX_QUOTED = 200
 """Characters of an unexpected message that an error quotes."""
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
@@ -92,7 +92,7 @@ class _OpenChannel:
         try:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
-                    shown = repr(message.data)[:_MOST_QUOTED]
+                    shown = repr(message.data)[:_MAX_QUOTED]
                     raise ValueError(f"a message of type {message.type!r}: {shown}")
                 self._settle(message.data)
         except ValueError as invalid:  # the boundary to the engine

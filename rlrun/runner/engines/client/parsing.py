@@ -61,7 +61,7 @@ _SAMPLE_BYTES, _TOKEN_BYTES, _EXPERT_BYTES = 1 << 20, 512, 1 << 16
 """Generous limits: a token with its log-prob takes 50 bytes, and 6 for each expert of each layer."""
 _PACKED_TOKEN_BYTES = 16
 """A token with its log-prob takes 11 bytes in base64."""
-_MOST_CANDIDATES = 1 << 18
+_MAX_CANDIDATES = 1 << 18
 _CANDIDATE_BYTES = 12
 """A token id of a sampling mask takes up to 8 bytes with its comma."""
 
@@ -96,7 +96,7 @@ def _mask_bytes(request: GenerateRequest, vocabulary: int) -> int:
     if not request.returns_mask:
         return 0
     most = vocabulary if request.sampling.top_k < 1 else min(vocabulary, 4 * request.sampling.top_k)
-    return _CANDIDATE_BYTES * min(most, _MOST_CANDIDATES)
+    return _CANDIDATE_BYTES * min(most, _MAX_CANDIDATES)
 
 
 def max_score_bytes(sequences: Sequence[NDArray[np.int32]]) -> int:

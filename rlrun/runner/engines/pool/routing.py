@@ -16,7 +16,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.affinity import SessionAffinity
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+FIRST_PAUSE, MAX_PAUSE = 0.2, 2.0
 """Seconds before a gateway is called again when the engine that it chose is gone. The pause doubles each time
 and is multiplied by a random factor from 0.5 to 1.5."""
 ATTEMPTS = 3
@@ -101,7 +101,7 @@ class Router:
                 self._mark_down_if_named(str(error))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             await self._slots_up()
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)
 
     async def broadcast(self, call: Callable[[EngineSlot], Awaitable[None]]) -> None:
         """Makes this call on every engine that is up."""

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-_MOST_EVENTS = 200_000
+_MAX_EVENTS = 200_000
 
 
 def start_recording() -> None:
     """Begins to record allocations with their call stacks."""
-    torch.cuda.memory._record_memory_history(max_entries=_MOST_EVENTS)
+    torch.cuda.memory._record_memory_history(max_entries=_MAX_EVENTS)
 
 
 def write_snapshot(path: Path) -> None:

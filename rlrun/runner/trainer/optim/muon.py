@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration; with the number of iterations, those of torch.optim.Muon."""
 _ITERATIONS = 5
-_SMALLEST_NORM = 1e-7
+_MIN_NORM = 1e-7
 _CHUNK_NUMBERS = 64 << 20
 """The most numbers that are orthogonalised at once, which bounds the temporary memory."""
 
@@ -102,7 +102,7 @@ def _newton_schulz(stack: torch.Tensor) -> torch.Tensor:
     matrices = stack.bfloat16()
     if is_tall:
         matrices = matrices.mT
-    norms = matrices.flatten(1).norm(dim=1).clamp(min=_SMALLEST_NORM)
+    norms = matrices.flatten(1).norm(dim=1).clamp(min=_MIN_NORM)
     matrices = matrices / norms[:, None, None]
     for _ in range(_ITERATIONS):
         gram = matrices @ matrices.mT

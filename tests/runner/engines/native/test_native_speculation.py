@@ -13,7 +13,7 @@ from rlrun.runner.engines.native.engine import loading, speculation
 from rlrun.runner.engines.native.engine.drafts import Drafts, History
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.engine.speculation import FREE_TOKENS, MOST_ROWS
+from rlrun.runner.engines.native.engine.speculation import FREE_TOKENS, MAX_ROWS
 from tests.runner.engines.engine_cases import MakeScheduler, new_sample, random_prompts, run
 from tests.tiny_models import make_tiny_model
 
@@ -260,7 +260,7 @@ def test_a_large_batch_has_no_drafts(
     make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch, always: None
 ) -> None:
     monkeypatch.setattr(Drafts, "guess", lambda self, history, count: [5] * count)
-    rows = MOST_ROWS * FREE_TOKENS["cpu"] + 1
+    rows = MAX_ROWS * FREE_TOKENS["cpu"] + 1
     scheduler = make_scheduler(max_running=rows, draft_tokens=4)
     samples = [new_sample([5, 6, 7, 8], k, max_new_tokens=4, ignore_eos=True) for k in range(rows)]
     assert counts(run(scheduler, samples)) == (0, 0)

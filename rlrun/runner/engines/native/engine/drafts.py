@@ -18,7 +18,7 @@ from rlrun.runner.engines.native.engine.requests import SampleInProgress
 
 CONTEXT = 3
 """Tokens that must agree before what followed them is a guess."""
-LONGEST_MATCH = 16
+MAX_MATCH_LENGTH = 16
 """Matches of at least this many tokens count as equally reliable."""
 MEMORY_COUNT = 128
 """Guesses of a length of the match that are remembered; twice as many are halved."""
@@ -67,7 +67,7 @@ class History:
     position: int = 0
     """Index of the next token in it."""
     matched: int = 0
-    """Number of tokens in which both agree, at most `LONGEST_MATCH`."""
+    """Number of tokens in which both agree, at most `MAX_MATCH_LENGTH`."""
 
 
 class Drafts:
@@ -79,8 +79,8 @@ class Drafts:
     def clear(self) -> None:
         """Forgets all texts and counts, so that later drafts do not depend on earlier requests."""
         self._texts: dict[bytes, PromptTexts] = {}
-        self._right = [0.2 * FIRST_GUESSES] * (LONGEST_MATCH + 1)
-        self._guesses = [float(FIRST_GUESSES)] * (LONGEST_MATCH + 1)
+        self._right = [0.2 * FIRST_GUESSES] * (MAX_MATCH_LENGTH + 1)
+        self._guesses = [float(FIRST_GUESSES)] * (MAX_MATCH_LENGTH + 1)
 
     def begin(self, sample: SampleInProgress) -> History:
         """Returns the history of a sample before its row has tokens."""
@@ -115,7 +115,7 @@ class Drafts:
 
     def reliability(self, matched: int) -> float:
         """Returns the share of right guesses after matches of this many tokens."""
-        length = min(matched, LONGEST_MATCH)
+        length = min(matched, MAX_MATCH_LENGTH)
         return self._right[length] / self._guesses[length]
 
     def _texts_of(self, prompt: NDArray[np.int32]) -> PromptTexts:
@@ -145,7 +145,7 @@ class Drafts:
             self._right[length] /= 2
             self._guesses[length] /= 2
         history.position += 1
-        history.matched = min(length + 1, LONGEST_MATCH)
+        history.matched = min(length + 1, MAX_MATCH_LENGTH)
         if not right:
             history.followed = None
 
@@ -162,7 +162,7 @@ def _matched(own: list[int], other: list[int], position: int) -> int:
     """Returns in how many tokens before its end a text agrees with another one before a position; contexts
     have agreed already.
     """
-    length, most = CONTEXT, min(LONGEST_MATCH, len(own), position)
+    length, most = CONTEXT, min(MAX_MATCH_LENGTH, len(own), position)
     while length < most and own[-1 - length] == other[position - 1 - length]:
         length += 1
     return length

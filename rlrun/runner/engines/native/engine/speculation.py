@@ -11,13 +11,13 @@ from rlrun.runner.engines.native.model.cache import BlockPool
 FREE_TOKENS = {"cpu": 12, "cuda": 128}
 """How many tokens of a pass count as much as what every pass costs; a lower number makes fewer drafts. On a
 CPU with AVX-512, 12 gave more tokens per second than 3 and 6 (benchmarks/speculation.py)."""
-MOST_ROWS = 4
+MAX_ROWS = 4
 """With more running samples than this many times `FREE_TOKENS` no draft is looked for: a guess would have to
 be right four times in five."""
 FIRST_DRAFT = 16
 """Tokens that a sample has before its first draft: to index a prompt and its answers does not pay for answers
 that end before."""
-LONGEST_PAUSE = 15
+MAX_PAUSE = 15
 """Most passes for which no draft is looked for after none was worth while."""
 
 
@@ -41,14 +41,14 @@ class Speculation:
 
     def plan(self, padded: PaddedSize) -> DecodePass | None:
         """Returns the next pass; None if no draft is worth while."""
-        if self._rows.count > MOST_ROWS * self._free_tokens:
+        if self._rows.count > MAX_ROWS * self._free_tokens:
             return None
         if self._pause:
             self._pause -= 1
             return None
         drafts = self._choose()
         if not any(drafts):
-            self._pause = self._next_pause = min(2 * self._next_pause + 1, LONGEST_PAUSE)
+            self._pause = self._next_pause = min(2 * self._next_pause + 1, MAX_PAUSE)
             return None
         self._next_pause = 0
         blocks = self._allocate(drafts)

@@ -1,5 +1,5 @@
 """PPO: proximal policy optimisation with a critic (https://arxiv.org/abs/1707.06347,
-https://arxiv.org/abs/2203.02155), whose values give generalised advantages.
+https://arxiv.org/abs/2203.02155).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rlrun.runner.planning.rank_layout import largest_micro_batch
 from rlrun.runner.planning.rank_share import RankShare, largest_share, policy_share
 from rlrun.runner.planning.served_weights import served_model, served_weight_bytes
 from rlrun.specs.derived.server_size import attention_parts_of
-from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
+from rlrun.specs.sections.auxiliary_models import CriticSpec, TeacherSpec, auxiliary_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.trainer import LoraSpec, TrainerSpec
@@ -182,7 +182,7 @@ def critic_part(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, 
     critics_trainer = trainer.model_copy(
         update={
             "optimizer": spec.optimizer,
-            "parallel": companion_layout(spec.parallel, _ranks(trainer)),
+            "parallel": auxiliary_layout(spec.parallel, _ranks(trainer)),
             "lora": None,  # a critic is trained as a whole
         }
     )
@@ -192,7 +192,7 @@ def critic_part(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, 
 
 def critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> RankShare:
     """Returns a rank's largest share of a critic: the policy with a value head in place of the LM head."""
-    return largest_share(replace(model, tied=True), companion_layout(spec.parallel, _ranks(trainer)))
+    return largest_share(replace(model, tied=True), auxiliary_layout(spec.parallel, _ranks(trainer)))
 
 
 def _ranks(trainer: TrainerSpec) -> int:
@@ -201,7 +201,7 @@ def _ranks(trainer: TrainerSpec) -> int:
 
 def teacher_part(model: Architecture, trainer: TrainerSpec, spec: TeacherSpec) -> Part:
     """Returns the memory of a teacher's parameters on one rank."""
-    share = largest_share(model, companion_layout(spec.parallel, _ranks(trainer)))
+    share = largest_share(model, auxiliary_layout(spec.parallel, _ranks(trainer)))
     item = ITEM_BYTES[trainer.dtype] if _ranks(trainer) == 1 else 4
     return Part("teacher", share.parameters * item, f"{share.parameters:,} × {item} bytes")
 

@@ -24,7 +24,7 @@ from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
 from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
-from rlrun.specs.sections.companions import companion_layout
+from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -159,9 +159,9 @@ def _ranks(
     spec: Spec, layout: Layout, locations: Sequence[DeviceLocation], threads: Sequence[int]
 ) -> Iterator[RankPlan]:
     parallel = spec.trainer.parallel
-    teacher = companion_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
+    teacher = auxiliary_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
     teacher = parallel if teacher_shares_policy(spec) else teacher
-    critic = companion_layout(spec.critic.parallel, layout.ranks)
+    critic = auxiliary_layout(spec.critic.parallel, layout.ranks)
     for rank, (location, thread_count) in enumerate(zip(locations, threads, strict=True)):
         yield RankPlan(
             rank=rank,

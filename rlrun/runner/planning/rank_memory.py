@@ -61,7 +61,9 @@ def rank_memory(job: PlannedJob) -> RankMemory:
         wide_stream=rounds_as_target(job.spec),
     )
     host_copies = () if job.on_gpu else _host_copies(job)
-    rank = Phase(training.name, (*training.parts, *_companions(job), *__exchange_buffers(job), *host_copies))
+    rank = Phase(
+        training.name, (*training.parts, *_auxiliary_models(job), *__exchange_buffers(job), *host_copies)
+    )
     count = 1 if job.on_gpu else job.most_on_a_node(job.plan.ranks)
     persistent = count * sum(rank.part_bytes(name) for name in PERSISTENT_PARTS)
     # on CPU there is no other memory to release it to
@@ -107,7 +109,7 @@ def _host_copies(job: PlannedJob) -> Iterator[Part]:
         yield Part("unfinished checkpoint", size, "checkpoint.asynchronous")
 
 
-def _companions(job: PlannedJob) -> Iterator[Part]:
+def _auxiliary_models(job: PlannedJob) -> Iterator[Part]:
     """Yields the critic and the teacher, which share the trainer's devices."""
     spec = job.spec
     if job.needs.critic:

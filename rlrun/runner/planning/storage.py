@@ -4,7 +4,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.memory import critic_share, optimizer_bytes
 from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.rank_share import RankShare, policy_share
-from rlrun.specs.sections.companions import CriticSpec
+from rlrun.specs.sections.auxiliary_models import CriticSpec
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 

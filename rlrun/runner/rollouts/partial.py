@@ -11,13 +11,13 @@ each request finds its tokens.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rlrun.plugins.protocols import BufferStrategy
-from rlrun.plugins.types import Buffered, Group, Prompt
+from rlrun.plugins.types import Buffered, Group, Prompt, Sample, VersionSpan
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
@@ -197,7 +197,9 @@ class PartialSource(RolloutSource):
             self._feed.finish(prompt_index(group))
         tally = self._replace_tally(set(self._ready))
         num_buffered = len(self._ready) + len(self._running)
-        off_policy = _off_policy_fraction(groups, version, mask=self._spec.mask_off_policy)
+        off_policy = _off_policy_fraction(groups, version)
+        if self._spec.mask_off_policy:
+            _mask_off_policy(groups, version)
 
         def measure() -> dict[str, float]:
             metrics = {"rollout/buffer/groups": num_buffered, "rollout/off_policy_frac": off_policy}
@@ -212,14 +214,22 @@ def _as_buffered(group: Group) -> Buffered:
     return Buffered(prompt_index(group), True, sum(len(sample.tokens) for sample in group.samples), oldest)
 
 
-def _off_policy_fraction(groups: Sequence[Group], version: int, *, mask: bool) -> float:
-    """Returns the fraction of tokens made by versions before `version`; `mask` removes them from the loss."""
-    samples = [sample for group in groups for sample in group.samples]
-    num_older = 0
-    for sample in samples:
-        for span in sample.versions:
-            if span.version < version:
-                num_older += span.end - span.start
-                if mask:
-                    sample.loss_mask[span.start : span.end] = 0.0
-    return num_older / max(1, sum(len(sample.tokens) for sample in samples))
+def _mask_off_policy(groups: Sequence[Group], version: int) -> None:
+    """Removes the tokens made by versions before `version` from the loss."""
+    for sample, span in _older_spans(groups, version):
+        sample.loss_mask[span.start : span.end] = 0.0
+
+
+def _off_policy_fraction(groups: Sequence[Group], version: int) -> float:
+    """Returns the fraction of tokens made by versions before `version`."""
+    num_older = sum(span.end - span.start for _, span in _older_spans(groups, version))
+    return num_older / max(1, sum(len(sample.tokens) for group in groups for sample in group.samples))
+
+
+def _older_spans(groups: Sequence[Group], version: int) -> Iterator[tuple[Sample, VersionSpan]]:
+    """Yields the spans of tokens made by versions before `version`, each with its sample."""
+    for group in groups:
+        for sample in group.samples:
+            for span in sample.versions:
+                if span.version < version:
+                    yield sample, span

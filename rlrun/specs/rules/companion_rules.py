@@ -31,11 +31,11 @@ def layouts(spec: Spec, needs: Needs) -> Iterator[Finding]:
     for name, section in (("teacher", spec.teacher), ("critic", spec.critic)):
         if section is None or section.parallel is None or not getattr(needs, name):
             continue
-        companion_ranks = companion_layout(section.parallel, ranks).world_size
-        if companion_ranks != ranks:
+        auxiliary_ranks = auxiliary_layout(section.parallel, ranks).world_size
+        if auxiliary_ranks != ranks:
             path: KeyPath = (name, "parallel")
             message = (
-                f"must use all trainer ranks ({ranks}), found fsdp · replicate · tensor = {companion_ranks}"
+                f"must use all trainer ranks ({ranks}), found fsdp · replicate · tensor = {auxiliary_ranks}"
             )
             cure = f"change it, or remove it to shard the {name} over all ranks"
             yield Finding(path, message, cure, related=(("trainer", "parallel"),))

@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
+from rlrun.specs.sections.auxiliary_models import CriticSpec, ReferenceSpec, TeacherSpec
 from rlrun.specs.sections.checkpoint import CheckpointSpec
 from rlrun.specs.sections.cluster import ClusterSpec
-from rlrun.specs.sections.companions import CriticSpec, ReferenceSpec, TeacherSpec
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.debug import DebugSpec
 from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec

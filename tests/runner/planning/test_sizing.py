@@ -314,7 +314,7 @@ def test_a_gpu_may_be_named_in_short(name: str, found: str) -> None:
         find_gpu("A100")
 
 
-def test_companions_live_on_the_trainers_gpus() -> None:
+def test_auxiliary_models_live_on_the_trainers_gpus() -> None:
     plain = size_job(planned_job()).phases[0]
     with_critic = size_job(planned_job(algorithm={"type": "ppo"})).phases[0]
     policy = plain.part_bytes("parameters") + plain.part_bytes("gradients") + plain.part_bytes("optimizer")

@@ -1,6 +1,4 @@
-"""Runs the program in a response against the tests of its row, which may have any format that is common in
-datasets.
-"""
+"""Runs the program in a response against the tests of its row."""
 
 import json
 import math

@@ -33,7 +33,7 @@ from rlrun.runner.trainer.passes.packed_batch import make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.process import build_mesh, seed_generators
 from rlrun.runner.trainer.transfers import to_device
-from rlrun.specs.sections.companions import companion_layout
+from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import ParallelSpec
 
@@ -54,7 +54,7 @@ class Critic:
         """`read` returns the tensors that the policy starts from; the value head starts at 0."""
         # the value head has one row, so it cannot be the embedding, and predicts no tokens
         model = replace(model, tied=False, mtp=None)
-        layout = companion_layout(spec.critic.parallel, setup.world_size)
+        layout = auxiliary_layout(spec.critic.parallel, setup.world_size)
         if model.hidden % layout.tensor:
             raise ValueError(
                 f"critic.parallel.tensor = {layout.tensor} does not divide hidden_size = {model.hidden}"

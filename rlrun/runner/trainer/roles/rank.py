@@ -163,9 +163,9 @@ class TrainerRank:
         gradients, so that engines can use the device's memory.
         """
         held = self.policy.release()
-        for companion in (self.teacher, self.critic):
-            if isinstance(companion, Teacher | Critic):  # else it is in host memory
-                held += companion.release()
+        for auxiliary in (self.teacher, self.critic):
+            if isinstance(auxiliary, Teacher | Critic):  # else it is in host memory
+                held += auxiliary.release()
         self._writer.release_buffers()
         self._parking.park(held)
 

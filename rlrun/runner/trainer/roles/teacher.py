@@ -21,7 +21,7 @@ from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.process import build_mesh
-from rlrun.specs.sections.companions import companion_layout
+from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.job import Spec
 
 
@@ -34,7 +34,7 @@ class Teacher:
         folder = Path(setup.teacher_folder)
         model = read_architecture(folder)
         self._vocabulary = model.vocab
-        layout = companion_layout(spec.teacher.parallel, setup.world_size)
+        layout = auxiliary_layout(spec.teacher.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
         options = DecoderOptions(

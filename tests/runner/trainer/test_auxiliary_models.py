@@ -14,7 +14,7 @@ from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.cluster.start_trainer import TrainerRanks
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.rank_layout import check_layout
-from rlrun.specs.sections.companions import ShardingSpec, companion_layout
+from rlrun.specs.sections.auxiliary_models import ShardingSpec, auxiliary_layout
 from tests.converters.conversions import convert
 from tests.converters.families.test_lora import make_adapter
 from tests.resolved_specs import resolved
@@ -289,13 +289,13 @@ LAYOUTS = {
     "sharded": ({"tensor": 2}, None, "muon"),
     "split": ({"fsdp": 2}, {"tensor": 2}, "adamw"),
 }
-"""Of the policy, and of both companions."""
+"""Of the policy, and of both auxiliary models."""
 
 
 @pytest.fixture(scope="module")
-def companions(folder, teacher, tmp_path_factory):
+def auxiliary(folder, teacher, tmp_path_factory):
     """What each of one and of two ranks found, by layout."""
-    worker, found = Path(__file__).parent / "companion_worker.py", {}
+    worker, found = Path(__file__).parent / "auxiliary_models_worker.py", {}
     for size in (1, 2):
         cases = [
             {
@@ -303,10 +303,10 @@ def companions(folder, teacher, tmp_path_factory):
                 "policy": str(folder),
                 "teacher": str(teacher),
                 "parallel": parallel if size == 2 else {},
-                "companions": companions if size == 2 else None,
+                "auxiliary": auxiliary if size == 2 else None,
                 "optimizer": optimizer,
             }
-            for name, (parallel, companions, optimizer) in LAYOUTS.items()
+            for name, (parallel, auxiliary, optimizer) in LAYOUTS.items()
         ]
         out = tmp_path_factory.mktemp(f"ranks-{size}")
         run_ranks(worker, size, cases, out)
@@ -315,10 +315,10 @@ def companions(folder, teacher, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_companions_have_layouts_of_their_own(companions, layout):
+def test_auxiliary_models_have_layouts_of_their_own(auxiliary, layout):
     """Sharded beside a tensor-parallel policy, or tensor-parallel beside a sharded one: as on one rank."""
-    alone = companions[1][0][layout]
-    ranks = [rank[layout] for rank in companions[2]]
+    alone = auxiliary[1][0][layout]
+    ranks = [rank[layout] for rank in auxiliary[2]]
     # Muon orthogonalises in bfloat16, in another order on two ranks
     for name, tolerance in (("teacher", 1e-4), ("values", 2e-3)):
         assert ranks[0][name].keys() == alone[name].keys()
@@ -331,13 +331,13 @@ def test_companions_have_layouts_of_their_own(companions, layout):
     assert sum(rank["mine"] for rank in ranks) == alone["mine"]
 
 
-def test_a_companion_s_layout_that_does_not_divide_is_refused(folder):
+def test_an_auxiliary_model_s_layout_that_does_not_divide_is_refused(folder):
     model = read_architecture(folder)
     with pytest.raises(ValueError, match=r"critic\.parallel\.tensor = 3 does not divide num_attention_heads"):
-        check_layout(model, companion_layout(ShardingSpec(tensor=3), 3), "critic")
+        check_layout(model, auxiliary_layout(ShardingSpec(tensor=3), 3), "critic")
 
 
-def test_companions_share_prefixes(start, teacher):
+def test_auxiliary_models_share_prefixes(start, teacher):
     """Log-probs of reference and teacher, and values of a trained critic, are those without sharing."""
     sequences = make_branches()
     outputs = []

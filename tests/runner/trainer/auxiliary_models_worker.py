@@ -1,4 +1,6 @@
-"""One rank of the companions' test: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process group."""
+"""One rank of the test of auxiliary models: `RANK WORLD_SIZE PORT CASES OUT`; the cases share one process
+group.
+"""
 
 import dataclasses
 import json
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.specs.sections.companions import companion_layout
+from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from tests.resolved_specs import resolved
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
@@ -29,8 +31,8 @@ def run_case(case, rank, world_size, port):
         case["policy"], case["parallel"], {"type": "ppo", "distillation": {}}, optimizer=case["optimizer"]
     )
     sections = {
-        "teacher": {"path": case["teacher"], "parallel": case["companions"]},
-        "critic": {"lr": 1e-2, "optimizer": case["optimizer"], "parallel": case["companions"]},
+        "teacher": {"path": case["teacher"], "parallel": case["auxiliary"]},
+        "critic": {"lr": 1e-2, "optimizer": case["optimizer"], "parallel": case["auxiliary"]},
     }
     spec = resolved(spec.model_dump(exclude_unset=True) | sections)
     trainer = make_rank(
@@ -43,7 +45,7 @@ def run_case(case, rank, world_size, port):
         "max_batch_tokens": 100,
         "max_length": 512,
     }
-    degree = companion_layout(spec.critic.parallel, world_size).data_degree
+    degree = auxiliary_layout(spec.critic.parallel, world_size).data_degree
     aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=degree)
     batches = all_micro_batches(aside)
     mine = trainer.teacher.log_probs(sequences, batches)

@@ -1,4 +1,4 @@
-"""`[reference]`, `[teacher]` and `[critic]`: the companion models, for algorithms that need them."""
+"""`[reference]`, `[teacher]` and `[critic]`: the auxiliary models, for algorithms that need them."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ class ReferenceSpec(Section):
 
 
 class ShardingSpec(Section):
-    """The parallel layout of a companion model on the trainer's ranks; the product of the degrees is their
+    """The parallel layout of an auxiliary model on the trainer's ranks; the product of the degrees is their
     number."""
 
     fsdp: int = Field(default=1, ge=1)
@@ -65,6 +65,6 @@ class CriticSpec(OptimizerSpec):
     """Parallel layout on the trainer's ranks. None: the parameters are sharded over all ranks."""
 
 
-def companion_layout(sharding: ShardingSpec | None, ranks: int) -> ParallelSpec:
-    """Returns the parallel layout of a companion model on `ranks` trainer ranks."""
+def auxiliary_layout(sharding: ShardingSpec | None, ranks: int) -> ParallelSpec:
+    """Returns the parallel layout of an auxiliary model on `ranks` trainer ranks."""
     return ParallelSpec(fsdp=ranks) if sharding is None else ParallelSpec(**sharding.model_dump())

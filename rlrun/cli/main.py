@@ -98,8 +98,8 @@ def commands_for(word: str) -> Sequence[EntryPoint]:
 
     Raises ValueError if two packages announce the same command.
     """
-    own = own_commands()
-    return [own[word]] if word in own else [*own.values(), *_commands_of_packages(own)]
+    built_in = own_commands()
+    return [built_in[word]] if word in built_in else [*built_in.values(), *_commands_of_packages(built_in)]
 
 
 def own_commands() -> Mapping[str, EntryPoint]:
@@ -107,11 +107,11 @@ def own_commands() -> Mapping[str, EntryPoint]:
     return {entry.name: entry for entry in distribution("rlrun").entry_points.select(group=ENTRY_POINTS)}
 
 
-def _commands_of_packages(own: Mapping[str, EntryPoint]) -> Iterator[EntryPoint]:
+def _commands_of_packages(built_in: Mapping[str, EntryPoint]) -> Iterator[EntryPoint]:
     """Yields the commands of all packages except rlrun."""
     announced: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        if entry.name in own:
+        if entry.name in built_in:
             continue
         if entry.name in announced:
             both = f"{_package_of(announced[entry.name])} and {_package_of(entry)}"

@@ -78,7 +78,7 @@ def write_adapter(
 
 def _config(base: str, adapters: list[AnyAdapter], lora: LoraShape) -> Mapping[str, Any]:
     alpha = int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha
-    of_experts = dict.fromkeys(each.target for each in adapters if isinstance(each, ExpertAdapter))
+    of_experts = dict.fromkeys(adapter.target for adapter in adapters if isinstance(adapter, ExpertAdapter))
     # peft nests the modules in the order of this list
     stacked = {"target_parameters": [f"mlp.{target}" for target in of_experts]} if of_experts else {}
     return {
@@ -87,7 +87,9 @@ def _config(base: str, adapters: list[AnyAdapter], lora: LoraShape) -> Mapping[s
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": alpha,
-        "target_modules": list(dict.fromkeys(each.target for each in adapters if isinstance(each, Adapter))),
+        "target_modules": list(
+            dict.fromkeys(adapter.target for adapter in adapters if isinstance(adapter, Adapter))
+        ),
         **stacked,
         "use_rslora": lora.rslora,
         "lora_dropout": 0.0,

@@ -42,7 +42,7 @@ class StoredAdapter:
         candidates = adapters(model, LoraShape(self.lora.rank, self.lora.alpha))
         if self.lora.targets:
             candidates += adapters(model, self.lora)
-        known = {tensor.name: tensor.shape for each in candidates for tensor in (each.down, each.up)}
+        known = {tensor.name: tensor.shape for adapter in candidates for tensor in (adapter.down, adapter.up)}
         if unknown := [name for name in self.shapes if name not in known]:
             raise ValueError(
                 f"{self.folder} has {abbreviated(unknown)}, and the {model.family} model has no matrix for "
@@ -54,16 +54,20 @@ class StoredAdapter:
                     f"{self.folder} belongs to another model: {name} has the shape {shape}, and this model "
                     f"needs {known[name]}"
                 )
-        own = [each for each in candidates if {each.down.name, each.up.name} & self.shapes.keys()]
-        for each in own:
-            if missing := [name for name in (each.down.name, each.up.name) if name not in self.shapes]:
-                raise ValueError(f"{self.folder} has no {missing[0]}, the other factor of {each.target}")
-        return own
+        matching = [
+            adapter for adapter in candidates if {adapter.down.name, adapter.up.name} & self.shapes.keys()
+        ]
+        for adapter in matching:
+            if missing := [name for name in (adapter.down.name, adapter.up.name) if name not in self.shapes]:
+                raise ValueError(f"{self.folder} has no {missing[0]}, the other factor of {adapter.target}")
+        return matching
 
     def check_fits_into(self, model: Architecture, lora: LoraShape) -> None:
         """Raises ValueError if a policy's adapters of the shape `lora` cannot hold this one."""
-        own = {each.down.name: each for each in adapters(model, lora)}
-        outside = sorted({each.target for each in self.matrices(model) if each.down.name not in own})
+        known_factors = {adapter.down.name: adapter for adapter in adapters(model, lora)}
+        outside = sorted(
+            {adapter.target for adapter in self.matrices(model) if adapter.down.name not in known_factors}
+        )
         larger = self.lora.rank > lora.rank
         if not larger and not outside:
             return

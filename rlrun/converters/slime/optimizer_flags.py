@@ -189,11 +189,14 @@ def routing(draft: Draft) -> None:
     if "--num-experts" in draft.flags and "--moe-router-dtype" not in draft.flags:
         comment = "Megatron's default without --moe-router-dtype"
         draft.set("trainer.moe.router_dtype", "trainer", (), comment)
-    own, engine = draft.given("--use-routing-replay"), draft.given("--use-rollout-routing-replay")
-    for flag in engine:
+    trainer_flags, engine_flags = (
+        draft.given("--use-routing-replay"),
+        draft.given("--use-rollout-routing-replay"),
+    )
+    for flag in engine_flags:
         draft.set("trainer.moe.routing_replay", "engine", (flag.name,))
-    for flag in own:
-        if engine:
+    for flag in trainer_flags:
+        if engine_flags:
             draft.note(flag, "--use-rollout-routing-replay takes precedence")
         elif draft.updates > 1:
             draft.set("trainer.moe.routing_replay", "trainer", (flag.name,))

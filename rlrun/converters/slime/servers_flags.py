@@ -222,8 +222,8 @@ def _other_servers(draft: Draft, named: Settings, groups: list[Settings]) -> Non
 
 def _size(draft: Draft, named: Settings, group: Settings) -> int:
     """Returns the number of GPUs per server of a group."""
-    own = group.get("num_gpus_per_engine") or named.get("num_gpus_per_engine")
-    return int(own or draft.count("--rollout-num-gpus-per-engine", 1))
+    num_gpus = group.get("num_gpus_per_engine") or named.get("num_gpus_per_engine")
+    return int(num_gpus or draft.count("--rollout-num-gpus-per-engine", 1))
 
 
 def speculation(draft: Draft) -> None:

@@ -50,10 +50,10 @@ class Trackio:
         import trackio  # needs the trackers extra; checking a spec does not need it
 
         file = Path(run_folder) / NAME_FILE
-        own = file.read_text().strip() if file.is_file() else f"{name}-{secrets.token_hex(3)}"
+        run_name = file.read_text().strip() if file.is_file() else f"{name}-{secrets.token_hex(3)}"
         self._run = trackio.init(
             project=self.params.project,
-            name=own,  # Trackio identifies a run by its name, so the name must be unique
+            name=run_name,  # Trackio identifies a run by its name, so the name must be unique
             group=self.params.group,
             space_id=self.params.space,
             server_url=self.params.server,
@@ -63,7 +63,7 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        file.write_text(own + "\n")
+        file.write_text(run_name + "\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of one step, without NaN and infinity, which plots cannot show."""
@@ -77,7 +77,7 @@ class Trackio:
         values: dict[str, Any] = {name: table}
         if {"prompt", "response"} <= set(columns):
             cells = (dict(zip(columns, row, strict=True)) for row in rows)
-            values[f"{name}/traces"] = [trackio.Trace(_messages(own), own) for own in cells]
+            values[f"{name}/traces"] = [trackio.Trace(_messages(cell), cell) for cell in cells]
         self._run.log(values, step=step)
 
     def alert(self, step: int, name: str, sentence: str) -> None:

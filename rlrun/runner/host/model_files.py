@@ -33,8 +33,8 @@ class ModelFiles:
         The sizes of a multimodal checkpoint's text model are keys of their own, as in other models.
         """
         config = read_json_object(self.folder / "config.json")
-        own = {key: config[key] for key in ("model_type", "text_config") if key in config}
-        return with_family_defaults(config) | own
+        written = {key: config[key] for key in ("model_type", "text_config") if key in config}
+        return with_family_defaults(config) | written
 
 
 def fetch_model(spec: ModelSpec, say: Say = say_nothing) -> ModelFiles:

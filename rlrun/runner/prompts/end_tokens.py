@@ -18,8 +18,10 @@ def end_token_ids(folder: Path) -> tuple[int, ...]:
     Raises ValueError if a file has something else in their place.
     """
     try:
-        own = _own_end_token(folder)
-        return tuple(dict.fromkeys([*([] if own is None else [own]), *declared_end_tokens(folder)]))
+        end_token = _own_end_token(folder)
+        return tuple(
+            dict.fromkeys([*([] if end_token is None else [end_token]), *declared_end_tokens(folder)])
+        )
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(
             f"the end tokens of {folder} cannot be read ({error!r}): copy its files again"

@@ -201,8 +201,8 @@ class Tokenizer:
 
     def _end_tokens(self) -> tuple[int, ...]:
         declared = declared_end_tokens(self.folder)
-        own = self._tokenizer.eos_token_id
-        tokens = tuple(dict.fromkeys([*([] if own is None else [own]), *declared]))
+        end_token = self._tokenizer.eos_token_id
+        tokens = tuple(dict.fromkeys([*([] if end_token is None else [end_token]), *declared]))
         if not tokens:
             raise ValueError(
                 f"{self.folder} names no end-of-sequence token; set eos_token_id in generation_config.json"

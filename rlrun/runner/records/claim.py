@@ -66,11 +66,11 @@ def _holds_lock(folder: RunFolder, pid: int, descriptor: str) -> bool:
     lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
     if any(line.startswith("lock:") and {"FLOCK", "WRITE"} <= set(line.split()) for line in lines):
         return True
-    own = os.open(folder.driver_lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    lock = os.open(folder.driver_lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        return try_lock(own) is None
+        return try_lock(lock) is None
     finally:
-        os.close(own)
+        os.close(lock)
 
 
 def _resume(folder: RunFolder) -> tuple[RunFolder, int]:

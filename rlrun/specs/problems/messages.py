@@ -72,12 +72,12 @@ class Explainer:
         """
         findings: list[Finding] = []
         missing: list[Finding] = []
-        for each in _without_counts(error.errors(include_url=False)):
-            path = (*prefix, *each["loc"])
-            table = _model_at(model, each["loc"][:-1])
-            valid = [*(table.model_fields if table else ()), *(more if len(each["loc"]) == 1 else ())]
+        for detail in _without_counts(error.errors(include_url=False)):
+            path = (*prefix, *detail["loc"])
+            table = _model_at(model, detail["loc"][:-1])
+            valid = [*(table.model_fields if table else ()), *(more if len(detail["loc"]) == 1 else ())]
             valid += COMPOSITION_KEYS if len(path) == 1 else ()
-            match each["type"]:
+            match detail["type"]:
                 case "missing" if isinstance(path[-1], int):
                     array = path[:-1]
                     count = len(_at(self.data, array))
@@ -96,7 +96,7 @@ class Explainer:
                 case "extra_forbidden":
                     findings.append(self.unknown_key(path, valid))
                 case _:
-                    findings.append(explain_value(_present(path, self.data), each))
+                    findings.append(explain_value(_present(path, self.data), detail))
         # A required key that is misspelt is reported once, as the misspelling.
         meant = {(*finding.path[:-1], finding.suggestion) for finding in findings if finding.suggestion}
         return findings + [finding for finding in missing if finding.path not in meant]
@@ -139,12 +139,12 @@ class Explainer:
 
 def _without_counts(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Drops errors about the length of an array with wrong elements: pydantic counts only valid ones."""
-    places = [each["loc"] for each in errors]
+    places = [detail["loc"] for detail in errors]
     return [
-        each
-        for each in errors
-        if each["type"] != "too_short"
-        or not any(place[:-1][: len(each["loc"])] == each["loc"] for place in places)
+        detail
+        for detail in errors
+        if detail["type"] != "too_short"
+        or not any(place[:-1][: len(detail["loc"])] == detail["loc"] for place in places)
     ]
 
 

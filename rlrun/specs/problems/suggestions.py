@@ -184,7 +184,7 @@ def table_name(path: KeyPath) -> str:
 
 def all_models(model: type[BaseModel]) -> set[type[BaseModel]]:
     """Returns a model and every model inside it."""
-    inner = [each for field in model.model_fields.values() for each in section_models(field.annotation)]
+    inner = [section for field in model.model_fields.values() for section in section_models(field.annotation)]
     return {model}.union(*map(all_models, inner))
 
 

@@ -80,7 +80,9 @@ def own_paths(model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> list[t
     paths: list[tuple[KeyPath, PathMarker]] = []
     if isinstance(data, list):  # [[engines]]
         return [
-            path for number, each in enumerate(data) for path in own_paths(model, each, (*prefix, number))
+            path
+            for number, element in enumerate(data)
+            for path in own_paths(model, element, (*prefix, number))
         ]
     if not isinstance(data, dict):
         return paths

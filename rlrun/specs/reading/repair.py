@@ -96,7 +96,9 @@ def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
         try:
             return validate_spec(copy)
         except ValidationError as error:
-            missing = [each["loc"] for each in error.errors(include_url=False) if each["type"] == "missing"]
+            missing = [
+                detail["loc"] for detail in error.errors(include_url=False) if detail["type"] == "missing"
+            ]
         for path in missing:
             table_at(copy, path[:-1])[path[-1]] = {} if len(path) == 1 else "unknown"
     return None

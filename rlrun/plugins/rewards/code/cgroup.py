@@ -97,8 +97,8 @@ def _parents() -> Iterator[tuple[int, Path]]:
             mounted = MOUNTED / "memory"
             yield from ((1, folder) for folder in (mounted / path.lstrip("/"), mounted) if _writable(folder))
         elif not controllers:
-            own = MOUNTED / path.lstrip("/")
-            yield from ((2, folder) for folder in (own, *own.parents) if _hands_memory_down(folder))
+            group = MOUNTED / path.lstrip("/")
+            yield from ((2, folder) for folder in (group, *group.parents) if _hands_memory_down(folder))
 
 
 def _writable(folder: Path) -> bool:

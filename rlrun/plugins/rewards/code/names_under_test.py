@@ -76,16 +76,16 @@ def names_under_test(
         read, bound = _global_names(code)
     tree = ast.parse(code)
     free = read - bound
-    own = {name for name in read if not _is_python(name)}
+    undefined = {name for name in read if not _is_python(name)}
     modules = free & _MODULES.keys()
     values = modules & {node.id for node in _names(tree)}
-    under_test = values - (_STANDARD.keys() if own - bound else set())
+    under_test = values - (_STANDARD.keys() if undefined - bound else set())
     if entry_point is not None:
-        under_test |= {entry_point} & (free - own)
-    elif not under_test and own <= bound:
+        under_test |= {entry_point} & (free - undefined)
+    elif not under_test and undefined <= bound:
         under_test = _builtins_under_test(tree, free)
     classes = values - under_test  # `datetime(2020, 1, 2)`, beside `datetime.datetime.now()`
-    names = {name: name for name in own} | {_renamed(tree, name): name for name in under_test}
+    names = {name: name for name in undefined} | {_renamed(tree, name): name for name in under_test}
     imported = dict(_imported(modules))
     imported |= {alias: imported[name] for alias, name in names.items() if name in imported}
     imported |= {name: _standard(name) for name in free & _STANDARD.keys() - modules - set(names)}

@@ -116,20 +116,20 @@ def _checked(
     """Returns the functions that gather an update, whose merged matrices are compared with the last one's."""
     factors, matrices = _second_factors(parameters), parameters.adapted
     own_stage = coordinates(rank, spec.trainer.parallel).pipeline
-    own = [name for name, stage in parameters.stage_of.items() if stage == own_stage]
+    stage_names = [name for name, stage in parameters.stage_of.items() if stage == own_stage]
     whole = MovedWeights(factors, matrices, list(parameters.shapes)[-1], present)
-    staged = MovedWeights(factors, matrices, own[-1], present)
+    staged = MovedWeights(factors, matrices, stage_names[-1], present)
     return partial(whole.watch, gathers[0]), partial(staged.watch, gathers[1])
 
 
 def _stages(rank: int, spec: Spec, parameters: Parameters) -> Stages:
-    own, parallel = coordinates(rank, spec.trainer.parallel), spec.trainer.parallel
-    is_first_rank = replace(own, pipeline=0) == coordinates(0, parallel)
+    position, parallel = coordinates(rank, spec.trainer.parallel), spec.trainer.parallel
+    is_first_rank = replace(position, pipeline=0) == coordinates(0, parallel)
     neighbours = None
     if parameters.stages is not None and buckets_on_gpus(spec):
         size = relay_slices(spec)
         neighbours = dist.new_subgroups(size)[0] if size > 1 else None
-    return Stages(parameters.stage_of, own.pipeline, is_first_rank, parameters.stages, neighbours)
+    return Stages(parameters.stage_of, position.pipeline, is_first_rank, parameters.stages, neighbours)
 
 
 ADAPTER_FOLDER = "adapter"

@@ -100,8 +100,10 @@ def _add_up_on_device(group: Any) -> None:
             if not shard.requires_grad:
                 continue
             if shard.grad is not None:
-                own = reduced.as_strided(parameter.sharded_size, parameter.contiguous_sharded_stride, offset)
-                own += shard.grad.to_local().to(reduced.device, non_blocking=True)
+                local_gradient = reduced.as_strided(
+                    parameter.sharded_size, parameter.contiguous_sharded_stride, offset
+                )
+                local_gradient += shard.grad.to_local().to(reduced.device, non_blocking=True)
                 shard.grad = None
             offset += parameter.padded_sharded_param_size.numel()
         assert offset == reduced.numel(), "FSDP reduces the gradients of all trained parameters together"

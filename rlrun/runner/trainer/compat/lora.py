@@ -50,8 +50,8 @@ def replace_linear(config: Any, module: Any, names: Collection[str], **settings:
     """
     for path, matrix, parent, attribute in list(config.traverse(Linear.Config)):
         if path.rpartition(".")[2] in names:
-            own = {field.name: getattr(matrix, field.name) for field in fields(matrix) if field.init}
-            setattr(parent, attribute, module.Config(**own, **settings))
+            values = {field.name: getattr(matrix, field.name) for field in fields(matrix) if field.init}
+            setattr(parent, attribute, module.Config(**values, **settings))
     return config
 
 

@@ -88,13 +88,13 @@ def without_launches() -> Iterator[None]:
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replaces an attribute of a class or module, inherited or not, within the context."""
-    own = name in vars(owner)
+    is_own = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own:
+        if is_own:
             setattr(owner, name, before)
         else:
             delattr(owner, name)

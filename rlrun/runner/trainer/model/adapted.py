@@ -44,8 +44,10 @@ class AdaptedConfig:
     def __init__(self, config: Any, model: Architecture, lora: LoraShape) -> None:
         """Raises ValueError if a target is not a matrix of the model that can have an adapter."""
         chosen = adapters(model, lora)
-        names = {each.matrix.parameter.split(".")[-2] for each in chosen if isinstance(each, Adapter)}
-        if of_experts := sorted({each.target for each in chosen if isinstance(each, ExpertAdapter)}):
+        names = {
+            adapter.matrix.parameter.split(".")[-2] for adapter in chosen if isinstance(adapter, Adapter)
+        }
+        if of_experts := sorted({adapter.target for adapter in chosen if isinstance(adapter, ExpertAdapter)}):
             for layer in config.layers:
                 if layer.moe is not None:
                     routed = layer.moe.routed_experts
@@ -166,7 +168,7 @@ def adapt_experts(
     config: Experts.Config, rank: int, scale: float, targets: Sequence[str]
 ) -> AdaptedExperts.Config:
     """Returns the config of the same experts with adapters, and their layout over the ranks."""
-    values = {each.name: getattr(config, each.name) for each in fields(config) if each.init}
+    values = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
     suffixes = [target.removeprefix("experts.").removesuffix("_proj") for target in targets]
     split, whole = ([name for name in names if name.endswith(tuple(suffixes))] for names in (_SPLIT, _WHOLE))
     values["sharding_config"] = shard_expert_factors(config.sharding_config, split, whole)

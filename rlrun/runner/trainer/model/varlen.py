@@ -172,8 +172,8 @@ class _MergedCalls(torch.autograd.Function):
                 log_sums[:, queries].contiguous(),
                 level.spans.call(call.scale, causal=False),
             )
-            for gradient, own, places in zip(gradients, part, (queries, keys, keys), strict=True):
-                gradient.index_add_(0, places, own)
+            for gradient, part_gradient, places in zip(gradients, part, (queries, keys, keys), strict=True):
+                gradient.index_add_(0, places, part_gradient)
         return (
             *gradients,
             None if sinks is None else sink_gradients(grad, output, log_sums, sinks),

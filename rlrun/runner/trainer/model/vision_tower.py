@@ -55,7 +55,7 @@ def embed_images(
     trained = any(parameter.requires_grad for parameter in module.parameters())
     with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
         embeddings = all_embeddings(module, images.patches.to(dtype), images.grids)
-    shown = [each[images.embeddings] for each in embeddings]
+    shown = [level[images.embeddings] for level in embeddings]
     return shown[0], shown[1:]
 
 

@@ -89,11 +89,11 @@ def empty_moments(parameter: nn.Parameter, *, on_host: bool = False) -> dict[str
             tensor = torch.empty(part, dtype=dtype, device=local.device)
         return laid_out_like(parameter, tensor.zero_(), shape)
 
-    own = tuple(parameter.shape), tuple(local.shape)
+    shapes = tuple(parameter.shape), tuple(local.shape)
     scales = _scale_shapes(parameter)
     if scales is None:
-        return {moment: zeros(torch.float32, *own) for moment in MOMENTS}
-    codes = {f"{moment}_codes": zeros(torch.uint8, *own) for moment in MOMENTS}
+        return {moment: zeros(torch.float32, *shapes) for moment in MOMENTS}
+    codes = {f"{moment}_codes": zeros(torch.uint8, *shapes) for moment in MOMENTS}
     return codes | {f"{moment}_scales": zeros(torch.float32, *scales) for moment in MOMENTS}
 
 

@@ -164,10 +164,10 @@ def _adamw(
 def _muon(spec: OptimizerSpec, parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
     """Returns torch's Muon for the matrices that it accepts, and ours for the rest."""
     gathered = [weight for weight in parameters if weight.ndim == 3 or is_shared_unequally(weight)]
-    own = set(gathered)
+    gathered_set = set(gathered)
     settings = {"lr": spec.lr, "weight_decay": spec.weight_decay, "momentum": spec.momentum}
     matrices = torch.optim.Muon(
-        [{"params": [weight for weight in parameters if weight not in own]}],
+        [{"params": [weight for weight in parameters if weight not in gathered_set]}],
         adjust_lr_fn="match_rms_adamw",  # so that one learning rate suits Muon and AdamW
         **settings,
     )

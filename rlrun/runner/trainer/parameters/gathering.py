@@ -109,9 +109,10 @@ class Gathering:
         Only the ranks of the stage take part, and all of them must. `dtype`, `present`, `names`: see `run`.
         """
         tensors = _chosen(self._tensors, names)
-        own = [tensor for tensor in tensors if self._owners[tensor.parameter] == self._stage]
+        stage_tensors = [tensor for tensor in tensors if self._owners[tensor.parameter] == self._stage]
         return _hf_tensors(
-            own, self._merged(lambda name, shape, dtype: _full(present(held[name]), dtype, self._base), dtype)
+            stage_tensors,
+            self._merged(lambda name, shape, dtype: _full(present(held[name]), dtype, self._base), dtype),
         )
 
     def _merged(self, whole: WholeInDtype, dtype: torch.dtype | None) -> Whole:
@@ -123,7 +124,7 @@ class Gathering:
             nonlocal last
             if last is None or last[0] is not adapter:
                 pair = (adapter.down, adapter.up)
-                factors = [whole(each.parameter, each.parameter_shape, torch.float32) for each in pair]
+                factors = [whole(factor.parameter, factor.parameter_shape, torch.float32) for factor in pair]
                 last = adapter, factors
             return last[1]
 

@@ -127,14 +127,14 @@ class Parameters:
     @property
     def saved(self) -> dict[str, torch.Tensor]:
         """The tensors of a checkpoint: masters and balancing biases, except copies of a tied embedding."""
-        own = {name: self.masters[name] for name in self._trainable if name not in self.copies}
-        return own | self._biases
+        masters = {name: self.masters[name] for name in self._trainable if name not in self.copies}
+        return masters | self._biases
 
     @property
     def _swapping(self) -> dict[str, torch.Tensor]:
         """The tensors that differ between two policies of one architecture, without those of an MTP layer."""
-        own = self._trainable | self._biases
-        return {name: tensor for name, tensor in own.items() if name not in self.mtp}
+        tensors = self._trainable | self._biases
+        return {name: tensor for name, tensor in tensors.items() if name not in self.mtp}
 
     @property
     def held(self) -> list[torch.Tensor]:

@@ -68,12 +68,12 @@ def rounded_base(read: Read, model: Architecture, base: BaseKind) -> Read:
 
 def merged(read: Read, model: Architecture, lora: LoraShape) -> Read:
     """Returns a function that adds adapters to the matrices that `read` returns, in float32."""
-    own = {matrix.name: adapter for adapter in adapters(model, lora) for matrix in adapter.matrices}
+    adapter_of = {matrix.name: adapter for adapter in adapters(model, lora) for matrix in adapter.matrices}
     # experts follow each other and share their layer's factors
     factor = lru_cache(maxsize=4)(lambda tensor: to_parameter(tensor, read(tensor)))
 
     def read_merged(tensor: HfTensor) -> torch.Tensor:
-        if (adapter := own.get(tensor.name)) is None:
+        if (adapter := adapter_of.get(tensor.name)) is None:
             return read(tensor)
         weight, down, up = read(tensor).float(), factor(adapter.down), factor(adapter.up)
         if isinstance(adapter, Adapter):

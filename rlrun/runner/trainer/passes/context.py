@@ -85,15 +85,15 @@ class GatherResponses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, values: torch.Tensor, own: torch.Tensor, total: int, group: dist.ProcessGroup
+        ctx: Any, values: torch.Tensor, indices: torch.Tensor, total: int, group: dist.ProcessGroup
     ) -> torch.Tensor:
-        ctx.save_for_backward(own)
+        ctx.save_for_backward(indices)
         everything = values.new_zeros(len(values), total)
-        everything[:, own] = values
+        everything[:, indices] = values
         dist.all_reduce(everything, dist.ReduceOp.SUM, group)
         return everything
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (own,) = ctx.saved_tensors
-        return grad[:, own], None, None, None
+        (indices,) = ctx.saved_tensors
+        return grad[:, indices], None, None, None

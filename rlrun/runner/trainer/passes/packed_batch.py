@@ -178,7 +178,7 @@ def packed_size(tokens: int, multiple: int, size: int = 0) -> int:
 def common_size(batches: Sequence[Sequence[TrainSequence]], multiple: int, *, share: bool) -> int:
     """Returns the number of tokens of the largest of the micro-batches' packs."""
     token_lists = [[sequence.tokens for sequence in sequences] for sequences in batches]
-    tokens = [forest_size(each) if share else sum(map(len, each)) for each in token_lists]
+    tokens = [forest_size(token_list) if share else sum(map(len, token_list)) for token_list in token_lists]
     return packed_size(max(tokens, default=0), multiple)
 
 
@@ -197,12 +197,12 @@ def _take(  # noqa: PLR0917
     documents: Documents | CutDocuments = Documents.of(lengths, device)
     longest, own_responses = 1 + int(positions.max()), None
     if part.size > 1:
-        own = part.tokens(len(tokens))
+        part_tokens = part.tokens(len(tokens))
         local_index = np.full(len(tokens), -1)  # of a token of the pack in this rank's part
-        local_index[own] = np.arange(len(own))
+        local_index[part_tokens] = np.arange(len(part_tokens))
         [predicted] = np.nonzero(local_index[rows] >= 0)
         documents = cut_documents(lengths, part, device)
-        tokens, positions, targets = tokens[own], positions[own], targets[predicted]
+        tokens, positions, targets = tokens[part_tokens], positions[part_tokens], targets[predicted]
         rows = local_index[rows[predicted]]
         mask = None if mask is None else mask.take(predicted)
         own_responses = to_device(predicted, device)

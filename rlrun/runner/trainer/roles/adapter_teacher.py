@@ -43,9 +43,9 @@ class EnlargedAdapter(AdapterFolder):
         super().__init__(folder, matrices, stored.lora)
         self._ratio = stored.lora.scale / lora.scale
         self._shapes = {
-            each.parameter: each.parameter_shape for each in adapter_tensors(adapters(model, lora))
+            tensor.parameter: tensor.parameter_shape for tensor in adapter_tensors(adapters(model, lora))
         }
-        self._stored = {each.parameter: each for each in adapter_tensors(matrices)}
+        self._stored = {tensor.parameter: tensor for tensor in adapter_tensors(matrices)}
 
     def parameter(self, name: str) -> torch.Tensor:
         """Returns a factor in float32, by the trainer's name and in its layout; zeros where it has none."""

@@ -130,7 +130,9 @@ class Critic:
         pack = self._model.pack(sequences)
         values, _ = self._model(pack)
         # each response has R + 1 values, of which the loss takes the first R
-        values = torch.cat([values[:0], *(own[:-1] for own in values.split(pack.response_lengths))])
+        values = torch.cat(
+            [values[:0], *(of_response[:-1] for of_response in values.split(pack.response_lengths))]
+        )
         old, returns = (self._concatenate(sequences, name) for name in ("values", "returns"))
         outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.loss_mask))
         loss = (outputs.loss * batch.weights).sum()

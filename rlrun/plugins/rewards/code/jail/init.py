@@ -113,11 +113,11 @@ def _become(user: int) -> None:
 
 
 def _limit(settings: dict[str, Any]) -> None:
-    own = 0 if settings["privileged"] else OWN_PROCESSES
+    own_processes = 0 if settings["privileged"] else OWN_PROCESSES
     for resource_kind, limit in (
         (resource.RLIMIT_AS, settings["memory"]),
         (resource.RLIMIT_CPU, settings["cpu"]),
-        (resource.RLIMIT_NPROC, settings["processes"] + own),
+        (resource.RLIMIT_NPROC, settings["processes"] + own_processes),
         (resource.RLIMIT_FSIZE, settings["scratch"]),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_SIGPENDING, 256),

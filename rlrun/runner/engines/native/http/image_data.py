@@ -35,14 +35,14 @@ class ImageReader:
         for prompts that do not have one placeholder for each image.
         """
         # the samples of a prompt share its array
-        by_prompt = [list(own) for _, own in groupby(samples, lambda sample: id(sample.prompt))]
+        by_prompt = [list(images) for _, images in groupby(samples, lambda sample: id(sample.prompt))]
         several = isinstance(body["input_ids"][0], list)
         data = body["image_data"] if several else [body["image_data"]]
         if not isinstance(data, list) or len(data) != len(by_prompt):
             raise ValueError(f"image_data must be a list of {len(by_prompt)} values, one for each prompt")
-        for own, raw in zip(by_prompt, data, strict=True):
+        for images, raw in zip(by_prompt, data, strict=True):
             if raw:
-                self._attach(own, raw if isinstance(raw, list) else [raw])
+                self._attach(images, raw if isinstance(raw, list) else [raw])
 
     def place(self, images: Sequence[Image]) -> tuple[PlacedImage, ...]:
         """Returns images with their numbers of tokens. Raises ValueError if the model reads no images."""
@@ -59,7 +59,7 @@ class ImageReader:
             return NO_IMAGES
         starts = image_starts(prompt, placed, np.ones(len(prompt), np.bool_))
         patches = self._images.patches(placed)
-        return place_images([patches[each.image.digest] for each in placed], starts, self._tower)
+        return place_images([patches[position.image.digest] for position in placed], starts, self._tower)
 
     def _attach(self, samples: Sequence[SampleInProgress], encoded: list[Any]) -> None:
         placed = self.place([image_of_url(_url(text)) for text in encoded])

@@ -67,7 +67,9 @@ def packed_prompts(
     )
     packed[1, : len(positions)] = positions
     if blocks is not None:
-        block_of_token = [np.repeat(own, block)[span] for own, span in zip(blocks, spans, strict=True)]
+        block_of_token = [
+            np.repeat(own_blocks, block)[span] for own_blocks, span in zip(blocks, spans, strict=True)
+        ]
         begins = np.concatenate(block_of_token, dtype=np.int64) * block
         packed[2, : len(positions)] = begins + positions % block
     return packed

@@ -81,10 +81,10 @@ def _styles(model: nn.Module, config: Any) -> dict[str, str]:
 
 def _forward(style: str, module: nn.Module, group: dist.ProcessGroup) -> Callable[..., torch.Tensor]:
     """Returns the forward pass of a module in one of the styles."""
-    own = module.forward
+    plain_forward = module.forward
 
     def colwise(x: torch.Tensor) -> torch.Tensor:
-        return own(SumGradients.apply(x, group))
+        return plain_forward(SumGradients.apply(x, group))
 
     def rowwise(x: torch.Tensor) -> torch.Tensor:
         total = Sum.apply(linear(x, module.weight), group)
@@ -98,7 +98,7 @@ def _forward(style: str, module: nn.Module, group: dist.ProcessGroup) -> Callabl
         return lambda x: Gather.apply(colwise(x), -1, group)
     if style == "rowwise_split_input":
         return lambda x: rowwise(Split.apply(x, -1, group))
-    return own
+    return plain_forward
 
 
 def _lay_out_experts(experts: RoutedExperts, dims: ParallelDims, group: dist.ProcessGroup | None) -> None:
@@ -107,16 +107,16 @@ def _lay_out_experts(experts: RoutedExperts, dims: ParallelDims, group: dist.Pro
     experts.token_dispatcher.wire_meshes(ep_mesh=dims.get_optional_mesh("ep"))
     if group is None:
         return
-    own = experts.forward
+    plain_forward = experts.forward
 
     def by_tokens(states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Each tensor-parallel rank sends its part of the tokens to their experts."""
         parts = (Split.apply(x, 0, group) for x in (states, index, weights))
-        return Gather.apply(own(*parts), 0, group)
+        return Gather.apply(plain_forward(*parts), 0, group)
 
     def by_width(states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return Sum.apply(
-            own(SumGradients.apply(states, group), index, SumGradients.apply(weights, group)), group
+            plain_forward(SumGradients.apply(states, group), index, SumGradients.apply(weights, group)), group
         )
 
     module: Any = experts
@@ -127,7 +127,7 @@ def _split_vocabulary(
     embedding: nn.Embedding, dims: ParallelDims, group: dist.ProcessGroup, *, tied: bool
 ) -> None:
     """Gives each rank the rows of its part of the vocabulary, as the head has them."""
-    own, rank, size = embedding.forward, dist.get_rank(group), dist.get_world_size(group)
+    plain_forward, rank, size = embedding.forward, dist.get_rank(group), dist.get_world_size(group)
     rows = embedding.num_embeddings // size
     first = rank * rows
     if embedding.padding_idx is not None:  # torch leaves this row without gradient
@@ -136,7 +136,7 @@ def _split_vocabulary(
 
     def forward(tokens: torch.Tensor) -> torch.Tensor:
         row = tokens - first
-        states = own(row.clamp(0, rows - 1))
+        states = plain_forward(row.clamp(0, rows - 1))
         is_own = (row >= 0) & (row < rows)
         return Sum.apply(states * is_own[..., None].to(states.dtype), group)
 

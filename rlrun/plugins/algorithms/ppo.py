@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlrun.plugins.algorithms.advantages import Scores
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 
 class PPOParams(PenalisedParams):

@@ -15,6 +15,8 @@ from rlrun.plugins.types import Row
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 _READ_WHOLE = 1 << 16
 """A preview of a file of at most this many bytes shows its first lines only."""

@@ -17,7 +17,7 @@ SOLVED_SPREAD = 0.5
 """If rewards rose and vary at most by this share of what they did, the entropy fell because the task is
 solved."""
 REWARD_FALL = 0.4
-"""The fall of the mean reward, in first standard deviations, that is no noise of small batches."""
+"""The fall of the mean reward, in first standard deviations, that is more than the noise of small batches."""
 LENGTH_FACTOR, REWARD_GAIN = 1.5, 0.1
 """Growth of the responses that is suspicious if the reward gained less than this share of its first standard
 deviation."""

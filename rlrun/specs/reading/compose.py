@@ -39,7 +39,7 @@ def compose(
 ) -> Composition:
     """Returns the merged document of the files, the profiles and the `--set` overrides.
 
-    A `Source` is a document that is no file; its relative paths start from its folder.
+    A `Source` is a document that is not a file; its relative paths start from its folder.
     """
     composition = Composition()
     for file in files:

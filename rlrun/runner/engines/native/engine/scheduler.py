@@ -90,7 +90,8 @@ class Scheduler:
     def add(self, groups: Sequence[Group]) -> None:
         """Queues groups, in order."""
         if self._speculation and not self.busy:
-            self._speculation.begin_anew()
+            # Drafts follow earlier requests' tokens: an idle engine's answers must not depend on its past.
+            self._speculation.forget()
         self._queue.add(groups)
 
     @torch.inference_mode()
@@ -119,6 +120,7 @@ class Scheduler:
         self._queue.drop_stale_prompts()
         self.version = version
         for row, entry in enumerate(self._rows.entries):
+            # The row's cache mixes keys and values of two versions, so no later turn may start from it.
             entry.has_old_weights = True
             generated = len(entry.sample.tokens) + int(self._rows.ints[Field.GENERATED, row])
             entry.sample.starts.append((version, generated))
@@ -161,7 +163,7 @@ class Scheduler:
             needs_prefill = group.seat is None
             room = self._queue.make_room(group)
             if not room and not self._rows.count and self._queue.drop_idle():
-                continue
+                continue  # no running sample will free blocks: prompts that wait in the cache make room
             if not room:
                 break
             if needs_prefill:
@@ -174,7 +176,7 @@ class Scheduler:
                 tokens += new_tokens
             self._add_rows(group, room)
             if group.waiting:
-                break
+                break  # later groups must not overtake: what runs depends on the order of submission only.
             self._queue.pop()
         if self._rows.count > first:
             self._start_rows(first, groups)
@@ -204,6 +206,7 @@ class Scheduler:
         logits = [group.logits for group in started]
         drawn = self._sampler.first_tokens(draw_inputs(self._rows, first), logits)
         self._finish(self._append_tokens(rows, drawn, np.arange(len(rows))))
+        # Only now: a group that still waits keeps its logits for the samples that start in a later step.
         for group in started:
             keep_results(group)
 

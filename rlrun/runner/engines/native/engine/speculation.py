@@ -32,10 +32,10 @@ class Speculation:
         self._rows, self._pool = rows, pool
         self._free_tokens = FREE_TOKENS.get(device, FREE_TOKENS["cpu"])
         self._longest = longest
-        self.begin_anew()
+        self.forget()
 
-    def begin_anew(self) -> None:
-        """Forgets earlier requests; the engine is idle."""
+    def forget(self) -> None:
+        """Forgets earlier requests; call it while the engine is idle."""
         self._drafts = Drafts()
         self._pause = self._next_pause = 0
 

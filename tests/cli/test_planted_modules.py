@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.commands import own_commands
+from rlrun.cli.main import own_commands
 from tests.integration.jobs import Jobs
 from tests.runner.records.states import write_state
 

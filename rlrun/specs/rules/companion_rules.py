@@ -6,7 +6,7 @@ from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.sections.companions import companion_layout
+from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.job import Spec
 
 

@@ -28,7 +28,6 @@ from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Role
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.step_clock import BusyTimes, Span
-from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.job.job import Job, ProcessRecords, Progress
 from rlrun.runner.job.loop import run
@@ -37,6 +36,7 @@ from rlrun.runner.planning.simulation import simulate, spread_lengths
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Decoder, Grader, Journal, Prompts, Relative, Trainer
 

@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlrun.runner.contracts.weight_updates import FolderWeights
+from rlrun.runner.contracts.weight_updates import Recipient
 from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles, apply_deltas
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets
+from rlrun.runner.weights.carriers.disk.folder_writer import FolderWriter
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.deltas.delta_folder import DeltaFolderWriter
-from rlrun.runner.weights.disk import FolderWriter
 from rlrun.runner.weights.form import Form
 
 ROUNDS = 5
@@ -59,7 +60,7 @@ def measure(parent: Path, megabytes: int, lr: float | None) -> dict[str, object]
             begin = time.perf_counter()
             update = writer.write(WeightSet(iter(weights.items()), FORM), version)
             written = time.perf_counter()
-            read(update.for_engine(version - 1), engine)
+            read(update.for_engine(Recipient(0, 1, version - 1)), engine)
             done = time.perf_counter()
             writes.append(written - begin)
             reads.append(done - written)

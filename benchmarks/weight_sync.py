@@ -40,24 +40,22 @@ from safetensors.torch import load_file, save_file
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
-from rlrun.runner.contracts.weight_updates import (
-    FolderWeights,
-    GroupAddress,
-    Readers,
-    StreamedWeights,
-    WeightManifest,
-)
+from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, StreamedWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.native.model.config import engine_architecture, weight_shapes
 from rlrun.runner.engines.native.model.fused_weights import fuse
-from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, views_of
-from rlrun.runner.weights.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.carriers.broadcast.sender import BroadcastGroup
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.carriers.native.tensor_slots import num_bytes
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
+from rlrun.runner.weights.carriers.table import carrier_for
+from rlrun.runner.weights.source import WeightSource
 from rlrun.runner.weights.stages import Stages
-from rlrun.runner.weights.tensor_slots import num_bytes
-from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.runner.weights.writer import Writer
 from tests.resolved_specs import resolved
 
 SHAPE = {
@@ -211,15 +209,16 @@ def with_carrier(
 
 def make_writer(
     folder: Path, tensors: Mapping[str, torch.Tensor], dtype: str, keys: Mapping[str, object]
-) -> WeightWriter:
+) -> Writer:
     """What a trainer of one rank has."""
     engine = {"type": "sglang", "dtype": dtype, "weight_check": "none", **keys}
     model = read_architecture(folder)
     names = [tensor.name for tensor in hf_tensors(model)]
     turns = itertools.cycle([tensors, {name: -tensor for name, tensor in tensors.items()}])
     gather = partial(next_weights, turns, names)
-    return WeightWriter(
-        resolved({"model": {"path": str(folder)}, "data": {}, "engine": engine}),
+    spec = resolved({"model": {"path": str(folder)}, "data": {}, "engine": engine})
+    return carrier_for(spec).writer(
+        spec,
         WeightSource(
             0,
             model,
@@ -245,7 +244,7 @@ def next_weights(
     return ((name, weights[name]) for name in names)
 
 
-def hand_over(writer: WeightWriter, pipe: Connection, version: int) -> None:
+def hand_over(writer: Writer, pipe: Connection, version: int) -> None:
     """One update, as the driver goes through it: a bucket is gathered while the one before is loaded."""
     update = writer.write(version)
     if not isinstance(update, StreamedWeights):

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from benchmarks.gpu.models import DEVICE, ON_GPU
 from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
 from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, TensorSlot
-from rlrun.runner.weights.broadcast import BroadcastSender
 from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.carriers.broadcast.sender import BroadcastSender
 from rlrun.runner.weights.form import Form
 
 SIZE = (512 if ON_GPU else 64) << 20

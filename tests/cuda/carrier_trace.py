@@ -17,8 +17,14 @@ import torch
 from rlrun.runner.contracts.weight_updates import Readers
 from rlrun.runner.trainer.roles import learner
 from rlrun.runner.trainer.roles.rank import TrainerRank
-from rlrun.runner.weights import broadcast, page_locking, shared_memory, sharing, writer
-from rlrun.runner.weights.adapter_writer import AdapterWriter
+from rlrun.runner.weights import page_locking, writer
+from rlrun.runner.weights.carriers.broadcast import sender
+from rlrun.runner.weights.carriers.native import shared_memory
+from rlrun.runner.weights.carriers.native.segment_store import SegmentAdapterWriter
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
+from rlrun.runner.weights.carriers.tensor import sharing
+from rlrun.runner.weights.server_adapters import ServerAdapterWriter
+from rlrun.runner.weights.writer import StoredWriter
 from tests.cuda.lone_rank import lone_rank
 from tests.cuda.recording import RECORDING
 from tests.cuda.trainer_trace import setup_of
@@ -49,7 +55,7 @@ def trace(
     with lone_rank(job.trainer.parallel, rank):
         setup = replace(setup_of(job, folder, rank), engine_process=0, weights_folder=weights_folder)
         trainer = TrainerRank(setup)
-        if isinstance(trainer._writer, AdapterWriter):
+        if isinstance(trainer._writer, ServerAdapterWriter | SegmentAdapterWriter):
             hand_over(trainer)  # with the first update engines also get the frozen model
         if parked:
             trainer.offload()
@@ -72,8 +78,8 @@ def replace_peers() -> None:
     page_locking.register, page_locking.unregister = RECORDING.pinned.add, lambda memory: None
     shared_memory._Segment.__init__ = segment_without_content
     sharing._payload = lambda buffer, bucket: str(buffer.device)
-    broadcast._join = lambda address, store, device, timeout: Group()
-    broadcast.threading = SimpleNamespace(Thread=CalledAtOnce)
+    sender._join = lambda address, store, device, timeout: Group()
+    sender.threading = SimpleNamespace(Thread=CalledAtOnce)
 
 
 real_segment = shared_memory._Segment.__init__
@@ -107,11 +113,12 @@ def hand_over(trainer: TrainerRank) -> dict[str, Any]:
     """Writes an update, and sends its buckets where they are streamed, as the driver asks for them."""
     update = trainer.write_weights(1)
     writer = trainer._writer
-    if isinstance(writer, AdapterWriter):
+    if isinstance(writer, ServerAdapterWriter | SegmentAdapterWriter):
         return {"buckets": 1, "devices": []}
-    if not writer._is_streamed:
+    if isinstance(writer, StoredWriter):
         payloads = getattr(update, "payloads", ())
-        return {"buckets": len(writer._buckets) or 1, "devices": sorted(set(payloads))}
+        in_segment = isinstance(update, WeightManifest)
+        return {"buckets": 1 if in_segment else len(writer._sent.buckets()), "devices": sorted(set(payloads))}
     trainer.begin_weights(Readers((0,), (0,), PROCESSES))
     devices: set[str] = set()
     buckets = 0

@@ -146,7 +146,6 @@ async def test_a_server_of_two_nodes_is_one_server(ray_cluster: str, tmp_path: P
             pool = EnginePool([client])
             for number, way in enumerate(("tensor", "broadcast")):
                 policy = LocalPolicy(models[0], tmp_path, tensor=2, weight_sync=way)
-                pool.connect(policy)
                 update = policy.write(models[1 - number], 1 + number)
                 assert await pool.update_weights(update) == 1 + number
                 await check_generation(client, models[1 - number], 1 + number)

@@ -104,7 +104,6 @@ async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
     sequences, version = make_sequences(), 0
     async with EngineClient(server.url, 120, 60, api_key="sesame") as client:
         pool = EnginePool([client])
-        pool.connect(trainer)
         for carrier in CARRIERS:
             spec = spec_of(model, tensor, carrier)
             await asyncio.gather(

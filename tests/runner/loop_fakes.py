@@ -23,8 +23,8 @@ from rlrun.runner.contracts.carriers import (
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.step_clock import Span
-from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.prompts.prefetcher import Prefetcher
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 
 Result = TypeVar("Result")
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,10 +11,16 @@ from safetensors.torch import load_file
 
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.weight_updates import Readers, WeightBucket, WeightUpdate
-from rlrun.runner.engines.pool.transfer import WeightStream
+from rlrun.runner.contracts.weight_updates import (
+    Readers,
+    StreamedWeights,
+    WeightBucket,
+    WeightStream,
+    WeightUpdate,
+)
+from rlrun.runner.weights.carriers.table import carrier_for
+from rlrun.runner.weights.source import WeightSource
 from rlrun.runner.weights.stages import Stages
-from rlrun.runner.weights.writer import WeightSource, WeightWriter
 from tests.resolved_specs import resolved
 
 
@@ -29,8 +36,9 @@ class LocalPolicy:
         self.corrupt: str | None = None
         """A tensor that is sent with another first element."""
         self._weights: Mapping[str, torch.Tensor] = {}
-        self.writer = WeightWriter(
-            resolved(spec),
+        job = resolved(spec)
+        self.writer = carrier_for(job).writer(
+            job,
             WeightSource(
                 0,
                 architecture,
@@ -55,7 +63,7 @@ class LocalPolicy:
         self._weights = weights
         update = self.writer.write(version)
         assert update is not None
-        return update
+        return replace(update, source=self) if isinstance(update, StreamedWeights) else update
 
     @asynccontextmanager
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:

@@ -19,7 +19,6 @@ async def check_every_update(client: EngineClient, policy: LocalPolicy, folders:
     """Log-probs are those of the model after every update, also of a sample that continues another."""
     request = GenerateRequest("r", PROMPT, (1, 2), Sampling(max_new_tokens=12, stop_token_ids=(1,)))
     pool = EnginePool([client])
-    pool.connect(policy)
     for version, folder in enumerate(folders):
         if version:
             await pool.update_weights(policy.write(folder, version))

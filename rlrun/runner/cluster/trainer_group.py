@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,12 +25,13 @@ from rlrun.runner.contracts.update_metrics import combine_ranks
 from rlrun.runner.contracts.weight_updates import (
     GroupAddress,
     Readers,
+    StreamedWeights,
     StreamMember,
     WeightBucket,
+    WeightsMoved,
+    WeightStream,
     WeightUpdate,
 )
-from rlrun.runner.engines.pool.delivery import WeightsMoved
-from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ class TrainerGroup:
             updates = await self._broadcast(lambda rank: rank.write_weights(version))
             self._written = version
         [update] = [update for update in updates if update is not None]
-        return update
+        return replace(update, source=self) if isinstance(update, StreamedWeights) else update
 
     @asynccontextmanager
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:

@@ -1,9 +1,15 @@
-"""What the trainer hands to the engines when their weights change, by kind of carrier."""
+"""What trainer, driver and engines exchange when the weights change, whatever the carrier.
 
+A carrier's own updates are beside it in rlrun.runner.weights.carriers: each is a StoredWeights, which engines
+can read at any time, or a StreamedWeights, which the trainer sends bucket by bucket.
+"""
+
+from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import ClassVar, Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +22,6 @@ class TensorSlot:
     shape: tuple[int, ...]
     offset: int
     """Bytes from the start."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightManifest:
-    """A complete set of weights in a shared-memory segment of this host, for native engines."""
-
-    segment: str
-    """Name of the segment."""
-    size: int
-    """Bytes of the weights."""
-    version: int
-    tensors: tuple[TensorSlot, ...]
-    """q, k, v of a layer are adjacent, as are gate and up, so that an engine can use them as one fused
-    matrix without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,160 +44,6 @@ class Checksums:
         return cls(
             tuple(dict(ChainMap(*tables_of_rank)) for tables_of_rank in tables), known[0].skipped_names
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SerializedWeights:
-    """A complete set of weights as torch's handles of this host's shared memory, for SGLang servers."""
-
-    size: int
-    """Bytes of the weights."""
-    version: int
-    payloads: tuple[str, ...]
-    """Base64, one for each reading process; a payload can be read once."""
-    copies: int = 1
-    """Payloads per reading process: an engine that is started again reads the weights a second time."""
-    checksums: Checksums | None = None
-
-    def for_engine(self, engine: int, engines: int, copy: int = 0) -> "SerializedWeights":
-        """Returns the payloads of one of several engines that have the same number of processes."""
-        count, remainder = divmod(len(self.payloads), engines * self.copies)
-        assert not remainder, "every engine has the same number of payloads"
-        first = (copy * engines + engine) * count
-        payloads = self.payloads[first : first + count]
-        return SerializedWeights(self.size, self.version, payloads, checksums=self.checksums)
-
-
-DELTA_LOADER = "rlrun_weight_delta.apply"
-"""The function of rlrun.runner.weights.deltas.server_path with which SGLang servers apply deltas."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightDelta:
-    """The elements that changed between two versions, as files in a folder."""
-
-    folder: str
-    since: int
-    """The version that an engine must have, to apply the delta to it."""
-    version: int
-    files: tuple[str, ...]
-    """Their paths; none if nothing changed."""
-    size: int
-    """Bytes of the files."""
-
-
-@dataclass(frozen=True, slots=True)
-class FolderWeights:
-    """A complete set of weights as safetensors in a folder that engines can read."""
-
-    folder: str | None
-    """None: the engine already has the version to which the deltas apply."""
-    size: int
-    """Bytes that were written for this version."""
-    version: int
-    changed: str | None = None
-    """Folder with only the files that changed since version `changed_since`; None: it was not recorded."""
-    changed_since: int = -1
-    checksums: Checksums | None = None
-    full_version: int = -1
-    """The version of the weights in `folder`, if deltas follow."""
-    deltas: tuple[WeightDelta, ...] = ()
-    """What changed from version to version, oldest first. The first may be older than `full_version`."""
-    processes: int | None = None
-    """Processes of each SGLang server that apply deltas; None: engines read no deltas, or are native."""
-
-    def for_engine(self, served: int | None) -> "FolderWeights":
-        """Returns what an engine has to read; `served`: the version that it has, None if it has none."""
-        if self.changed is not None and served == self.changed_since:
-            return replace(self, folder=self.changed)
-        for number, delta in enumerate(self.deltas):
-            if served == delta.since:
-                return replace(self, folder=None, deltas=self.deltas[number:])
-        return replace(self, deltas=tuple(d for d in self.deltas if d.since >= self.full_version))
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentAdapters:
-    """The adapters of one version in shared memory, for native engines, which merge them into the model."""
-
-    adapters: WeightManifest
-    """The two factors of each adapter, by peft's names, in float32."""
-    base: WeightManifest
-    """The frozen model. An engine maps it once."""
-    scale: float
-    """The factor of the product of an adapter's two factors."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that are written for this version."""
-        return self.adapters.size
-
-    @property
-    def version(self) -> int:
-        """Version of the adapters."""
-        return self.adapters.version
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAdapters:
-    """The adapters of one version, for SGLang servers, which have the frozen model and apply them to it."""
-
-    weights: SerializedWeights
-    """The two factors of each adapter, by peft's names."""
-    config: Mapping[str, Any]
-    """peft's settings of the adapters."""
-    checksums: Mapping[str, str]
-    """SHA-256 of each tensor as 64 hexadecimal digits. A server that received other bytes ends."""
-    base: Checksums | None
-    """Checksums of the frozen model; None: it is not compared."""
-    room: int
-    """How many versions a server has room for."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the adapters."""
-        return self.weights.size
-
-    @property
-    def version(self) -> int:
-        """Version of the adapters."""
-        return self.weights.version
-
-    def for_engine(self, engine: int, engines: int, copy: int = 0) -> "ServerAdapters":
-        """Returns the update of one of several engines (see `SerializedWeights.for_engine`)."""
-        return replace(self, weights=self.weights.for_engine(engine, engines, copy))
-
-    @property
-    def copies(self) -> int:
-        """How many times each engine can read the update."""
-        return self.weights.copies
-
-
-@dataclass(frozen=True, slots=True)
-class FolderAdapters:
-    """The adapters of one version in a folder of peft's layout, for SGLang servers on any node."""
-
-    folder: str
-    size: int
-    """Bytes of the adapters."""
-    version: int
-    base: Checksums | None
-    """Checksums of the frozen model; None: it is not compared."""
-    room: int
-    """How many versions a server has room for."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedWeights:
-    """A complete set of weights that the trainer sends bucket by bucket, once engines are ready for it."""
-
-    size: int
-    """Bytes of the weights."""
-    version: int
-    readers: int
-    """Processes of each engine."""
-    broadcast: bool
-    """All engines receive a bucket in one collective: an engine that fails breaks it for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +124,146 @@ class WeightBucket:
         return tuple(self.payloads[process] for process in own)
 
 
-AdapterUpdate = SegmentAdapters | ServerAdapters | FolderAdapters
-StoredWeights = WeightManifest | SerializedWeights | FolderWeights | AdapterUpdate
-"""Weights that are complete before engines read them."""
+UpdatedModels = Literal["target", "all"]
+"""Which models of an SGLang server an update is for: the model that it serves, or also the draft model of
+speculative decoding. SGLang loads tensors into a draft model by their names, also those of another model."""
+
+
+class AdapterVersion(Protocol):
+    """The adapters of one version, for servers that apply them to the frozen model that they have."""
+
+    @property
+    def version(self) -> int:
+        """Version of the adapters."""
+
+    @property
+    def base(self) -> Checksums | None:
+        """Checksums of the frozen model; None: it is not compared."""
+
+    @property
+    def room(self) -> int:
+        """How many versions a server has room for."""
+
+
+class ServerCalls(Protocol):
+    """An engine's calls from which carriers make an update (rlrun.runner.engines.client.weight_client).
+
+    A call raises EngineError if the engine refuses it or answers with something else.
+    """
+
+    @property
+    def name(self) -> str:
+        """The engine's name in messages."""
+
+    @property
+    def models(self) -> UpdatedModels:
+        """Which models of the server updates are for."""
+
+    async def adopt(self, path: str, body: bytes) -> int:
+        """Makes a native engine serve the weights that the body names; returns the version it answers."""
+
+    async def begin_update(self, groups: "Sequence[GroupAddress]" = (), first_rank: int = 0) -> None:
+        """Stops generating and prepares for tensors, in process groups if there are any."""
+
+    async def send(self, path: str, body: bytes) -> None:
+        """Makes a call that must not reach the engine twice."""
+
+    async def end_update(self, checksums: Checksums | None) -> int:
+        """Makes the engine serve what was loaded, after a comparison; returns the version."""
+
+    async def give_up_update(self) -> None:
+        """Ends an update that failed; the engine stays paused."""
+
+    async def read_folder(
+        self, path: str, bodies: Sequence[bytes], deltas: Sequence[bytes], checksums: Checksums | None
+    ) -> int:
+        """Pauses, makes these calls and those of deltas, compares, resumes; returns the version."""
+
+    async def load_adapters(self, update: AdapterVersion, path: str, body: bytes) -> int:
+        """Makes adapters those of later requests; returns their version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """One engine that is given a version of the weights."""
+
+    engine: int
+    """Number of the engine."""
+    engines: int
+    """Number of engines in the pool."""
+    served: int | None = None
+    """The version that the engine has; None: it has none of the trainer's."""
+    reads: int = 0
+    """How often the engine was given this version before: it was lost each time."""
+
+
+class StoredWeights(Protocol):
+    """A complete version of the weights, or what an engine lacks of it, stored where engines can read it."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written for this version."""
+
+    def for_engine(self, recipient: Recipient) -> "StoredWeights":
+        """Returns what one engine has to read. Raises EngineError if it cannot read this version again."""
+
+    async def give(self, server: ServerCalls) -> int:
+        """Makes an engine read it; returns the version that the engine serves then."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStream:
+    """Weights that some ranks of a trainer are streaming: all of them, or those of one pipeline stage."""
+
+    group: GroupAddress | None
+    """Address of the process group of a broadcast; None for shared buffers."""
+    next: Callable[[], Awaitable[WeightBucket]]
+    """Returns the next bucket; one without tensors at the end, or after an error."""
+    abort: Callable[[str], Awaitable[None]]
+    """Makes a call of `next` that waits for engines return an error; the argument is the reason."""
+
+
+class WeightsMoved(Exception):
+    """Raised when the trainer no longer has the version of the weights that it is asked for."""
+
+
+class StreamSource(Protocol):
+    """The trainer, which streams the weights it has announced (rlrun.runner.cluster.trainer_group)."""
+
+    def hand_over(
+        self, version: int, readers: Readers
+    ) -> AbstractAsyncContextManager[Sequence[WeightStream]]:
+        """Streams the weights of a version, which do not change until the context ends.
+
+        Raises WeightsMoved when the trainer has other weights by now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedWeights(ABC):
+    """A complete set of weights that the trainer sends bucket by bucket, once engines are ready for it."""
+
+    size: int
+    """Bytes of the weights."""
+    version: int
+    readers: int
+    """Processes of each engine."""
+    source: StreamSource | None = None
+    """The trainer; set on the driver."""
+    is_collective: ClassVar[bool]
+    """Whether all engines receive a bucket in one call of a process group: an engine that fails breaks it for
+    the others."""
+
+    @abstractmethod
+    async def load(
+        self, server: ServerCalls, bucket: WeightBucket, group: GroupAddress | None, engine: int
+    ) -> None:
+        """Makes an engine load one bucket of a stream; `group`: its process group, if it has one."""
+
+
 WeightUpdate = StoredWeights | StreamedWeights
-"""A set of weights as the trainer gives it to engines; the kind of engine decides which of these it is."""
+"""A version of the weights as the trainer gives it to engines; the carrier decides which of these it is."""

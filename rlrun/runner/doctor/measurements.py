@@ -25,7 +25,7 @@ from torch.multiprocessing import reductions
 from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.network import use_interface_of
 from rlrun.runner.weights.buckets import Bucket, views_of
-from rlrun.runner.weights.sharing import SharedBuffer
+from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer
 from rlrun.specs.safe_python import own_python
 
 ON_GPU = torch.cuda.is_available()

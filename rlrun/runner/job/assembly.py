@@ -124,7 +124,7 @@ async def start_job(
     if gateway is not None and policy is not None:
         stack.push_async_callback(gateway.close)
         await gateway.start(policy.slots)
-    trainer = trainer_of(ranks, policy) if plan.ranks else None
+    trainer = TrainerGroup(ranks.processes) if plan.ranks else None
     return RunningJob(
         plan, steps, reading.result(), cluster, ranks, trainer, engines, pools, scorer, saved, gateway
     )
@@ -157,14 +157,6 @@ async def _start_scorer(
     if not starting.cancelled() and starting.exception() is None:
         _, engines = starting.result()
         await scorer.start({name: group.addresses for name, group in engines.items() if name != POLICY})
-
-
-def trainer_of(ranks: TrainerRanks, pool: EnginePool | None) -> TrainerGroup:
-    """Returns a trainer of the running ranks, and connects it to the engines that receive its weights."""
-    trainer = TrainerGroup(ranks.processes)
-    if pool is not None:
-        pool.connect(trainer)
-    return trainer
 
 
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.failures import ProcessFailure, run_watched
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.host.repeated_crashes import Crashes
-from rlrun.runner.job.assembly import RunningJob, trainer_of
+from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.build_job import make_job, make_rollout_job
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
@@ -154,7 +155,7 @@ class Attempts:
                 await self._running.pool.sleep()
         await self._journal.flush()
         await self._running.ranks.restart()
-        trainer = trainer_of(self._running.ranks, self._running.pool)
+        trainer = TrainerGroup(self._running.ranks.processes)
         self._running = replace(self._running, trainer=trainer)
 
 

@@ -117,7 +117,7 @@ class WeightSet:
         recorder: ChecksumRecorder | None = None,
     ) -> None:
         """`recorder`: records the checksums of what is sent, to compare them with what arrives."""
-        self._tensors = tensors
+        self.tensors = tensors
         self._form = form
         self._recorder = recorder
 
@@ -133,11 +133,11 @@ class WeightSet:
 
     def skip(self, bucket: Bucket) -> None:
         """Takes part in gathering the bucket's tensors without keeping them."""
-        for _ in islice(self._tensors, len(bucket.sources)):
+        for _ in islice(self.tensors, len(bucket.sources)):
             pass
 
     def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
-        gathered = islice(self._tensors, len(bucket.sources))
+        gathered = islice(self.tensors, len(bucket.sources))
         pieces = (piece for name, tensor in gathered for piece in self._form.pieces(name, tensor))
         copy_all(views_of(buffer, bucket), pieces)
 

@@ -1,40 +1,25 @@
 """Hands adapters alone to SGLang servers, which were started with the frozen model.
 
-weight_sync = "tensor"    factors ─▶ a new buffer in host memory ─▶ every server of this host loads it
-weight_sync = "disk"      factors ─▶ a folder in peft's layout ─▶ every server on any node loads it
+once           checksums of the frozen model ─▶ compared with every server's
+each update    factors ─▶ a carrier's buffer or folder ─▶ every server loads them as `policy-v<version>`
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from typing import Any
-
-import orjson
-import torch
 
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.models.adapters import LoraShape, adapters
 from rlrun.models.architecture import Architecture
-from rlrun.runner.contracts.weight_updates import (
-    Checksums,
-    FolderAdapters,
-    SerializedWeights,
-    ServerAdapters,
-)
-from rlrun.runner.weights.adapter_source import AdapterSource, on_first_rank
-from rlrun.runner.weights.buckets import WeightSet, plan_buckets, views_of
-from rlrun.runner.weights.disk import FolderWriter
+from rlrun.runner.contracts.weight_updates import Checksums, StoredWeights
+from rlrun.runner.weights.buckets import plan_buckets
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.page_locking import HOST
-from rlrun.runner.weights.serialized import COPIES
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
-from rlrun.runner.weights.sharing import SharedBuffer
-from rlrun.runner.weights.writer import Tensors
-from rlrun.specs.derived.engine_layout import layout_of
+from rlrun.runner.weights.source import AdapterSource, Tensors, on_first_rank
 from rlrun.specs.derived.lora_sync import adapter_room
 from rlrun.specs.sections.job import Spec
 
 
-class ServerCarrier(ABC):
+class ServerAdapterWriter(ABC):
     """Stores the factors of each version, and once the checksums of the frozen model."""
 
     def __init__(self, spec: Spec, source: AdapterSource) -> None:
@@ -46,8 +31,8 @@ class ServerCarrier(ABC):
         self._base: Checksums | None = None
         self._has_base = False
 
-    def write(self, version: int) -> ServerAdapters | FolderAdapters | None:
-        """Stores the current factors. Collective; returns the update on rank 0."""
+    def write(self, version: int) -> StoredWeights | None:
+        """Stores the current factors, the first time with the frozen model's checksums; see Writer."""
         if not self._has_base:
             self._base = self._base_checksums()
             self._has_base = True
@@ -56,12 +41,15 @@ class ServerCarrier(ABC):
             source, source.gather, self._form.dtype, lambda tensors: self._store(tensors, version)
         )
 
+    def release_buffers(self) -> None:  # noqa: B027
+        """Does nothing: no buffers are on the device."""
+
     @abstractmethod
     def close(self) -> None:
         """Removes what was stored last."""
 
     @abstractmethod
-    def _store(self, tensors: Tensors, version: int) -> ServerAdapters | FolderAdapters: ...
+    def _store(self, tensors: Tensors, version: int) -> StoredWeights: ...
 
     def _base_checksums(self) -> Checksums | None:
         """Returns the checksums of the whole frozen model on rank 0; collective."""
@@ -79,55 +67,6 @@ class ServerCarrier(ABC):
         return on_first_rank(source, source.gather_base, self._form.dtype, record)
 
 
-class BufferCarrier(ServerCarrier):
-    """Writes to buffers in host memory, for servers on this host."""
-
-    def __init__(self, spec: Spec, source: AdapterSource) -> None:
-        super().__init__(spec, source)
-        self._buffer: SharedBuffer | None = None
-
-    def close(self) -> None:
-        if self._buffer is not None:
-            self._buffer.close()
-            self._buffer = None
-
-    def _store(self, tensors: Tensors, version: int) -> ServerAdapters:
-        """Copies the adapters into a new buffer.
-
-        A server keeps views of the buffer for as long as it has the adapters, so that the next version must
-        not overwrite it. Removing its file leaves the server its memory.
-        """
-        self.close()
-        self._buffer = SharedBuffer(self._bucket.size, HOST, self._source.device)
-        WeightSet(tensors, self._form).fill(self._buffer.bytes, self._bucket)
-        readers = layout_of(self._spec, rollout=True).engines * self._spec.engine.tensor
-        payloads = self._buffer.payloads(self._bucket, readers * COPIES)
-        weights = SerializedWeights(self._bucket.size, version, payloads, COPIES)
-        views = views_of(self._buffer.bytes, self._bucket)
-        checksums = {name: _sha256(view) for name, view in views.items()}
-        return ServerAdapters(weights, self._config, checksums, self._base, self._room)
-
-
-class FolderCarrier(ServerCarrier):
-    """Writes folders that servers on all nodes see."""
-
-    def __init__(self, spec: Spec, source: AdapterSource) -> None:
-        super().__init__(spec, source)
-        settings = {"adapter_config.json": orjson.dumps(self._config)}
-        self._writer = FolderWriter(
-            source.folder, [self._bucket], changed_only=False, source=source.device, settings=settings
-        )
-
-    def close(self) -> None:
-        if self._source.rank == 0:
-            self._writer.close()
-
-    def _store(self, tensors: Tensors, version: int) -> FolderAdapters:
-        written = self._writer.write(WeightSet(tensors, self._form), version)
-        assert written.folder is not None
-        return FolderAdapters(written.folder, written.size, version, self._base, self._room)
-
-
 def peft_config(model: Architecture, lora: LoraShape) -> dict[str, Any]:
     """Returns peft's settings of the adapters, with alpha such that alpha / rank is their scale.
 
@@ -140,8 +79,3 @@ def peft_config(model: Architecture, lora: LoraShape) -> dict[str, Any]:
         "lora_alpha": lora.scale * lora.rank,
         "target_modules": targets,
     }
-
-
-def _sha256(tensor: torch.Tensor) -> str:
-    data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(data).hexdigest()

@@ -19,10 +19,10 @@ from rlrun.runner.contracts.weight_updates import (
     StreamMember,
     TensorSlot,
     WeightBucket,
-    WeightManifest,
+    WeightsMoved,
 )
-from rlrun.runner.engines.pool.delivery import WeightsMoved
 from rlrun.runner.host.failures import ProcessFailure
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 
 READERS = Readers((0, 1), (0, 0), 1)
 

@@ -41,7 +41,7 @@ class Story(Attempts):
         spec = SimpleNamespace(fault_tolerance=SimpleNamespace(trainer_restarts=restarts))
         parts = Parts(
             SimpleNamespace(stream=SimpleNamespace(state=dict)),
-            SimpleNamespace(restart=self._restart),
+            SimpleNamespace(restart=self._restart, processes=()),
         )
         journal = SimpleNamespace(doing=lambda what: None, flush=lambda: asyncio.sleep(0))
         super().__init__(
@@ -74,7 +74,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
 
     monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(attempts, "trainer_of", lambda ranks, pool: "another")
+    monkeypatch.setattr(attempts, "TrainerGroup", lambda processes: "another")
     return found
 
 

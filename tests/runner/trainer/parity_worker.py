@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.weights.shared_memory import attach
+from rlrun.runner.weights.carriers.native.shared_memory import attach
 from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 
 

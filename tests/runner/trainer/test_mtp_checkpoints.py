@@ -11,7 +11,7 @@ from rlrun.models.tensor_names import mtp_tensors
 from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.rank_share import largest_share
 from rlrun.runner.planning.served_weights import served_weight_bytes
-from rlrun.runner.weights.shared_memory import attach
+from rlrun.runner.weights.carriers.native.shared_memory import attach
 from rlrun.specs.sections.engine import SpeculativeSpec
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.converters.conversions import convert

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.trainer.optim.gradients import NonFiniteError
-from rlrun.runner.weights.shared_memory import attach
+from rlrun.runner.weights.carriers.native.shared_memory import attach
 from rlrun.specs.local_code import ALLOW_LOCAL
 from tests import drawing_algorithm
 from tests.runner.trainer.trainer_cases import Reference, make_rank, make_sequences, make_spec, plan

@@ -10,9 +10,9 @@ from rlrun.converters.families.merged_weights import merge_factors
 from rlrun.models.adapters import PEFT_PREFIX, LoraShape, adapter_tensors, adapters
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.weight_updates import AdapterUpdate
-from rlrun.runner.weights.adapter_source import AdapterSource
-from rlrun.runner.weights.adapter_writer import AdapterWriter
+from rlrun.runner.contracts.weight_updates import StoredWeights
+from rlrun.runner.weights.carriers.table import carrier_for
+from rlrun.runner.weights.source import AdapterSource
 from tests.resolved_specs import resolved
 
 LORA = LoraShape(4, 3.0, rslora=True)
@@ -46,9 +46,10 @@ class Trainer:
             "test",
             weights,
         )
-        self.writer = AdapterWriter(resolved(spec), source)
+        job = resolved(spec)
+        self.writer = carrier_for(job).adapter_writer(job, source)
 
-    def write(self, version: int) -> AdapterUpdate:
+    def write(self, version: int) -> StoredWeights:
         generator = torch.Generator().manual_seed(version)
         self.factors = {
             name: torch.randn(shape, generator=generator) * 0.2 for name, shape in self.shapes.items()

@@ -11,12 +11,12 @@ import torch
 
 from rlrun.runner.contracts.weight_updates import Readers
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets
-from rlrun.runner.weights.disk import FolderWriter
+from rlrun.runner.weights.carriers.disk.folder_writer import FolderWriter
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.carriers.tensor.buffer_sender import SharedBufferSender
+from rlrun.runner.weights.carriers.tensor.serialized import SerializedWriter
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.page_locking import HOST
-from rlrun.runner.weights.serialized import SerializedWriter
-from rlrun.runner.weights.shared_memory import SharedWeights, attach
-from rlrun.runner.weights.streams import SharedBufferSender
 from tests.runner.weights.cuda_runtime import replace_runtime
 
 GPU = torch.device("cuda", 0)

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
-from rlrun.runner.contracts.weight_updates import FolderWeights, Readers, StreamedWeights
+from rlrun.runner.contracts.weight_updates import Readers, StreamedWeights
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.specs.sections.job import Spec
 from tests.resolved_specs import resolved
 from tests.runner.trainer.trainer_cases import make_sequences, make_spec, plan

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlrun.runner.contracts.weight_updates import FolderAdapters
+from rlrun.runner.weights.carriers.disk.updates import FolderAdapters
 from tests.runner.weights.adapter_trainer import LORA, ROOM, Trainer
 from tests.tiny_models import make_tiny_model
 

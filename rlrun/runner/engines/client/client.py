@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.images import PlacedImage
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 from rlrun.runner.contracts.channel_frames import MAX_FRAME_BYTES
+from rlrun.runner.contracts.weight_updates import UpdatedModels
 from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.parsing import (
     NO_LIMITS,
@@ -32,7 +33,7 @@ from rlrun.runner.engines.client.parsing import (
     sample_ids,
 )
 from rlrun.runner.engines.client.weight_client import WeightClient
-from rlrun.runner.engines.client.wire import UpdatedModels, generate_body, score_body
+from rlrun.runner.engines.client.wire import generate_body, score_body
 
 
 class EngineClient(WeightClient):

@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
-from rlrun.runner.contracts.weight_updates import FolderAdapters, ServerAdapters
-from rlrun.runner.engines.client.wire import adapter_name
+from rlrun.runner.contracts.weight_updates import AdapterVersion
 from rlrun.runner.host.background import cancel_all
+from rlrun.runner.weights.carriers.bodies import adapter_name
 
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Makes a control call of the server, given its path and body."""
@@ -74,9 +74,7 @@ class ServedAdapters:
             del self._calls[version][call]
             self._unload_idle()
 
-    async def load(
-        self, update: ServerAdapters | FolderAdapters, send: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def load(self, update: AdapterVersion, send: Callable[[], Awaitable[None]]) -> None:
         """Makes room for a version, loads it by `send`, and makes it current.
 
         Raises EngineError if the server refuses it, TimeoutError if requests do not end when aborted.

@@ -1,15 +1,11 @@
-"""Gives one engine new weights, over SGLang's HTTP protocol.
+"""The calls of one engine that change its weights, over SGLang's HTTP protocol.
 
-native engine     POST /update_weights_from_tensor (a manifest): adopts a shared-memory segment, or merges
-                  the adapters in one
+A carrier composes an update from them (rlrun.runner.weights.carriers, `give` and `load` of its updates):
 
-SGLang server     pause ─▶ begin ─▶ load every bucket, or all tensors ─▶ end ─▶ compare ─▶ resume
-  buckets           begin_update, load_bucket …, end_update             called by pool.transfer
-  whole model       update_weights does the same with one "bucket"
-  folder            update_weights: pause, POST /update_weights_from_disk, compare, resume
-  deltas            the same, and then each delta as tensors, which a loader of ours applies in the server
-  adapters          update_weights: POST /load_lora_adapter_from_tensors, or /load_lora_adapter (a folder),
-                    without a pause
+native engine     adopt
+SGLang server     begin_update ─▶ send … ─▶ end_update        pauses before, compares and resumes after
+                  read_folder                                 the same around files and deltas
+                  load_adapters                               without a pause
 """
 
 from collections.abc import Sequence
@@ -17,39 +13,19 @@ from contextlib import suppress
 
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.weight_updates import (
+    AdapterVersion,
     Checksums,
-    FolderAdapters,
-    FolderWeights,
     GroupAddress,
-    SegmentAdapters,
-    ServerAdapters,
     StoredWeights,
-    WeightBucket,
-    WeightManifest,
+    UpdatedModels,
 )
 from rlrun.runner.engines.client.answer_fields import version_number
 from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.control import ControlClient
 from rlrun.runner.engines.client.served_adapters import ServedAdapters
 from rlrun.runner.engines.client.weight_check import check_checksums
-from rlrun.runner.engines.client.wire import (
-    UpdatedModels,
-    adapter_folder_body,
-    adapters_body,
-    broadcast_body,
-    delta_body,
-    folder_body,
-    group_body,
-    handles_body,
-    manifest_body,
-    payload_body,
-)
-
-_TENSORS = "/update_weights_from_tensor"
-_DISK = "/update_weights_from_disk"
-_BROADCAST = "/update_weights_from_distributed"
-_ADAPTERS = "/load_lora_adapter_from_tensors"
-_ADAPTER_FOLDER = "/load_lora_adapter"
+from rlrun.runner.engines.client.wire import group_body
+from rlrun.runner.weights.carriers.bodies import TENSORS
 
 
 class WeightClient(ControlClient):
@@ -71,20 +47,16 @@ class WeightClient(ControlClient):
         copies them; requests that run continue afterwards with their cache computed again, and requests that
         run with adapters keep these to their end. EngineError names a tensor that did not arrive as sent.
         """
-        if isinstance(update, ServerAdapters | FolderAdapters):
-            return await self._load_adapters(update)
-        if isinstance(update, WeightManifest | SegmentAdapters):
-            raw = await self._connection.call("POST", _TENSORS, manifest_body(update), self._control_timeout)
-            return self._version_of(_TENSORS, raw)
-        if isinstance(update, FolderWeights):
-            return await self._read_folder(update)
-        await self.begin_update()
-        try:
-            await self._send(_TENSORS, payload_body(update, self._models))
-        except (EngineError, TimeoutError):
-            await self.give_up_update()
-            raise
-        return await self.end_update(update.checksums)
+        return await update.give(self)
+
+    @property
+    def models(self) -> UpdatedModels:
+        """Which models of an SGLang server updates are for."""
+        return self._models
+
+    async def adopt(self, path: str, body: bytes) -> int:
+        """Makes a native engine serve the weights that the body names; returns the version it answers."""
+        return self._version_of(path, await self._connection.call("POST", path, body, self._control_timeout))
 
     async def begin_update(self, groups: Sequence[GroupAddress] = (), first_rank: int = 0) -> None:
         """Stops generating and prepares for buckets.
@@ -96,17 +68,13 @@ class WeightClient(ControlClient):
         await self._leave(self._groups - {group.name for group in groups})
         for group in groups:
             if group.name not in self._groups:
-                await self._send("/init_weights_update_group", group_body(group, first_rank))
+                await self.send("/init_weights_update_group", group_body(group, first_rank))
                 self._groups.add(group.name)
         await self._begin(self._models)
 
-    async def load_bucket(self, bucket: WeightBucket, payloads: Sequence[str]) -> None:
-        """Loads the tensors of one bucket from shared buffers; `payloads`: one for each of its processes."""
-        await self._send(_TENSORS, handles_body(bucket, payloads, self._models))
-
-    async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
-        """Receives the tensors of one bucket, which is broadcast in a process group, and loads them."""
-        await self._send(_BROADCAST, broadcast_body(bucket, group, self._models))
+    async def send(self, path: str, body: bytes) -> None:
+        """Makes a call that must not reach the engine twice."""
+        await self._connection.call("POST", path, body, self._control_timeout, safe=False)
 
     async def end_update(self, checksums: Checksums | None) -> int:
         """Makes the engine serve what was loaded; returns the version.
@@ -122,25 +90,22 @@ class WeightClient(ControlClient):
             await self._post("/end_weight_update", {})
         await self.leave_groups()
 
-    async def leave_groups(self) -> None:
-        """Makes the server leave its process groups, as far as it still answers."""
-        await self._leave(self._groups)
-
-    async def _read_folder(self, update: FolderWeights) -> int:
-        """Makes the engine read the weights in a folder, then apply the deltas after them."""
+    async def read_folder(
+        self, path: str, bodies: Sequence[bytes], deltas: Sequence[bytes], checksums: Checksums | None
+    ) -> int:
+        """Pauses, makes these calls, then those of deltas as updates of the served model alone, compares and
+        resumes; returns the version.
+        """
         await self.pause("retract")
-        if update.processes is None:
-            await self._send(_DISK, folder_body(update))
-            return await self._serve(update.checksums)
-        if update.folder is not None:
-            await self._send(_DISK, folder_body(update))
-        for delta in update.deltas:
+        for body in bodies:
+            await self.send(path, body)
+        for delta in deltas:
             await self._begin("target")
-            await self._send(_TENSORS, delta_body(delta, update.processes))
+            await self.send(TENSORS, delta)
             await self._post("/end_weight_update", {})
-        return await self._serve(update.checksums)
+        return await self._serve(checksums)
 
-    async def _load_adapters(self, update: ServerAdapters | FolderAdapters) -> int:
+    async def load_adapters(self, update: AdapterVersion, path: str, body: bytes) -> int:
         """Makes adapters those of later requests; returns their version.
 
         The first time, the server's frozen model is compared with the trainer's.
@@ -156,19 +121,18 @@ class WeightClient(ControlClient):
                 ) from error
             self._has_compared_base = True
 
-        if isinstance(update, FolderAdapters):
-            path, body = _ADAPTER_FOLDER, adapter_folder_body(update)
-        else:
-            path, body = _ADAPTERS, adapters_body(update)
-
-        async def send() -> None:
+        async def load() -> None:
             raw = await self._connection.call("POST", path, body, self._control_timeout, safe=False)
             answer = self._table(path, raw)
             if not answer.get("success"):
                 raise EngineError(f"{self.name}{path} refused: {answer.get('error_message')}")
 
-        await self._adapters.load(update, send)
+        await self._adapters.load(update, load)
         return update.version
+
+    async def leave_groups(self) -> None:
+        """Makes the server leave its process groups, as far as it still answers."""
+        await self._leave(self._groups)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -183,10 +147,6 @@ class WeightClient(ControlClient):
         for name in sorted(names):
             with suppress(EngineError, TimeoutError):
                 await self._post("/destroy_weights_update_group", {"group_name": name})
-
-    async def _send(self, path: str, body: bytes) -> None:
-        """Makes a call that must not reach the engine twice."""
-        await self._connection.call("POST", path, body, self._control_timeout, safe=False)
 
     async def _serve(self, checksums: Checksums | None) -> int:
         """Compares the checksums, resumes generating, and returns the version that the engine reports."""

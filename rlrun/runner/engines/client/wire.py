@@ -1,10 +1,8 @@
 """Writes requests in SGLang's JSON, without a Python step for each token; `parsing` reads the answers."""
 
 import dataclasses
-import pickle
-from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,30 +11,9 @@ from numpy.typing import NDArray
 from rlrun.plugins.images import PlacedImage
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.placeholders import collapse
-from rlrun.runner.contracts.weight_updates import (
-    DELTA_LOADER,
-    FolderAdapters,
-    FolderWeights,
-    GroupAddress,
-    SegmentAdapters,
-    SerializedWeights,
-    ServerAdapters,
-    WeightBucket,
-    WeightDelta,
-    WeightManifest,
-)
+from rlrun.runner.contracts.weight_updates import GroupAddress
 from rlrun.runner.engines.client.parsing import sample_ids
-
-UpdatedModels = Literal["target", "all"]
-"""Which models of an SGLang server an update is for: the model that it serves, or also the draft model of
-speculative decoding. SGLang loads tensors into a draft model by their names, also those of another model."""
-_FLATTENED = "flattened_bucket"
-"""SGLang's load format for tensors that are stored one after the other in one buffer of bytes."""
-
-
-def adapter_name(version: int) -> str:
-    """Returns the name under which a server has the adapters of a version."""
-    return f"policy-v{version}"
+from rlrun.runner.weights.carriers.bodies import adapter_name
 
 
 def generate_body(
@@ -109,89 +86,6 @@ def score_body(
     return b'{"input_ids":[' + b",".join(ids) + b"]," + other_fields[1:]
 
 
-def manifest_body(update: WeightManifest | SegmentAdapters) -> bytes:
-    """Returns a weight update through shared memory: numbers and names only, nothing pickled."""
-    if isinstance(update, SegmentAdapters):
-        fields = {"manifest": update.adapters, "base": update.base, "scale": update.scale}
-    else:
-        fields = {"manifest": update}
-    common = {"weight_version": str(update.version), "flush_cache": False}
-    return orjson.dumps({"load_format": "shared_memory", **fields, **common})
-
-
-def payload_body(weights: SerializedWeights, models: UpdatedModels) -> bytes:
-    """Returns a weight update through torch's handles to a shared buffer."""
-    return orjson.dumps(_handles(weights.payloads) | _update(weights.version, models))
-
-
-def adapters_body(update: ServerAdapters) -> bytes:
-    """Returns the adapters of a version as handles to a shared buffer."""
-    return orjson.dumps(
-        {
-            "lora_name": adapter_name(update.version),
-            "config_dict": update.config,
-            "expected_checksums": update.checksums,
-            **_handles(update.weights.payloads),
-        }
-    )
-
-
-def adapter_folder_body(update: FolderAdapters) -> bytes:
-    """Returns the adapters of a version as a folder."""
-    return orjson.dumps({"lora_name": adapter_name(update.version), "lora_path": update.folder})
-
-
-def folder_body(weights: FolderWeights) -> bytes:
-    """Returns a weight update from a folder; for native engines with the deltas to apply."""
-    body: dict[str, Any] = {"model_path": weights.folder} | _version(weights.version)
-    if weights.processes is None and weights.full_version >= 0:
-        body["deltas"] = [{"since": delta.since, "files": delta.files} for delta in weights.deltas]
-    return orjson.dumps(body)
-
-
-def delta_body(delta: WeightDelta, processes: int) -> bytes:
-    """Returns a delta for an SGLang server: the names of its tensors, which have no elements, are paths.
-
-    It is for the served model only: a draft model shares its embedding, which would change twice.
-    """
-    payload = b64encode(_pickled_names(delta.files)).decode()
-    body = {"serialized_named_tensors": [payload] * processes, "load_format": DELTA_LOADER}
-    return orjson.dumps(body | _update(delta.version, "target"))
-
-
-def _pickled_names(names: Sequence[str]) -> bytes:
-    """Returns a list of pairs of a name and an empty tensor as Python pickles it, without importing torch.
-
-    `torch.ByteTensor` is among the few things that servers unpickle.
-    """
-    tensor = pickle.GLOBAL + b"torch\nByteTensor\n" + pickle.EMPTY_TUPLE + pickle.REDUCE
-    texts = [name.encode() for name in names]
-    pairs = b"".join(
-        pickle.BINUNICODE + len(text).to_bytes(4, "little") + text + tensor + pickle.TUPLE2 for text in texts
-    )
-    return pickle.PROTO + b"\x02" + pickle.EMPTY_LIST + pickle.MARK + pairs + pickle.APPENDS + pickle.STOP
-
-
-def handles_body(bucket: WeightBucket, payloads: Sequence[str], models: UpdatedModels) -> bytes:
-    """Returns one bucket of a weight update as handles, one for each of the server's processes."""
-    return orjson.dumps(_handles(payloads) | _update(bucket.version, models))
-
-
-def broadcast_body(bucket: WeightBucket, group: str, models: UpdatedModels) -> bytes:
-    """Returns one bucket of a weight update as the description of a broadcast of bytes in a process group."""
-    slots = bucket.tensors
-    return orjson.dumps(
-        {
-            "names": [slot.name for slot in slots],
-            "dtypes": [slot.dtype for slot in slots],
-            "shapes": [slot.shape for slot in slots],
-            "group_name": group,
-            "load_format": _FLATTENED,
-        }
-        | _update(bucket.version, models)
-    )
-
-
 def group_body(group: GroupAddress, rank: int) -> bytes:
     """Returns the address of a process group; the first of the server's processes joins as rank `rank`."""
     return orjson.dumps(
@@ -210,25 +104,6 @@ def _adapters(version: int | str | None) -> dict[str, str]:
     if version is None:
         return {}
     return {"lora_path": adapter_name(version) if isinstance(version, int) else version}
-
-
-def _handles(payloads: Sequence[str]) -> dict[str, Any]:
-    """`payloads`: one for each process of a server."""
-    return {"serialized_named_tensors": payloads, "load_format": _FLATTENED}
-
-
-def _update(version: int, models: UpdatedModels) -> dict[str, Any]:
-    """Returns the fields of an update of an SGLang server through tensors."""
-    return _version(version) | {"selector": models}
-
-
-def _version(version: int) -> dict[str, Any]:
-    """Returns the fields that every update of an SGLang server has.
-
-    The update also drops the cached prefixes of the old weights: a separate /flush_cache would collect
-    garbage too, which takes the server a second.
-    """
-    return {"weight_version": str(version), "flush_cache": True}
 
 
 def _tokens(request: GenerateRequest) -> bytes:

@@ -22,7 +22,6 @@ from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.contracts.weight_updates import WeightUpdate
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.control import MemoryTag
-from rlrun.runner.engines.pool.delivery import BucketSource
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.queue_watch import QueueCounts, watch_queues
 from rlrun.runner.engines.pool.routing import Router
@@ -180,10 +179,6 @@ class EnginePool:
     def version(self) -> int | None:
         """Version of the weights that the engines were given last; None before the first update."""
         return self._weights.version
-
-    def connect(self, source: BucketSource) -> None:
-        """Sets the trainer that streams weights."""
-        self._weights.connect(source)
 
     def forget_weights(self) -> None:
         """Drops the last update; restarted engines wait for the next one."""

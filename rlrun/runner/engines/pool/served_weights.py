@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from rlrun.runner.contracts.carriers import Generation
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.contracts.weight_updates import WeightUpdate
+from rlrun.runner.contracts.weight_updates import WeightsMoved, WeightUpdate
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.parsing import check_versions
-from rlrun.runner.engines.pool.delivery import BucketSource, Delivery, WeightsMoved
 from rlrun.runner.engines.pool.routing import Router
-from rlrun.runner.engines.pool.transfer import Failures
+from rlrun.runner.weights.delivery import Delivery
+from rlrun.runner.weights.transfer import Failures
 
 
 class ServedWeights:
@@ -41,10 +41,6 @@ class ServedWeights:
     def confirmed(self) -> int:
         """The oldest version that an engine which is up can serve."""
         return self._confirmed
-
-    def connect(self, source: BucketSource) -> None:
-        """Sets the trainer that streams weights."""
-        self._delivery.source = source
 
     def forget(self) -> None:
         """Drops the last update; restarted engines wait for the next one."""

@@ -4,8 +4,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from rlrun.runner.contracts.weight_updates import DELTA_LOADER
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.weights.carriers.disk.updates import DELTA_LOADER
 from rlrun.runner.weights.deltas import server_path
 from rlrun.specs.derived.sglang_arguments import flag_name
 

@@ -18,10 +18,10 @@ from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.trainer.parameters.gathering import Present, as_it_is
 from rlrun.runner.trainer.parameters.moved_weights import Gather, MovedWeights
 from rlrun.runner.trainer.parameters.parameters import Parameters
-from rlrun.runner.weights.adapter_source import AdapterSource
-from rlrun.runner.weights.adapter_writer import AdapterWriter
+from rlrun.runner.weights.carriers.table import carrier_for
+from rlrun.runner.weights.source import AdapterSource, WeightSource
 from rlrun.runner.weights.stages import Stages
-from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.runner.weights.writer import Writer
 from rlrun.specs.derived.lora_sync import sends_adapters
 from rlrun.specs.derived.policy_model import drafts_with_mtp, frozen_tower
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, relay_slices
@@ -36,7 +36,7 @@ def make_writer(
     device: torch.device,
     *,
     present: Present,
-) -> WeightWriter | AdapterWriter:
+) -> Writer:
     """Returns the writer that hands this rank's parameters, or its adapters alone, over to the engines.
 
     `present` makes parameters readable that were moved off the device. Engines keep a frozen vision tower,
@@ -56,7 +56,7 @@ def make_writer(
     if spec.trainer.lora is not None:
         gathers = gather, gather_stage
         gather, gather_stage = _checked(gathers, setup.rank, spec, parameters, present)
-    return WeightWriter(
+    return carrier_for(spec).writer(
         spec,
         WeightSource(
             setup.rank,
@@ -82,7 +82,7 @@ def _job(spec: Spec, setup: TrainerSetup) -> str:
 
 def _adapter_writer(
     setup: TrainerSetup, spec: Spec, model: Architecture, parameters: Parameters, device: torch.device
-) -> AdapterWriter:
+) -> Writer:
     """Returns the writer of adapters, whose second factors are compared with those of the last update."""
     assert spec.trainer.lora is not None
     shapes = parameters.adapter_shapes
@@ -101,7 +101,7 @@ def _adapter_writer(
         _job(spec, setup),
         Path(setup.weights_folder),
     )
-    return AdapterWriter(spec, source)
+    return carrier_for(spec).adapter_writer(spec, source)
 
 
 def _second_factors(parameters: Parameters) -> list[torch.Tensor]:

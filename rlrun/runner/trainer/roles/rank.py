@@ -37,7 +37,7 @@ from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import Teacher
-from rlrun.runner.weights.writer import WeightWriter
+from rlrun.runner.weights.writer import StreamWriter
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
@@ -192,8 +192,8 @@ class TrainerRank:
         self._streaming_writer.abort(reason)
 
     @property
-    def _streaming_writer(self) -> WeightWriter:
-        assert isinstance(self._writer, WeightWriter), "adapters are not streamed"
+    def _streaming_writer(self) -> StreamWriter:
+        assert isinstance(self._writer, StreamWriter), "stored weights are not streamed"
         return self._writer
 
     def save(self, folder: str | Path) -> Digests:

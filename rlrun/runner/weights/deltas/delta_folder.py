@@ -20,10 +20,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rlrun.runner.contracts.weight_updates import FolderWeights, WeightDelta
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights, WeightDelta
 from rlrun.runner.weights.deltas.encoding import encode
 from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
+from rlrun.runner.weights.writer import SentModel, StoredWriter
+
+
+def delta_writer(sent: SentModel, folder: Path) -> StoredWriter:
+    """Returns the writer of a carrier whose engines see `folder`."""
+    engine, buckets, device = sent.spec.engine, sent.buckets(), sent.source.device
+    processes = None if engine.type == "native" else engine.tensor
+    return StoredWriter(sent, lambda: DeltaFolderWriter(folder, buckets, processes=processes, source=device))
 
 
 class DeltaFolderWriter:

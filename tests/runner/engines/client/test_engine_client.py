@@ -17,18 +17,18 @@ from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.contracts.weight_updates import (
     Checksums,
-    FolderWeights,
     GroupAddress,
-    SerializedWeights,
     TensorSlot,
+    UpdatedModels,
     WeightBucket,
-    WeightDelta,
-    WeightManifest,
 )
 from rlrun.runner.engines.client import connection
 from rlrun.runner.engines.client.client import EngineClient
-from rlrun.runner.engines.client.wire import UpdatedModels
 from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights, WeightDelta
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
+from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights, SharedBuckets
 
 Script = Callable[[str, Any], Awaitable[web.Response]]
 REQUEST = GenerateRequest(
@@ -196,7 +196,7 @@ async def test_a_bucket_is_broadcast_in_the_group_that_was_met(make_peer: Any) -
         for names in (("g1", "s"), ("g1", "s"), ("s", "g2")):
             groups = [GroupAddress(name, "10.0.0.1", 999, 3, "gloo") for name in names]
             await client.begin_update(groups, 1)
-            await client.receive_bucket(WeightBucket(3, slots), names[-1])
+            await BroadcastWeights(8, 3, 2).load(client, WeightBucket(3, slots), groups[-1], 0)
             assert await client.end_update(None) == 3
     joined = [body["group_name"] for path, body in peer.asked if path == "/init_weights_update_group"]
     assert joined == ["g1", "s", "g2"]
@@ -227,7 +227,8 @@ async def test_an_update_names_the_models_that_it_is_for(make_peer: Any, models:
     peer = await make_peer(echo)
     async with EngineClient(peer.url, models=models) as client:
         await client.begin_update()
-        await client.load_bucket(WeightBucket(3, (TensorSlot("a", "float32", (2, 2), 0),)), ("x",))
+        bucket = WeightBucket(3, (TensorSlot("a", "float32", (2, 2), 0),), {0: "x"})
+        await SharedBuckets(8, 3, 1).load(client, bucket, None, 0)
         with pytest.raises(EngineError):
             await client.end_update(checksums)
         await client.update_weights(
@@ -277,10 +278,11 @@ async def folder(client: EngineClient) -> int:
 
 async def buckets(client: EngineClient, payloads: tuple[str, ...]) -> int:
     groups = () if payloads else (GroupAddress("g", "10.0.0.1", 999, 2, "gloo"),)
-    bucket = WeightBucket(3, (TensorSlot("a", "float32", (2,), 0),))
+    update = SharedBuckets(8, 3, 1) if payloads else BroadcastWeights(8, 3, 1)
+    bucket = WeightBucket(3, (TensorSlot("a", "float32", (2,), 0),), dict(enumerate(payloads)))
     await client.begin_update(groups, 1)
     for _ in range(2):
-        await (client.load_bucket(bucket, payloads) if payloads else client.receive_bucket(bucket, "g"))
+        await update.load(client, bucket, *groups or (None,), 0)
     return await client.end_update(None)
 
 

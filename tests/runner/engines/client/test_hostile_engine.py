@@ -13,13 +13,14 @@ from aiohttp import web
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import BadAnswer, EngineError
-from rlrun.runner.contracts.weight_updates import Checksums, FolderWeights
+from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.external import ExpectedModel, ExternalEngine
 from rlrun.runner.engines.client.parsing import ModelLimits, max_answer_bytes
 from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.engines.pool import routing
 from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 
 REQUEST = GenerateRequest("r", np.array([5, 6, 7], np.int32), (1, 2), Sampling(max_new_tokens=4))
 LIMITS = ModelLimits(vocabulary=100)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
-from rlrun.runner.contracts.weight_updates import SerializedWeights, ServerAdapters
 from rlrun.runner.engines.client.served_adapters import ServedAdapters
+from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights, ServerAdapters
 
 
 class Server:

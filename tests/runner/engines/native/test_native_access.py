@@ -11,13 +11,14 @@ import pytest
 from safetensors.torch import load_file
 
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.contracts.weight_updates import FolderWeights, WeightManifest
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import CONTROL_BYTES
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.host.segment_files import FOLDER, belongs_to_job, new_segment_name
-from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 
 KEY = "sesame"
 PATHS = [

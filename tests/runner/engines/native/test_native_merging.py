@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from rlrun.models.config_json import read_architecture
-from rlrun.runner.contracts.weight_updates import SegmentAdapters
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.merging import AdapterMerger
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.native.model.weight_folder import allocate
-from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.native.updates import SegmentAdapters
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model
 from tests.waiting import PATIENCE

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
-from rlrun.runner.weights.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
 from tests.runner.weights.cuda_runtime import Runtime, replace_runtime
 
 SHAPES = {"a": (3, 4), "b": (5,)}

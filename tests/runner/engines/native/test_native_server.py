@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder
 from rlrun.runner.engines.process.health import ask_health
-from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from tests.runner.engines.engine_cases import random_prompts
 from tests.tiny_models import make_tiny_model
 from tests.waiting import PATIENCE, until

@@ -15,7 +15,7 @@ from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.request_resumer import ResumingEngines
 from rlrun.runner.rollouts.resumable_request import Decode
-from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.tiny_models import make_tiny_model
 

@@ -8,10 +8,11 @@ import pytest
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError, NodeLost
-from rlrun.runner.contracts.weight_updates import SerializedWeights, WeightManifest
 from rlrun.runner.engines.pool import supervisor as supervisor_module
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
+from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights
 
 
 class Client:

@@ -83,7 +83,6 @@ async def test_equal_before_and_after_an_update_in_packs_of_any_size(
     try:
         async with EngineClient(server.url, 300, 300, api_key="sesame") as client:
             policy, pool = LocalPolicy(folders[0], tmp_path, dtype="bfloat16"), EnginePool([client])
-            pool.connect(policy)
             for version, folder in enumerate(folders):
                 if version:
                     await pool.update_weights(policy.write(folder, version))

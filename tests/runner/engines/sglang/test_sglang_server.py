@@ -21,7 +21,6 @@ from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling, TrainSequence
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import RolloutContext
-from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool
@@ -31,6 +30,7 @@ from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.server_command import command, environment, key_file
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.settings import RolloutSettings
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.specs.safe_python import SAFE_PATH
 from tests.child_processes import command_lines
 from tests.converters.conversions import convert
@@ -124,7 +124,6 @@ async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updatin
     pool, version = EnginePool([client]), 0
     for settings in WAYS:
         policy = LocalPolicy(models[0], tmp_path, **settings)
-        pool.connect(policy)
         for number in (1, 2, 1):
             version += 1
             assert await pool.update_weights(policy.write(models[number], version)) == version
@@ -141,7 +140,6 @@ async def test_masks_are_top_k_and_top_p_of_the_model_and_log_probs_are_over_the
 ) -> None:
     policy = LocalPolicy(models[0], tmp_path)
     pool = EnginePool([client])
-    pool.connect(policy)
     await pool.update_weights(policy.write(models[0], 50))
     policy.writer.close()
     cut = replace(request(3, top_p=0.9, top_k=40, temperature=0.7), record_mask=True)
@@ -171,7 +169,6 @@ async def test_a_prefix_cached_before_an_update_is_not_used_after_it_while_reque
     pool, version = EnginePool([client]), 100
     for settings in WAYS:
         policy = LocalPolicy(models[0], tmp_path, **settings)
-        pool.connect(policy)
         assert await pool.update_weights(policy.write(models[1], version)) == version
         endless = replace(request(2, max_new_tokens=ENDLESS, min_new_tokens=ENDLESS), id="endless")
         running = asyncio.create_task(pool.generate(endless))

@@ -14,12 +14,14 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlrun.runner.contracts.weight_updates import TensorSlot, WeightBucket
-from rlrun.runner.engines.client.wire import broadcast_body, group_body, handles_body
-from rlrun.runner.weights import sharing
-from rlrun.runner.weights.broadcast import BroadcastGroup
+from rlrun.runner.engines.client.wire import group_body
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets, views_of
+from rlrun.runner.weights.carriers.broadcast.sender import BroadcastGroup
+from rlrun.runner.weights.carriers.broadcast.updates import broadcast_body
+from rlrun.runner.weights.carriers.tensor import sharing
+from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer, with_gpu_uuid
+from rlrun.runner.weights.carriers.tensor.updates import handles_body
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.sharing import SharedBuffer, with_gpu_uuid
 from tests.sglang_cpu.servers import ENVIRONMENT, HERE, python
 from tests.waiting import PATIENCE
 

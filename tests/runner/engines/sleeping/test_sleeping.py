@@ -8,10 +8,10 @@ import pytest
 
 from rlrun.plugins.generation import Sampling
 from rlrun.runner.contracts.carriers import GenerateRequest
-from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlrun.runner.contracts.weight_updates import FolderWeights
+from rlrun.runner.contracts.weight_updates import Recipient
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.deltas.delta_folder import DeltaFolderWriter
 from rlrun.runner.weights.deltas.server_path.rlrun_weight_delta import read
 from rlrun.runner.weights.fill import SegmentError
@@ -55,11 +56,11 @@ def test_engines_read_what_they_lack(writer: DeltaFolderWriter) -> None:
     writer.write(weights(), 3)
     writer.write(weights(1), 4)
     update = writer.write(weights(1, 2), 5)
-    assert layers(update.for_engine(None)) == [1, 2, 2, 1]
-    assert layers(update.for_engine(0)) == [1, 2, 2, 1]
-    assert [delta.version for delta in update.for_engine(3).deltas] == [4, 5]
-    assert [delta.version for delta in update.for_engine(4).deltas] == [5]
-    assert update.for_engine(4).folder is None
+    assert layers(update.for_engine(Recipient(0, 1, None))) == [1, 2, 2, 1]
+    assert layers(update.for_engine(Recipient(0, 1, 0))) == [1, 2, 2, 1]
+    assert [delta.version for delta in update.for_engine(Recipient(0, 1, 3)).deltas] == [4, 5]
+    assert [delta.version for delta in update.for_engine(Recipient(0, 1, 4)).deltas] == [5]
+    assert update.for_engine(Recipient(0, 1, 4)).folder is None
     assert 0 < update.size < FULL / 20
 
 
@@ -80,10 +81,10 @@ def test_a_full_version_is_written_when_deltas_are_as_large(
         update = writer.write(noise(version), version)
         assert update.full_version == version
         assert [delta.since for delta in update.deltas] == [version - 1]
-        assert update.for_engine(version - 1).folder is None
-        assert update.for_engine(None).deltas == ()
-        assert layers(update.for_engine(None)) == [
-            float(tensor[0, 0].bfloat16()) for _, tensor in noise(version)._tensors
+        assert update.for_engine(Recipient(0, 1, version - 1)).folder is None
+        assert update.for_engine(Recipient(0, 1, None)).deltas == ()
+        assert layers(update.for_engine(Recipient(0, 1, None))) == [
+            float(tensor[0, 0].bfloat16()) for _, tensor in noise(version).tensors
         ]
     names = {path.name for path in (tmp_path / "weights").iterdir()}
     assert names == {"1", "1-delta", "2", "2-delta"}  # engines may read those of 1 until the next update
@@ -99,12 +100,12 @@ def test_after_an_update_that_failed_everything_is_written(writer: DeltaFolderWr
         writer.write(WeightSet(iter([]), FORM), 2)
     update = writer.write(weights(2), 3)
     assert (update.full_version, update.deltas, update.size) == (3, (), FULL)
-    assert layers(update.for_engine(1)) == [1, 1, 2, 1]
+    assert layers(update.for_engine(Recipient(0, 1, 1))) == [1, 1, 2, 1]
 
 
 def test_a_version_that_is_written_again_is_written_in_full(writer: DeltaFolderWriter) -> None:
     writer.write(weights(), 1)
-    assert layers(writer.write(weights(0), 1).for_engine(1)) == [2, 1, 1, 1]
+    assert layers(writer.write(weights(0), 1).for_engine(Recipient(0, 1, 1))) == [2, 1, 1, 1]
 
 
 def test_folders_of_a_trainer_that_was_killed_are_removed(writer: DeltaFolderWriter, tmp_path: Path) -> None:

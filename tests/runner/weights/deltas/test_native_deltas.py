@@ -14,12 +14,13 @@ from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.contracts.weight_updates import FolderWeights
+from rlrun.runner.contracts.weight_updates import Recipient
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.deltas.delta_folder import DeltaFolderWriter
 from rlrun.runner.weights.form import Form
 from tests.runner.weights.deltas.adam_steps import adam_step
@@ -110,12 +111,12 @@ async def test_a_delta_for_another_version_is_refused_and_the_weights_stay(
             policy.write(2)
             third = policy.write(3)
             with pytest.raises(EngineError, match="applies to weights 2, and this engine has none"):
-                await client.update_weights(third.for_engine(2))
-            assert await client.update_weights(third.for_engine(None)) == 3
+                await client.update_weights(third.for_engine(Recipient(0, 1, 2)))
+            assert await client.update_weights(third.for_engine(Recipient(0, 1, None))) == 3
             policy.write(4)
             with pytest.raises(EngineError, match="applies to weights 4, and this engine has version 3"):
-                await client.update_weights(policy.write(5).for_engine(4))
-            assert await client.update_weights(policy.write(6).for_engine(3)) == 6
+                await client.update_weights(policy.write(5).for_engine(Recipient(0, 1, 4)))
+            assert await client.update_weights(policy.write(6).for_engine(Recipient(0, 1, 3))) == 6
             assert policy.is_held_by(server)
 
 
@@ -137,7 +138,7 @@ async def test_an_engine_that_cannot_read_a_delta_waits_for_everything(
             update = policy.write(2)
             damage(Path(update.deltas[0].files[-1]))
             with pytest.raises(EngineError, match=message):
-                await client.update_weights(update.for_engine(1))
+                await client.update_weights(update.for_engine(Recipient(0, 1, 1)))
             policy.restart()
             assert await client.update_weights(policy.write(3)) == 3
             assert policy.is_held_by(server)

@@ -10,7 +10,6 @@ from typing import Literal, NoReturn
 
 import torch
 
-from rlrun.runner.contracts.weight_updates import SegmentAdapters, WeightManifest
 from rlrun.runner.engines.native.engine.loading import LoadedEngine
 from rlrun.runner.engines.native.engine.merging import AdapterMerger
 from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
@@ -23,7 +22,8 @@ from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, Tensors
 from rlrun.runner.engines.native.model.recurrent import make_states
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate, check_shapes
-from rlrun.runner.weights.shared_memory import AttachedWeights, attach
+from rlrun.runner.weights.carriers.native.shared_memory import AttachedWeights, attach
+from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
 
 PauseMode = Literal["abort", "in_place", "retract"]
 MemoryPart = Literal["weights", "kv_cache", "cuda_graph"]

@@ -12,10 +12,10 @@ import torch
 from rlrun.converters.families.merged_weights import merge_factors
 from rlrun.models.adapters import PEFT_PREFIX
 from rlrun.models.architecture import Architecture
-from rlrun.runner.contracts.weight_updates import SegmentAdapters
 from rlrun.runner.engines.native.model.layer_weights import Tensors
 from rlrun.runner.engines.native.model.weight_folder import check_shapes
-from rlrun.runner.weights.shared_memory import AttachedWeights, attach
+from rlrun.runner.weights.carriers.native.shared_memory import AttachedWeights, attach
+from rlrun.runner.weights.carriers.native.updates import SegmentAdapters
 
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar, get_args
 from aiohttp import web
 
 from rlrun.runner.contracts.channel_frames import CHANNEL_PATH
-from rlrun.runner.contracts.weight_updates import SegmentAdapters, WeightManifest
 from rlrun.runner.engines.native.engine.engine import Engine, MemoryPart
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import Handler, error_response, json_response, read_body
 from rlrun.runner.engines.native.http.protocol import parse_deltas, parse_manifest, parse_scale, parse_version
 from rlrun.runner.host.segment_files import belongs_to_job
+from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
 
 T = TypeVar("T")
 CONTROL_SECONDS = 120.0

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.contracts.weight_updates import TensorSlot, WeightManifest
+from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, parse_sampling
 from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles
-from rlrun.runner.weights.tensor_slots import ITEM_SIZE
+from rlrun.runner.weights.carriers.native.tensor_slots import ITEM_SIZE
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 
 MAX_SAMPLES = 65_536
 """Most samples that one call may request."""

@@ -10,7 +10,7 @@ from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.models.architecture import Architecture
 from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.layer_weights import Tensors
-from rlrun.runner.weights.tensor_slots import end_of, layout, num_bytes
+from rlrun.runner.weights.carriers.native.tensor_slots import end_of, layout, num_bytes
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shape of each tensor, by its Hugging Face name."""

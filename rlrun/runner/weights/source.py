@@ -1,6 +1,6 @@
-"""The policy's adapters and frozen model, as the writers that hand them to engines see them."""
+"""The policy on one rank, as the writers that hand it to engines see it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,9 +9,40 @@ import torch
 
 from rlrun.models.adapters import LoraShape
 from rlrun.models.architecture import Architecture
-from rlrun.runner.weights.writer import Gather, Tensors
+from rlrun.runner.weights.stages import Stages
 
+Tensors = Iterator[tuple[str, torch.Tensor]]
+Gather = Callable[[torch.dtype | None], Tensors]
+"""Yields HF tensors in full, by name. Each rank casts its part to the dtype before it is sent; None: not."""
 Stored = TypeVar("Stored")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """The policy on one rank, and the places that its weights are written to."""
+
+    rank: int
+    model: Architecture
+    shapes: dict[str, tuple[int, ...]]
+    """Shape of every tensor, by Hugging Face name."""
+    gather: Gather
+    """Yields every tensor in full on rank 0. It is collective: all ranks must run through it together."""
+    gather_stage: Gather
+    """Yields the tensors of this rank's pipeline stage in full on all ranks of the stage, which must run
+    through it together."""
+    stages: Stages
+    device: torch.device
+    host: str
+    """Address at which other processes reach this rank."""
+    job: str
+    """Name of the job; part of the names of its shared-memory segments."""
+    folder: Path
+    """Folder of the disk carrier, on a disk that engines see too."""
+    model_folder: Path
+    """Hugging Face folder that engines start from."""
+    engine_process: int | None = None
+    """Number of the engine process on this rank's GPU, counted over the processes of all engines; None where
+    there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,52 +1,28 @@
 """Delivers one version of the weights to several engines at once, by the carrier that the trainer chose.
 
     stored      driver ──where the weights are──▶ every engine reads them: shared memory, a buffer, a folder
-    streamed    trainer ──bucket──▶ every engine, bucket after bucket      rlrun.runner.engines.pool.transfer
+    streamed    trainer ──bucket──▶ every engine, bucket after bucket           rlrun.runner.weights.transfer
 
 The trainer's side is rlrun.runner.weights.writer. An engine that fails is returned with its error and does
 not keep the other engines from getting their weights.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
-
-from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.weight_updates import (
-    FolderWeights,
     Readers,
-    SerializedWeights,
-    ServerAdapters,
+    Recipient,
     StoredWeights,
     StreamedWeights,
     WeightUpdate,
 )
-from rlrun.runner.engines.client.client import EngineClient
-from rlrun.runner.engines.pool.transfer import (
+from rlrun.runner.weights.transfer import (
     Clients,
     Failures,
     Transfer,
-    WeightStream,
+    WeightClient,
     call_each,
     check_version,
     is_lost,
 )
-
-
-class WeightsMoved(Exception):
-    """Raised when the trainer no longer has the version of the weights that it is asked for."""
-
-
-class BucketSource(Protocol):
-    """Streams weights (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
-
-    def hand_over(
-        self, version: int, readers: Readers
-    ) -> AbstractAsyncContextManager[Sequence[WeightStream]]:
-        """Streams the weights of a version, which do not change until the context ends.
-
-        Raises WeightsMoved when the trainer has other weights by now.
-        """
 
 
 class Delivery:
@@ -54,8 +30,6 @@ class Delivery:
 
     def __init__(self, engines: int) -> None:
         """`engines`: the number of engines in the pool."""
-        self.source: BucketSource | None = None
-        """Needed only for streamed weights."""
         self._lives = [0] * engines
         """How often each engine was lost; a restarted engine's processes are other members of a group."""
         self._delivered: dict[int, int] = {}
@@ -93,18 +67,13 @@ class Delivery:
                 self._delivered[engine] = update.version
         return failures
 
-    async def _read_stored(self, engine: int, client: EngineClient, update: StoredWeights) -> None:
+    async def _read_stored(self, engine: int, client: WeightClient, update: StoredWeights) -> None:
         """Has one engine read its share of stored weights."""
-        own = update
-        if isinstance(own, SerializedWeights | ServerAdapters):
-            reads = self._reads.get(engine, 0)
-            if reads >= own.copies:
-                raise EngineError(f"engine {client.url} was lost {reads} times within one step")
-            self._reads[engine] = reads + 1
-            own = own.for_engine(engine, len(self._lives), reads)
-        if isinstance(own, FolderWeights):
-            own = own.for_engine(self._delivered.get(engine))
-        check_version(client, await client.update_weights(own), update.version)
+        reads = self._reads.get(engine, 0)
+        recipient = Recipient(engine, len(self._lives), self._delivered.get(engine), reads)
+        share = update.for_engine(recipient)
+        self._reads[engine] = reads + 1
+        check_version(client, await client.update_weights(share), update.version)
 
     async def _stream(self, update: StreamedWeights, clients: Clients) -> Failures:
         """Streams to all engines.
@@ -124,10 +93,10 @@ class Delivery:
 
     async def _attempt(self, update: StreamedWeights, clients: Clients) -> tuple[Failures, set[int]]:
         """Streams once; returns the errors, and the engines that serve the weights."""
-        assert self.source is not None, "streamed weights have a source"
+        assert update.source is not None, "streamed weights come from a trainer"
         lives = tuple(self._lives[engine] for engine in clients)
         readers = Readers(tuple(clients), lives, update.readers)
-        async with self.source.hand_over(update.version, readers) as streams:
+        async with update.source.hand_over(update.version, readers) as streams:
             transfer = Transfer(update, clients, streams)
             await transfer.run()
         return transfer.failures, transfer.served

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.host.segment_files import FOLDER
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 from rlrun.runner.weights.fill import SegmentError
-from rlrun.runner.weights.shared_memory import SharedWeights, attach
 from tests.waiting import PATIENCE
 
 SHAPES = {
@@ -145,7 +145,8 @@ def test_manifests_that_lie_are_refused(job: str) -> None:
 
 def test_a_killed_writer_s_segments_are_removed_by_the_next(job: str) -> None:
     code = (
-        "import os, signal, torch; from rlrun.runner.weights.shared_memory import SharedWeights;"
+        "import os, signal, torch;"
+        "from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights;"
         f"SharedWeights({job!r}, {{'w': (4,)}}, 'float32').write([('w', torch.ones(4))], 1);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

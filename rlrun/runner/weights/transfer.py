@@ -18,37 +18,43 @@ the trainer is told at once (`abort`), and engines that still wait in the group 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
-from rlrun.runner.contracts.weight_updates import Checksums, GroupAddress, StreamedWeights, WeightBucket
-from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.contracts.weight_updates import (
+    Checksums,
+    ServerCalls,
+    StoredWeights,
+    StreamedWeights,
+    WeightBucket,
+    WeightStream,
+)
 from rlrun.runner.host.background import cancel_all
+
+
+class WeightClient(ServerCalls, Protocol):
+    """One engine's client (rlrun.runner.engines.client.weight_client.WeightClient)."""
+
+    @property
+    def url(self) -> str:
+        """Where the engine listens."""
+
+    async def update_weights(self, update: StoredWeights) -> int:
+        """Makes the engine serve stored weights; returns their version."""
+
 
 Failures = dict[int, EngineError | TimeoutError]
 """The error of each engine that failed, by its number."""
-Clients = Mapping[int, EngineClient]
+Clients = Mapping[int, WeightClient]
 """The engines' clients, by number."""
-Call = Callable[[int, EngineClient], Awaitable[None]]
-Pending = tuple["WeightStream", asyncio.Future[WeightBucket]]
+Call = Callable[[int, WeightClient], Awaitable[None]]
+Pending = tuple[WeightStream, asyncio.Future[WeightBucket]]
 """A stream and the bucket that was requested from it."""
 
 
 _ABORTED_SECONDS = 20.0
 """How long engines have to answer after the process group that they wait in was aborted."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightStream:
-    """Weights that some ranks of a trainer are streaming: all of them, or those of one pipeline stage."""
-
-    group: GroupAddress | None
-    """Address of the process group of a broadcast; None for shared buffers."""
-    next: Callable[[], Awaitable[WeightBucket]]
-    """Returns the next bucket; one without tensors at the end, or after an error."""
-    abort: Callable[[str], Awaitable[None]]
-    """Makes a call of `next` that waits for engines return an error; the argument is the reason."""
 
 
 class Transfer:
@@ -112,7 +118,7 @@ class Transfer:
 
         An engine that fails leaves the transfer, which ends a broadcast for the others as well.
         """
-        failures = await call_each(self._remaining, call, self._abort if self._update.broadcast else None)
+        failures = await call_each(self._remaining, call, self._abort if self._update.is_collective else None)
         self.failures |= failures
         refusing = {}
         for engine, error in failures.items():
@@ -120,26 +126,23 @@ class Transfer:
             if not is_lost(error):  # a lost engine would not answer
                 refusing[engine] = client
         await call_each(refusing, _give_up)
-        return bool(self._remaining) and not (failures and self._update.broadcast)
+        return bool(self._remaining) and not (failures and self._update.is_collective)
 
     async def _abort(self) -> None:
         reason = "an engine failed or was lost during the broadcast"
         await asyncio.gather(*(stream.abort(reason) for stream in self._streams))
 
-    async def _begin(self, engine: int, client: EngineClient) -> None:
+    async def _begin(self, engine: int, client: WeightClient) -> None:
         first_rank = 1 + self._positions[engine] * self._update.readers  # rank 0 is the sender's
         groups = [stream.group for stream in self._streams if stream.group is not None]
         await client.begin_update(groups, first_rank)
 
     async def _load(
-        self, stream: WeightStream, bucket: WeightBucket, engine: int, client: EngineClient
+        self, stream: WeightStream, bucket: WeightBucket, engine: int, client: WeightClient
     ) -> None:
-        if stream.group is None:
-            await client.load_bucket(bucket, bucket.of_engine(engine, self._update.readers))
-        else:
-            await client.receive_bucket(bucket, stream.group.name)
+        await self._update.load(client, bucket, stream.group, engine)
 
-    async def _end(self, checksums: Checksums | None, engine: int, client: EngineClient) -> None:
+    async def _end(self, checksums: Checksums | None, engine: int, client: WeightClient) -> None:
         del engine
         check_version(client, await client.end_update(checksums), self._update.version)
 
@@ -185,7 +188,7 @@ def is_lost(error: EngineError | TimeoutError) -> bool:
     return isinstance(error, EngineGone | TimeoutError)
 
 
-def check_version(client: EngineClient, served: int, expected: int) -> None:
+def check_version(client: WeightClient, served: int, expected: int) -> None:
     """Raises EngineError unless the engine serves the version that it was just given."""
     if served != expected:
         raise EngineError(f"engine {client.url} serves weights {served} after an update to {expected}")
@@ -196,6 +199,6 @@ def _request(stream: WeightStream) -> Pending:
     return stream, asyncio.ensure_future(stream.next())
 
 
-async def _give_up(engine: int, client: EngineClient) -> None:
+async def _give_up(engine: int, client: WeightClient) -> None:
     del engine
     await client.give_up_update()

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from rlrun.runner.contracts.weight_updates import TensorSlot, WeightManifest
+from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.segment_files import (
     FOLDER,
     ExclusiveLock,
@@ -29,9 +29,10 @@ from rlrun.runner.host.segment_files import (
     new_segment_name,
     remove_stale_segments,
 )
+from rlrun.runner.weights.carriers.native.tensor_slots import ITEM_SIZE, end_of, layout, num_bytes
+from rlrun.runner.weights.carriers.native.updates import WeightManifest
 from rlrun.runner.weights.fill import SegmentError, copy_all
 from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
-from rlrun.runner.weights.tensor_slots import ITEM_SIZE, end_of, layout, num_bytes
 
 _HEADER = struct.Struct("<8sqq")
 """Magic number, version (-1 while the segment is being written), size of the segment."""

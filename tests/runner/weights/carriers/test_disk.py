@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from rlrun.runner.contracts.weight_updates import Recipient
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets
-from rlrun.runner.weights.disk import FolderWriter
+from rlrun.runner.weights.carriers.disk.folder_writer import FolderWriter
 from rlrun.runner.weights.form import Form
 
 FORM = Form(torch.float32)
@@ -36,7 +37,7 @@ def test_only_files_that_changed_are_written_and_told_of(tmp_path: Path) -> None
     second = made.write(weights(**{"2": 7.0}), 4)
     assert second.changed_since == 3
     assert layers(second.changed) == {"2": 7.0, "3": 0.0}
-    assert layers(second.for_engine(3).folder) == layers(second.changed)
+    assert layers(second.for_engine(Recipient(0, 1, 3)).folder) == layers(second.changed)
     assert layers(second.folder) == {"0": 0.0, "1": 0.0, "2": 7.0, "3": 0.0}
     same = [Path(one.folder, "model-00001-of-00002.safetensors").stat().st_ino for one in (first, second)]
     assert same[0] == same[1]
@@ -65,4 +66,4 @@ def test_all_tensors_are_listed_unless_only_changes_are_requested(tmp_path: Path
     for version in range(2):
         update = made.write(weights(), version)
     assert update.changed is None
-    assert update.for_engine(0).folder == update.folder
+    assert update.for_engine(Recipient(0, 1, 0)).folder == update.folder

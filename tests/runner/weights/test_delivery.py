@@ -1,40 +1,43 @@
 """Weights to several engines that may fail: who serves them, who is named, and what the others are told."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.contracts.weight_updates import (
     Checksums,
-    FolderWeights,
     GroupAddress,
     Readers,
-    SerializedWeights,
-    StreamedWeights,
     TensorSlot,
     WeightBucket,
-    WeightDelta,
+    WeightsMoved,
+    WeightStream,
 )
-from rlrun.runner.engines.pool import transfer
-from rlrun.runner.engines.pool.delivery import Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.pool.transfer import WeightStream
+from rlrun.runner.weights import transfer
+from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
+from rlrun.runner.weights.carriers.disk.updates import FolderWeights, WeightDelta
+from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights, SharedBuckets
+from rlrun.runner.weights.delivery import Delivery
 from tests.waiting import PATIENCE
 
 SLOTS = [TensorSlot(name, "float32", (1,), 0) for name in "ab"]
 OTHER_SLOTS = [TensorSlot(name, "float32", (1,), 0) for name in "cde"]
-TOGETHER = StreamedWeights(8, 5, 2, broadcast=True)
-APART = StreamedWeights(8, 5, 2, broadcast=False)
+TOGETHER = BroadcastWeights(8, 5, 2)
+APART = SharedBuckets(8, 5, 2)
 
 
 class Engine:
     """An engine's client that fails at the calls that the test names."""
 
     def __init__(self, name: str = "engine") -> None:
-        self.url = name
+        self.url = self.name = name
+        self.models = "target"
         self.failures: dict[str, Exception] = {}
         self.log: list[str] = []
         self.version = 0
@@ -43,13 +46,14 @@ class Engine:
     async def begin_update(self, groups: Sequence[GroupAddress], rank: int) -> None:
         self.step("begin", f"begin {','.join(group.name for group in groups) or None} {rank}")
 
-    async def load_bucket(self, bucket: WeightBucket, payloads: Sequence[str]) -> None:
-        self.step("load", f"load {','.join(payloads)}")
-        self.version = bucket.version
-
-    async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
-        self.step("load", f"receive {','.join(slot.name for slot in bucket.tensors)} in {group}")
-        self.version = bucket.version
+    async def send(self, path: str, body: bytes) -> None:
+        del path
+        fields = json.loads(body)
+        if "group_name" in fields:
+            self.step("load", f"receive {','.join(fields['names'])} in {fields['group_name']}")
+        else:
+            self.step("load", f"load {','.join(fields['serialized_named_tensors'])}")
+        self.version = int(fields["weight_version"])
 
     async def end_update(self, checksums: Checksums | None) -> int:
         self.step("end", "end")
@@ -122,12 +126,6 @@ class Trainer:
         return WeightStream(group, following_bucket, abort)
 
 
-def delivery(engines: int, trainer: Trainer | None = None) -> Delivery:
-    made = Delivery(engines)
-    made.source = trainer or Trainer()
-    return made
-
-
 async def deliver(made: Delivery, update: object, engines: list[Engine]) -> dict[int, Exception]:
     return await made.deliver(update, dict(enumerate(engines)))  # type: ignore[arg-type]
 
@@ -135,19 +133,19 @@ async def deliver(made: Delivery, update: object, engines: list[Engine]) -> dict
 async def test_every_engine_takes_part_in_every_bucket() -> None:
     engines = [Engine(), Engine()]
     trainer = Trainer()
-    made = delivery(2, trainer)
-    assert await deliver(made, TOGETHER, engines) == {}
+    made = Delivery(2)
+    assert await deliver(made, replace(TOGETHER, source=trainer), engines) == {}
     assert [engine.log for engine in engines] == [
         ["begin g1 1", "receive a in g1", "receive b in g1", "end"],
         ["begin g1 3", "receive a in g1", "receive b in g1", "end"],
     ]
-    await deliver(made, TOGETHER, engines)
+    await deliver(made, replace(TOGETHER, source=trainer), engines)
     assert trainer.members == ["0.0 1.0", "0.0 1.0"]  # the same group
 
 
 async def test_engines_take_a_bucket_of_each_stage_in_turn() -> None:
     engine = Engine()
-    assert await deliver(delivery(1, Trainer(stages=2)), TOGETHER, [engine]) == {}
+    assert await deliver(Delivery(1), replace(TOGETHER, source=Trainer(stages=2)), [engine]) == {}
     assert engine.log == [
         "begin g1,g1- 1",
         "receive a in g1",
@@ -163,14 +161,14 @@ async def test_engines_take_a_bucket_of_each_stage_in_turn() -> None:
 async def test_a_stage_that_cannot_send_ends_the_update_of_all_stages() -> None:
     engine, trainer = Engine(), Trainer(stages=2)
     trainer.error = "no room"
-    failures = await deliver(delivery(1, trainer), TOGETHER, [engine])
+    failures = await deliver(Delivery(1), replace(TOGETHER, source=trainer), [engine])
     assert [str(error) for error in failures.values()] == ["engine engine was not given its weights: no room"]
     assert engine.log[-1] == "give up"
 
 
 async def test_each_engine_reads_its_own_payloads() -> None:
     engines = [Engine(), Engine()]
-    assert await deliver(delivery(2, Trainer(together=False)), APART, engines) == {}
+    assert await deliver(Delivery(2), replace(APART, source=Trainer(together=False)), engines) == {}
     assert engines[1].log == ["begin None 3", "load a2,a3", "load b2,b3", "end"]
 
 
@@ -180,7 +178,7 @@ async def test_a_broadcast_is_repeated_without_the_engine_that_broke_it(error: E
     engines[1].failures["load"] = error
     engines[2].failures["load"] = EngineError("failed to receive: connection closed by peer")
     trainer = Trainer()
-    assert await deliver(delivery(3, trainer), TOGETHER, engines) == {1: error}
+    assert await deliver(Delivery(3), replace(TOGETHER, source=trainer), engines) == {1: error}
     assert trainer.members == ["0.0 1.0 2.0", "0.0 2.0"]
     again = ["receive a in g2", "receive b in g2", "end"]
     assert engines[0].log == ["begin g1 1", "receive a in g1", "give up", "begin g2 1", *again]
@@ -196,13 +194,13 @@ class Waiting(Engine):
         self.trainer = trainer
         self.hangs = hangs
 
-    async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
+    async def send(self, path: str, body: bytes) -> None:
         if len(self.trainer.members) == 1:
             await self.trainer.ended.wait()
             if self.hangs:
                 await asyncio.Event().wait()
             raise EngineError("the group was aborted")
-        await super().receive_bucket(bucket, group)
+        await super().send(path, body)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -213,7 +211,9 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
     trainer, lost = Trainer(stages=2), EngineGone("gone")
     engines = [Engine(), Waiting(trainer, hangs=hangs)]
     engines[0].failures["load"] = lost
-    failures = await asyncio.wait_for(deliver(delivery(2, trainer), TOGETHER, engines), PATIENCE)
+    failures = await asyncio.wait_for(
+        deliver(Delivery(2), replace(TOGETHER, source=trainer), engines), PATIENCE
+    )
     assert failures.pop(0) is lost
     assert trainer.aborted == ["an engine failed or was lost during the broadcast"] * trainer.stages
     if hangs:
@@ -227,7 +227,7 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
 async def test_an_engine_that_refuses_a_bucket_is_named_and_the_other_engines_get_all_weights() -> None:
     engines, refusal = [Engine(), Engine()], EngineError("no such parameter")
     engines[0].failures["load"] = refusal
-    assert await deliver(delivery(2, Trainer(together=False)), APART, engines) == {0: refusal}
+    assert await deliver(Delivery(2), replace(APART, source=Trainer(together=False)), engines) == {0: refusal}
     assert engines[0].log[-1] == "give up"
     assert engines[1].log[-1] == "end"
 
@@ -235,7 +235,7 @@ async def test_an_engine_that_refuses_a_bucket_is_named_and_the_other_engines_ge
 async def test_an_update_that_the_trainer_could_not_send_fails_for_every_engine() -> None:
     engines, trainer = [Engine("one"), Engine("two")], Trainer()
     trainer.error = "no room"
-    failures = await deliver(delivery(2, trainer), TOGETHER, engines)
+    failures = await deliver(Delivery(2), replace(TOGETHER, source=trainer), engines)
     assert {str(error) for error in failures.values()} == {
         f"engine {name} was not given its weights: no room" for name in ("one", "two")
     }
@@ -245,13 +245,13 @@ async def test_an_update_that_the_trainer_could_not_send_fails_for_every_engine(
 async def test_another_version_and_other_bytes_fail_at_the_end() -> None:
     engines = [Engine("one"), Engine()]
     engines[1].failures["end"] = EngineError("holds other bytes")
-    stale = delivery(2)
-    failures = await deliver(stale, StreamedWeights(8, 5, 2, broadcast=True), engines)
+    stale = Delivery(2)
+    failures = await deliver(stale, BroadcastWeights(8, 5, 2, Trainer()), engines)
     assert set(failures) == {1}
 
 
 async def test_only_engines_that_have_the_version_before_are_told_what_changed() -> None:
-    engines, made = [Engine(), Engine()], delivery(2)
+    engines, made = [Engine(), Engine()], Delivery(2)
     await deliver(made, FolderWeights("f1", 8, 1), engines)
     made.forget(1)
     await deliver(made, FolderWeights("f2", 8, 2, "f2-changed", 1), engines)
@@ -259,7 +259,7 @@ async def test_only_engines_that_have_the_version_before_are_told_what_changed()
 
 
 async def test_engines_get_the_deltas_that_they_lack_and_otherwise_everything() -> None:
-    engines, made = [Engine(), Engine()], delivery(2)
+    engines, made = [Engine(), Engine()], Delivery(2)
     deltas = tuple(WeightDelta(f"d{version}", version - 1, version, (), 1) for version in (2, 3))
     await deliver(made, FolderWeights("f1", 8, 1), engines)
     second = FolderWeights("f1", 1, 2, full_version=1, deltas=deltas[:1])
@@ -273,7 +273,7 @@ async def test_engines_get_the_deltas_that_they_lack_and_otherwise_everything() 
 
 
 async def test_payloads_are_read_once_and_end_with_their_copies() -> None:
-    engines, made = [Engine(), Engine()], delivery(2)
+    engines, made = [Engine(), Engine()], Delivery(2)
     update = SerializedWeights(8, 1, tuple("abcd"), 2)
     for _ in range(2):
         assert await deliver(made, update, engines) == {}
@@ -284,9 +284,8 @@ async def test_payloads_are_read_once_and_end_with_their_copies() -> None:
 async def test_a_failed_engine_gets_the_weights_once_it_is_restarted() -> None:
     engines, trainer = [Engine(), Engine()], Trainer()
     pool = EnginePool(engines, supervised=True)  # type: ignore[arg-type]
-    pool.connect(trainer)
     engines[1].failures["end"] = EngineError("holds other bytes")
-    assert await pool.update_weights(TOGETHER) == 5
+    assert await pool.update_weights(replace(TOGETHER, source=trainer)) == 5
     await pool.wait_until_down(1)
     assert pool.cause(1) == "holds other bytes"
     await pool.readmit(1, Engine())  # type: ignore[arg-type]
@@ -297,8 +296,7 @@ async def test_a_failed_engine_gets_the_weights_once_it_is_restarted() -> None:
 async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_update() -> None:
     trainer = Trainer()
     pool = EnginePool([Engine(), Engine()], supervised=True)  # type: ignore[list-item]
-    pool.connect(trainer)
-    await pool.update_weights(TOGETHER)
+    await pool.update_weights(replace(TOGETHER, source=trainer))
     pool.mark_down(0)
     trainer.moved = True
     mending = asyncio.create_task(pool.readmit(0, Engine()))  # type: ignore[arg-type]
@@ -306,7 +304,7 @@ async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_upda
     await asyncio.sleep(0)
     assert not mending.done()
     trainer.moved = False
-    await pool.update_weights(StreamedWeights(8, 6, 2, broadcast=True))
+    await pool.update_weights(BroadcastWeights(8, 6, 2, trainer))
     await asyncio.wait_for(mending, PATIENCE)
 
 
@@ -314,15 +312,14 @@ async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error
     trainer, mended = Trainer(), Engine()
     mended.failures["load"] = EngineError("no such parameter")
     pool = EnginePool([Engine(), Engine()], supervised=True)  # type: ignore[list-item]
-    pool.connect(trainer)
-    await pool.update_weights(TOGETHER)
+    await pool.update_weights(replace(TOGETHER, source=trainer))
     pool.mark_down(0)
     trainer.moved = True
     mending = asyncio.create_task(pool.readmit(0, mended))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     trainer.moved = False
-    await pool.update_weights(StreamedWeights(8, 6, 2, broadcast=True))
+    await pool.update_weights(BroadcastWeights(8, 6, 2, trainer))
     with pytest.raises(EngineError, match="no such parameter"):
         await asyncio.wait_for(mending, PATIENCE)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, TensorSlot
-from rlrun.runner.weights.broadcast import BroadcastSender
 from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.carriers.broadcast.sender import BroadcastSender
 from rlrun.runner.weights.form import Form
 
 SIZE = 64 << 20  # more than a socket takes without a reader

@@ -14,9 +14,10 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlrun.runner.contracts.weight_updates import Readers, WeightBucket
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
+from rlrun.runner.weights.carriers.tensor.buffer_sender import SharedBufferSender
+from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer, with_gpu_uuid
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.sharing import SharedBuffer, with_gpu_uuid
-from rlrun.runner.weights.streams import BucketStream, SharedBufferSender
+from rlrun.runner.weights.streams import BucketStream
 from tests.waiting import PATIENCE
 
 Ask = Callable[[str], dict[str, list[float]]]

@@ -15,13 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import orjson
 import torch
 
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index
-from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.carriers.disk.updates import FolderAdapters, FolderWeights
 from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
+from rlrun.runner.weights.server_adapters import ServerAdapterWriter
+from rlrun.runner.weights.source import AdapterSource, Tensors
+from rlrun.specs.sections.job import Spec
 
 
 class FolderWriter:
@@ -143,6 +147,27 @@ class FolderWriter:
             shutil.rmtree(self._path(old), ignore_errors=True)
             shutil.rmtree(self._folder / f"{old}-changed", ignore_errors=True)
         self._versions = kept
+
+
+class FolderAdapterWriter(ServerAdapterWriter):
+    """Writes folders that servers on all nodes see."""
+
+    def __init__(self, spec: Spec, source: AdapterSource) -> None:
+        super().__init__(spec, source)
+        settings = {"adapter_config.json": orjson.dumps(self._config)}
+        self._writer = FolderWriter(
+            source.folder, [self._bucket], changed_only=False, source=source.device, settings=settings
+        )
+
+    def close(self) -> None:
+        """Removes the folders."""
+        if self._source.rank == 0:
+            self._writer.close()
+
+    def _store(self, tensors: Tensors, version: int) -> FolderAdapters:
+        written = self._writer.write(WeightSet(tensors, self._form), version)
+        assert written.folder is not None
+        return FolderAdapters(written.folder, written.size, version, self._base, self._room)
 
 
 def _described(bucket: Bucket) -> dict[str, TensorInfo]:

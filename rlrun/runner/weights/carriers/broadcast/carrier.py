@@ -1,0 +1,42 @@
+"""SGLang servers on other devices: a process group of one trainer rank per pipeline stage and all servers."""
+
+from typing import TYPE_CHECKING
+
+from rlrun.specs.sections.job import Spec
+
+if TYPE_CHECKING:
+    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.writer import Writer
+
+
+_GROUP_SECONDS = 120.0
+"""Deadline for all processes to join the group, and for each broadcast."""
+
+
+class Broadcast:
+    """Process groups."""
+
+    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+        """Streams the buckets of each stage from the stage's first rank."""
+        from rlrun.runner.weights.carriers.broadcast.sender import BroadcastSender
+        from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
+        from rlrun.runner.weights.writer import SentModel, Streaming, StreamWriter
+
+        def sender(largest: int) -> BroadcastSender:
+            return BroadcastSender(largest, source.host, source.device, _GROUP_SECONDS)
+
+        sent, leads = SentModel(spec, source), source.stages.is_first_rank
+        streaming = Streaming(
+            announce=BroadcastWeights,
+            buckets=sent.buckets(by_stage=True),
+            gather=source.gather_stage,
+            make_sender=sender if leads else None,
+            stream=source.stages.own,
+            is_split=True,
+            leads=leads,
+        )
+        return StreamWriter(sent, streaming)
+
+    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+        """Raises ValueError: SGLang receives no adapters by broadcast."""
+        raise ValueError("servers do not receive adapters by broadcast")

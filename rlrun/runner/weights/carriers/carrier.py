@@ -1,0 +1,28 @@
+"""The interface of a carrier: one way in which weights travel from the trainer to the engines.
+
+A carrier is a module or folder of rlrun.runner.weights.carriers and an entry in its table. It has both sides:
+
+    trainer rank    `writer` returns what stores or streams the weights there
+    driver          the update that the writer returns has `give` (stored), or `load` (streamed), which
+                    makes an engine read it
+
+Only the writers need torch, so a carrier imports them when one is made: plan and driver run without torch.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+from rlrun.specs.sections.job import Spec
+
+if TYPE_CHECKING:
+    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.writer import Writer
+
+
+class Carrier(Protocol):
+    """One way in which weights travel."""
+
+    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+        """Returns one rank's side for the whole model, or for the elements that change."""
+
+    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+        """Returns one rank's side for adapters alone. ValueError if the carrier does not take adapters."""

@@ -1,0 +1,39 @@
+"""A folder that trainer and engines see, on any node.
+
+whole model         safetensors, one file per bucket
+changed elements    the same once, and then what changes from version to version
+adapters            the factors in peft's layout, for SGLang servers
+"""
+
+from typing import TYPE_CHECKING
+
+from rlrun.specs.sections.job import Spec
+
+if TYPE_CHECKING:
+    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.writer import Writer
+
+
+class Disk:
+    """A folder."""
+
+    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+        """Writes the whole model, or what changed."""
+        from rlrun.runner.weights.carriers.disk.folder_writer import FolderWriter
+        from rlrun.runner.weights.deltas.delta_folder import delta_writer
+        from rlrun.runner.weights.writer import SentModel, StoredWriter
+
+        sent = SentModel(spec, source)
+        if spec.engine.weight_delta == "elements":
+            return delta_writer(sent, source.folder)
+        changed_only, buckets = spec.engine.weight_delta == "files", sent.buckets()
+        return StoredWriter(
+            sent,
+            lambda: FolderWriter(source.folder, buckets, changed_only=changed_only, source=source.device),
+        )
+
+    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+        """Writes a folder for each version. Native engines read whole models only."""
+        from rlrun.runner.weights.carriers.disk.folder_writer import FolderAdapterWriter
+
+        return FolderAdapterWriter(spec, source)

@@ -1,0 +1,33 @@
+"""Native engines on the trainer's host: two segments of shared memory, which engines adopt in turn.
+
+whole model    each update: tensors ─▶ one of two segments ─▶ every engine computes with it in place
+adapters       once: the frozen model ─▶ segment, mapped by all engines of the host
+               each update: factors ─▶ one of two small segments ─▶ every engine merges them
+"""
+
+from typing import TYPE_CHECKING
+
+from rlrun.specs.sections.job import Spec
+
+if TYPE_CHECKING:
+    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.writer import Writer
+
+
+class SharedMemory:
+    """Segments of shared memory."""
+
+    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+        """Writes the model in `engine.dtype`, whatever the config.json: engines use the bytes in place."""
+        from rlrun.runner.weights.carriers.native.segment_store import SegmentStore
+        from rlrun.runner.weights.writer import SentModel, StoredWriter
+
+        sent = SentModel(spec, source, converted=False)
+        return StoredWriter(sent, lambda: SegmentStore(spec, source))
+
+    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+        """Writes the frozen model once, and the factors of every version."""
+        from rlrun.runner.weights.carriers.native.segment_store import SegmentAdapterWriter
+
+        del spec
+        return SegmentAdapterWriter(source)

@@ -1,0 +1,64 @@
+"""A trainer rank's side of shared memory: what it writes to segments, for the model and for adapters."""
+
+import torch
+
+from rlrun.runner.weights.buckets import WeightSet
+from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
+from rlrun.runner.weights.source import AdapterSource, WeightSource, on_first_rank
+from rlrun.specs.sections.job import Spec
+
+
+class SegmentStore:
+    """Two segments with the whole model."""
+
+    def __init__(self, spec: Spec, source: WeightSource) -> None:
+        self._segments = SharedWeights(source.job, source.shapes, spec.engine.dtype, device=source.device)
+
+    def write(self, weights: WeightSet, version: int) -> WeightManifest:
+        """Stores one version in the segment whose turn it is."""
+        return self._segments.write(weights.tensors, version)
+
+    def close(self) -> None:
+        """Removes the segments."""
+        self._segments.close()
+
+
+class SegmentAdapterWriter:
+    """Writes the frozen model and its adapters.
+
+    A native engine merges as the trainer would (rlrun.converters.families.merged_weights.merge_factors), from
+    the trainer's own copy of the frozen model, so that it holds the same numbers as if the trainer had sent
+    merged weights.
+    """
+
+    def __init__(self, source: AdapterSource) -> None:
+        """Nothing is gathered or allocated before the first write."""
+        self._source = source
+        self._adapters = SharedWeights(source.job, source.shapes, "float32", device=source.device)
+        self._base = SharedWeights(source.job, source.base_shapes, source.base_dtype, segments=1)
+        self._base_manifest: WeightManifest | None = None
+        self._has_base = False
+
+    def write(self, version: int) -> SegmentAdapters | None:
+        """Writes the factors, and the first time also the frozen model; see Writer."""
+        source = self._source
+        if not self._has_base:
+            self._base_manifest = on_first_rank(
+                source, source.gather_base, None, lambda tensors: self._base.write(tensors, version)
+            )
+            self._has_base = True
+        manifest = on_first_rank(
+            source, source.gather, torch.float32, lambda tensors: self._adapters.write(tensors, version)
+        )
+        if manifest is None or self._base_manifest is None:
+            return None
+        return SegmentAdapters(manifest, self._base_manifest, source.lora.scale)
+
+    def release_buffers(self) -> None:
+        """Does nothing: no buffers are on the device."""
+
+    def close(self) -> None:
+        """Removes the segments."""
+        self._adapters.close()
+        self._base.close()

@@ -30,6 +30,7 @@ from rlrun.runner.job.step_end import evaluate, evaluate_first, finish_step, sav
 from rlrun.runner.job.sync_probe import check_pass, check_update
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.rollouts.rollout_source import Batch
+from rlrun.runner.weights.sync import WeightSync
 
 
 async def run(job: Job, progress: Progress) -> None:
@@ -147,14 +148,4 @@ async def push_weights(job: Job, version: int) -> int:
     if job.engines is None:
         return 0
     job.journal.doing("weights to the engines")
-    await job.devices.give_to_trainer()
-    if job.probe is not None:
-        await job.probe.score_with_trainer()
-    weights = await job.trainer.write_weights(version)
-    await job.devices.make_room_for_weights()
-    confirmed = await job.engines.update_weights(weights)
-    await job.devices.give_to_engines()
-    assert confirmed == version, f"engines serve weights {confirmed}, the trainer pushed {version}"
-    if job.probe is not None:
-        await job.probe.check(version)
-    return weights.size
+    return await WeightSync(job.trainer, job.engines, job.devices, job.probe).push(version)

@@ -13,9 +13,9 @@ from rlrun.runner.planning.engine_memory import named_engine_phases, policy_engi
 from rlrun.runner.planning.memory import CUDA_CONTEXT_BYTES, EngineMemory, Part, Phase
 from rlrun.runner.planning.rank_memory import RankMemory, rank_memory
 from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.runner.weights.carriers.table import carrier_for
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lora_sync import sends_adapters
-from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay_slices
 
 _WEIGHTS = ("weights", "adapters", "draft model")
 """The parts of an engine's memory that wake before an update."""
@@ -90,15 +90,9 @@ def _buckets(job: PlannedJob) -> Iterator[Part]:
     """Yields the buckets of a weight update if they are on the devices; adapters alone need none there."""
     if sends_adapters(job.spec, job.model.family):
         return
-    if buckets_on_gpus(job.spec) and (size := bucket_bytes(job.spec)) is not None:
-        stages = job.spec.trainer.parallel.pipeline
-        if stages == 1:
-            yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
-            return
-        slices = relay_slices(job.spec)
-        received = (stages - 1) * size // slices if slices > 1 else 0
-        source = "3 × engine.weight_bucket, and slices of the other stages' buckets"
-        yield Part("weight buckets", 3 * size + received, source)
+    size, source = carrier_for(job.spec).device_bytes(job.spec)
+    if size:
+        yield Part("weight buckets", size, source)
 
 
 def _beside(phase: Phase, name: str, bytes_held: int) -> Phase:

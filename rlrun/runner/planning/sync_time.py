@@ -6,11 +6,12 @@
               while slices of earlier buckets are put together within the nodes
     send      the rest of the way: through one rank's network card, host memory, or a disk
 
-Where buckets are used, one is gathered while the one before is sent, so that the slower of both counts.
+Where buckets are used, one is gathered while the one before is sent, so that the slower of both counts. Which
+links an update passes is the carrier's (rlrun.runner.weights.carriers); how fast they are is decided here.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
 
@@ -20,16 +21,14 @@ from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.model_size import adapter_parameters
 from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.planning.step_time import HOST_LINK, LINK_EFFICIENCY, NETWORK, PlannedJob
+from rlrun.runner.weights.carriers.costs import Payload, PlannedUpdate, SyncTime
+from rlrun.runner.weights.carriers.table import carrier_for
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, why_merged
 from rlrun.specs.derived.policy_model import frozen_tower
-from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of, relay_slices
+from rlrun.specs.derived.weight_sync import relay_slices
 
 DISK = 2e9
 """Bytes per second of a disk that all nodes share, while it is written and while it is read."""
-
-
-COMPARISON = 4e9
-"""Bytes of weights that the first rank compares with the version before, per second: 1e9 per thread."""
 WEIGHT_STD = 0.02
 """Standard deviation of the weights: that of the usual initialisation."""
 DELTA_BYTES = 2
@@ -37,24 +36,6 @@ DELTA_BYTES = 2
 _FRACTION_BITS = 7
 """Of bfloat16."""
 _QUANTILES = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class SyncTime:
-    """The estimated seconds of one weight update."""
-
-    way: str
-    """How the weights travel, in a few words."""
-    gather: float
-    send: float
-    """Seconds after gathering: from the trainer's first rank, or from its GPUs, to the servers."""
-    overlapped: bool
-    """Whether a bucket is gathered while another is sent."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the whole update."""
-        return max(self.gather, self.send) if self.overlapped else self.gather + self.send
 
 
 def sync_bytes(job: PlannedJob) -> tuple[int, str]:
@@ -100,51 +81,75 @@ def _spacing(magnitude: float) -> float:
 
 def sync_time(job: PlannedJob) -> SyncTime:
     """Returns the estimated time of a weight update; engines' own copying is not counted."""
-    size = float(sync_bytes(job)[0])
-    if sends_adapters(job.spec, job.model.family):
-        return _adapter_sync_time(job, size)
-    if not job.on_gpu:
+    size, payload = float(sync_bytes(job)[0]), _payload(job)
+    if not job.on_gpu and payload != "adapters":
         return SyncTime("through host memory", 0.0, size / HOST_LINK, overlapped=False)
-    carrier, buckets = carrier_of(job.spec), bucket_bytes(job.spec)
-    stages = job.spec.trainer.parallel.pipeline
-    gather_at_once = _gather_seconds(job, size / stages)  # all stages at the same time
-    if buckets_on_gpus(job.spec):
-        way = f"buckets of {_mebibytes(buckets)} in GPU memory (CUDA IPC)"
-        return SyncTime(way, gather_at_once, _relay_seconds(job, size), overlapped=False)
-    if carrier == "broadcast":
-        way = "broadcast" + (f", a process group for each of {stages} stages" if stages > 1 else "")
-        send = size / (min(job.device.link, NETWORK) * LINK_EFFICIENCY)
-        return SyncTime(way, gather_at_once, send, overlapped=True)
-    if sends_elements(job):
-        return _delta_sync_time(job, size)
-    gather = _gather_seconds(job, size) + _to_first_rank_seconds(job, size)
-    if carrier == "disk":
-        return SyncTime("files on a shared disk", gather, 2 * size / DISK, overlapped=False)
-    if carrier == "tensor" and buckets is not None:
-        way = f"buckets of {_mebibytes(buckets)} in host memory"
-        return SyncTime(way, gather + size / HOST_LINK, size / HOST_LINK, overlapped=True)
-    return SyncTime("the whole model in host memory", gather, 2 * size / HOST_LINK, overlapped=False)
-
-
-def _adapter_sync_time(job: PlannedJob, size: float) -> SyncTime:
-    """Returns the time of an update of adapters alone; servers that sleep also copy their frozen model."""
-    gather = _gather_seconds(job, size) + _to_first_rank_seconds(job, size) if job.on_gpu else 0.0
-    way, send = "adapters through host memory", 2 * size / HOST_LINK
-    if carrier_of(job.spec) == "disk":
-        way, send = "adapters in files on a shared disk", 2 * size / DISK
-    if job.on_gpu and keeps_host_copy(job.spec, job.model.family):
-        way += "; the frozen model leaves the GPU and returns"
-        send += 2 * host_copy_bytes(job) / job.spec.engine.tensor / HOST_LINK  # each GPU has a link
-    return SyncTime(way, gather, send, overlapped=False)
-
-
-def _delta_sync_time(job: PlannedJob, size: float) -> SyncTime:
-    """Returns the time of an update of the elements that changed: all weights are gathered and compared."""
     whole, _ = served_weight_bytes(job.model, job.spec.engine)
-    gather = _gather_seconds(job, whole) + _to_first_rank_seconds(job, whole) + whole / COMPARISON
-    if carrier_of(job.spec) == "disk":
-        return SyncTime("changed elements on a shared disk", gather, 2 * size / DISK, overlapped=False)
-    return SyncTime("changed elements in shared memory", gather, 2 * size / HOST_LINK, overlapped=False)
+    update = PlannedUpdate(payload, size, whole)
+    time = carrier_for(job.spec).sync_time(job.spec, update, JobLinks(job))
+    if payload != "adapters" or not job.on_gpu or not keeps_host_copy(job.spec, job.model.family):
+        return time
+    copy = 2 * host_copy_bytes(job) / job.spec.engine.tensor / HOST_LINK  # each GPU has a link
+    return replace(
+        time, way=f"{time.way}; the frozen model leaves the GPU and returns", send=time.send + copy
+    )
+
+
+def _payload(job: PlannedJob) -> Payload:
+    """Returns what updates consist of."""
+    if sends_adapters(job.spec, job.model.family):
+        return "adapters"
+    return "elements" if sends_elements(job) else "model"
+
+
+class JobLinks:
+    """The links of a planned job."""
+
+    host, disk = HOST_LINK, DISK
+
+    def __init__(self, job: PlannedJob) -> None:
+        self._job = job
+
+    @property
+    def broadcast(self) -> float:
+        """Speed from one rank to servers on other devices."""
+        return min(self._job.device.link, NETWORK) * LINK_EFFICIENCY
+
+    def gather_in_stages(self, size: float) -> float:
+        """Returns the seconds in which all stages gather their tensors at the same time."""
+        return self._gather(size / self._job.spec.trainer.parallel.pipeline)
+
+    def gather_on_first_rank(self, size: float) -> float:
+        """Returns the seconds in which rank 0 gathers the tensors of all stages; 0 on CPUs."""
+        if not self._job.on_gpu:
+            return 0.0
+        parallel, per_node = self._job.spec.trainer.parallel, self._job.spec.cluster.gpus_per_node
+        share = (parallel.pipeline - 1) / parallel.pipeline
+        link = self._job.device.link if parallel.world_size <= per_node else NETWORK
+        return self._gather(size) + size * share / (link * LINK_EFFICIENCY)
+
+    def relay(self, size: float) -> float:
+        """Returns the seconds in which buckets reach the ranks of all other stages: slices, and the whole."""
+        parallel, per_node = self._job.spec.trainer.parallel, self._job.spec.cluster.gpus_per_node
+        if parallel.pipeline == 1:
+            return 0.0
+        stage_ranks = parallel.world_size // parallel.pipeline
+        link = self._job.device.link if stage_ranks < per_node else NETWORK
+        slices = relay_slices(self._job.spec)
+        between, within = 1 / (link * slices), (slices - 1) / slices / self._job.device.link
+        # both take place at once, except where they share the links of a node
+        seconds = between + within if link == self._job.device.link else max(between, within)
+        return size * seconds / LINK_EFFICIENCY
+
+    def _gather(self, size: float) -> float:
+        """Returns the seconds in which the ranks of a stage gather `size` bytes on each of them."""
+        parallel, per_node = self._job.spec.trainer.parallel, self._job.spec.cluster.gpus_per_node
+        sharing = parallel.world_size // parallel.pipeline // parallel.replicate
+        seconds = size * (sharing - 1) / sharing / self._job.device.link
+        if sharing > per_node:
+            nodes = sharing / per_node
+            seconds += size * (nodes - 1) / nodes / (NETWORK * per_node)
+        return seconds / LINK_EFFICIENCY
 
 
 def sends_elements(job: PlannedJob) -> bool:
@@ -157,43 +162,4 @@ def held_bytes(job: PlannedJob) -> int:
     if not sends_elements(job):
         return 0
     whole, _ = served_weight_bytes(job.model, job.spec.engine)
-    in_memory = carrier_of(job.spec) == "tensor"  # full versions and deltas, each at most the model
-    return whole * (3 if in_memory else 1)
-
-
-def _gather_seconds(job: PlannedJob, size: float) -> float:
-    """Returns the seconds in which the ranks of a stage gather `size` bytes on each of them."""
-    parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
-    sharing = parallel.world_size // parallel.pipeline // parallel.replicate
-    seconds = size * (sharing - 1) / sharing / job.device.link
-    if sharing > per_node:
-        nodes = sharing / per_node
-        seconds += size * (nodes - 1) / nodes / (NETWORK * per_node)
-    return seconds / LINK_EFFICIENCY
-
-
-def _relay_seconds(job: PlannedJob, size: float) -> float:
-    """Returns the seconds in which buckets reach the ranks of all other stages: slices, and the whole."""
-    parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
-    if parallel.pipeline == 1:
-        return 0.0
-    stage_ranks = parallel.world_size // parallel.pipeline
-    link = job.device.link if stage_ranks < per_node else NETWORK
-    slices = relay_slices(job.spec)
-    between, within = 1 / (link * slices), (slices - 1) / slices / job.device.link
-    # both take place at once, except where they share the links of a node
-    seconds = between + within if link == job.device.link else max(between, within)
-    return size * seconds / LINK_EFFICIENCY
-
-
-def _to_first_rank_seconds(job: PlannedJob, size: float) -> float:
-    """Returns the seconds in which rank 0 receives the tensors of the other stages."""
-    parallel, per_node = job.spec.trainer.parallel, job.spec.cluster.gpus_per_node
-    share = (parallel.pipeline - 1) / parallel.pipeline
-    link = job.device.link if parallel.world_size <= per_node else NETWORK
-    return size * share / (link * LINK_EFFICIENCY)
-
-
-def _mebibytes(size: int | None) -> str:
-    assert size is not None, "this way has buckets"
-    return f"{size >> 20} MiB"
+    return whole * carrier_for(job.spec).held_models(job.spec)

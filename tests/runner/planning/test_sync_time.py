@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rlrun.models.config_json import architecture, with_vision_tower
-from rlrun.runner.planning.sync_time import COMPARISON, changed_share, held_bytes, sync_bytes, sync_time
+from rlrun.runner.planning.sync_time import changed_share, held_bytes, sync_bytes, sync_time
+from rlrun.runner.weights.carriers.costs import COMPARISON
 from tests.models.test_vision import PUBLISHED
 from tests.resolved_specs import resolved
 from tests.runner.planning.test_sizing import planned_job

@@ -11,6 +11,7 @@ Only the writers need torch, so a carrier imports them when one is made: plan an
 
 from typing import TYPE_CHECKING, Protocol
 
+from rlrun.runner.weights.carriers.costs import Links, PlannedUpdate, SyncTime
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
@@ -26,3 +27,12 @@ class Carrier(Protocol):
 
     def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
         """Returns one rank's side for adapters alone. ValueError if the carrier does not take adapters."""
+
+    def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
+        """Returns the estimated time of an update; engines' own copying is not counted."""
+
+    def device_bytes(self, spec: Spec) -> tuple[int, str]:
+        """Returns the bytes on each GPU while the whole model is sent, and what they are."""
+
+    def held_models(self, spec: Spec) -> int:
+        """Returns how many whole models rank 0 keeps in host memory to send the elements that change."""

@@ -7,11 +7,18 @@ adapters            the factors in peft's layout, for SGLang servers
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
     from rlrun.runner.weights.source import AdapterSource, WeightSource
     from rlrun.runner.weights.writer import Writer
+
+_WAYS: dict[Payload, str] = {
+    "model": "files on a shared disk",
+    "elements": "changed elements on a shared disk",
+    "adapters": "adapters in files on a shared disk",
+}
 
 
 class Disk:
@@ -37,3 +44,18 @@ class Disk:
         from rlrun.runner.weights.carriers.disk.folder_writer import FolderAdapterWriter
 
         return FolderAdapterWriter(spec, source)
+
+    def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
+        """Returns the time of writing files and reading them."""
+        del spec
+        return stored_time(update, links, _WAYS, links.disk)
+
+    def device_bytes(self, spec: Spec) -> tuple[int, str]:
+        """Returns none: rank 0 fills a bucket in host memory."""
+        del spec
+        return 0, ""
+
+    def held_models(self, spec: Spec) -> int:
+        """Returns the version that engines have."""
+        del spec
+        return 1

@@ -7,11 +7,17 @@ adapters       once: the frozen model ─▶ segment, mapped by all engines of t
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
     from rlrun.runner.weights.source import AdapterSource, WeightSource
     from rlrun.runner.weights.writer import Writer
+
+_WAYS: dict[Payload, str] = {
+    "model": "the whole model in host memory",
+    "adapters": "adapters through host memory",
+}
 
 
 class SharedMemory:
@@ -31,3 +37,18 @@ class SharedMemory:
 
         del spec
         return SegmentAdapterWriter(source)
+
+    def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
+        """Returns the time of a copy into shared memory."""
+        del spec
+        return stored_time(update, links, _WAYS, links.host)
+
+    def device_bytes(self, spec: Spec) -> tuple[int, str]:
+        """Returns none: segments are in host memory."""
+        del spec
+        return 0, ""
+
+    def held_models(self, spec: Spec) -> int:
+        """Returns none: engines use the weights in place."""
+        del spec
+        return 0

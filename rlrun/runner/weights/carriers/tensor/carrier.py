@@ -9,13 +9,20 @@ adapters               a new buffer in host memory for each version
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
 from rlrun.specs.derived.engine_layout import layout_of
-from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus
+from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay_slices
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
     from rlrun.runner.weights.source import AdapterSource, WeightSource
     from rlrun.runner.weights.writer import Writer
+
+_WAYS: dict[Payload, str] = {
+    "model": "the whole model in host memory",
+    "elements": "changed elements in shared memory",
+    "adapters": "adapters through host memory",
+}
 
 
 class SharedBuffers:
@@ -71,3 +78,38 @@ class SharedBuffers:
         from rlrun.runner.weights.carriers.tensor.serialized import BufferAdapterWriter
 
         return BufferAdapterWriter(spec, source)
+
+    def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
+        """Returns the time of buckets on GPUs or in host memory, or of a copy as a whole."""
+        buckets, gathered = bucket_bytes(spec), links.gather_on_first_rank(update.size)
+        if update.payload == "model" and buckets_on_gpus(spec):
+            way = f"buckets of {_mebibytes(buckets)} in GPU memory (CUDA IPC)"
+            gather = links.gather_in_stages(update.size)
+            return SyncTime(way, gather, links.relay(update.size), overlapped=False)
+        if update.payload == "model" and buckets is not None:
+            way, copy = f"buckets of {_mebibytes(buckets)} in host memory", update.size / links.host
+            return SyncTime(way, gathered + copy, copy, overlapped=True)
+        return stored_time(update, links, _WAYS, links.host)
+
+    def device_bytes(self, spec: Spec) -> tuple[int, str]:
+        """Returns the buckets on GPUs, with those that a pipeline relays."""
+        size, stages = bucket_bytes(spec), spec.trainer.parallel.pipeline
+        if size is None or not buckets_on_gpus(spec):
+            return 0, ""
+        if stages == 1:
+            return 2 * size, "2 × engine.weight_bucket"
+        slices = relay_slices(spec)
+        received = (stages - 1) * size // slices if slices > 1 else 0
+        return 3 * size + received, "3 × engine.weight_bucket, and slices of the other stages' buckets"
+
+    def held_models(self, spec: Spec) -> int:
+        """Returns the version that engines have, and full versions and deltas in shared memory, each at most
+        the model.
+        """
+        del spec
+        return 3
+
+
+def _mebibytes(size: int | None) -> str:
+    assert size is not None, "this way has buckets"
+    return f"{size >> 20} MiB"

@@ -162,4 +162,4 @@ def held_bytes(job: PlannedJob) -> int:
     if not sends_elements(job):
         return 0
     whole, _ = served_weight_bytes(job.model, job.spec.engine)
-    return whole * carrier_for(job.spec).held_models(job.spec)
+    return whole * carrier_for(job.spec).held_models

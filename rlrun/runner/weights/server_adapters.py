@@ -4,7 +4,7 @@ once           checksums of the frozen model ─▶ compared with every server's
 each update    factors ─▶ a carrier's buffer or folder ─▶ every server loads them as `policy-v<version>`
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 from rlrun.converters.tensors.precision import parse_dtype
@@ -15,11 +15,12 @@ from rlrun.runner.weights.buckets import plan_buckets
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.source import AdapterSource, Tensors, on_first_rank
+from rlrun.runner.weights.writer import Writer
 from rlrun.specs.derived.lora_sync import adapter_room
 from rlrun.specs.sections.job import Spec
 
 
-class ServerAdapterWriter(ABC):
+class ServerAdapterWriter(Writer):
     """Stores the factors of each version, and once the checksums of the frozen model."""
 
     def __init__(self, spec: Spec, source: AdapterSource) -> None:
@@ -40,13 +41,6 @@ class ServerAdapterWriter(ABC):
         return on_first_rank(
             source, source.gather, self._form.dtype, lambda tensors: self._store(tensors, version)
         )
-
-    def release_buffers(self) -> None:  # noqa: B027
-        """Does nothing: no buffers are on the device."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Removes what was stored last."""
 
     @abstractmethod
     def _store(self, tensors: Tensors, version: int) -> StoredWeights: ...

@@ -10,6 +10,7 @@ Streams of a pipeline may gather each tensor only within its stage, so that a bu
 Everything else gathers every tensor on rank 0.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,9 +43,10 @@ from rlrun.specs.derived.weight_sync import bucket_bytes
 from rlrun.specs.sections.job import Spec
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """One rank's part in handing the policy, or its adapters, to the engines."""
 
+    @abstractmethod
     def write(self, version: int) -> WeightUpdate | None:
         """Stores the current weights where engines can read them, or announces a stream of them.
 
@@ -52,9 +54,10 @@ class Writer(Protocol):
         SegmentError if shared memory is full.
         """
 
-    def release_buffers(self) -> None:
-        """Frees buffers on the device for the engines that share it; the next update allocates them again."""
+    def release_buffers(self) -> None:  # noqa: B027
+        """Frees buffers on the device for the engines that share it; by default there are none."""
 
+    @abstractmethod
     def close(self) -> None:
         """Removes files and segments that would outlive this process, and leaves process groups."""
 
@@ -115,7 +118,7 @@ class SentModel:
         return ChecksumRecorder(ranks, compared, source.device)
 
 
-class StoredWriter:
+class StoredWriter(Writer):
     """Gathers all tensors on rank 0, which stores them."""
 
     def __init__(self, sent: SentModel, make_store: Callable[[], Store]) -> None:
@@ -133,9 +136,6 @@ class StoredWriter:
             return None
         self._store = self._store or self._make_store()
         return self._store.write(WeightSet(tensors, self._sent.form, self._sent.recorder(version)), version)
-
-    def release_buffers(self) -> None:
-        """Does nothing: no buffers are on the device."""
 
     def close(self) -> None:
         """Removes what is stored."""
@@ -166,7 +166,7 @@ class Streaming:
     """Whether buckets are in the memory of the device, which engines share."""
 
 
-class StreamWriter:
+class StreamWriter(Writer):
     """Announces weights, and sends them bucket by bucket when engines are ready."""
 
     def __init__(self, sent: SentModel, streaming: Streaming) -> None:

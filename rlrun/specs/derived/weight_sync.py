@@ -14,13 +14,11 @@ on the same GPUs                      tensor: buckets in the memory of each GPU 
 """
 
 import math
-from typing import Literal
 
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.sections.job import Spec
-
-Carrier = Literal["native", "tensor", "broadcast", "disk"]
+from rlrun.specs.sections.weight_carriers import ON_TRAINERS_HOST, Carrier, ChosenCarrier
 
 _MIB = 1 << 20
 _BUCKET_MIB = 512
@@ -34,7 +32,7 @@ def carrier_of(spec: Spec) -> Carrier:
     """
     if spec.engine.type in ("native", "sleeping", None):  # None: no engines, or not loaded from a file
         return "disk" if spec.engine.type == "native" and spec.cluster.nodes > 1 else "native"
-    given: Literal["tensor", "broadcast", "disk"] | None = spec.engine.given("weight_sync")
+    given: ChosenCarrier | None = spec.engine.given("weight_sync")
     if given is not None or spec.engine.type == "external":
         return given or "disk"
     if spec.cluster.nodes == 1 or has_rank_on_each_gpu(spec):
@@ -64,7 +62,7 @@ def buckets_on_gpus(spec: Spec) -> bool:
 def shares_memory(spec: Spec) -> bool:
     """Returns whether engines must run on trainer rank 0's host, whose shared memory holds the weights."""
     reads_weights = spec.engine.type != "sleeping"
-    return reads_weights and carrier_of(spec) in ("native", "tensor") and not buckets_on_gpus(spec)
+    return reads_weights and carrier_of(spec) in ON_TRAINERS_HOST and not buckets_on_gpus(spec)
 
 
 def bucket_mib(spec: Spec) -> int | None:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section, derived
+from rlrun.specs.sections.weight_carriers import ChosenCarrier
 
 EngineType = Literal["native", "sglang", "external", "sleeping"]
 Dtype = Literal["float32", "bfloat16"]
@@ -88,7 +89,7 @@ class EngineSpec(Section):
     """Colocated engines: weights and KV cache leave the devices while the trainer computes, and the trainer's
     state leaves them while engines generate. Unset: true on GPUs, where memory is scarce, and false on
     CPUs."""
-    weight_sync: Literal["tensor", "broadcast", "disk"] | None = derived()
+    weight_sync: ChosenCarrier | None = derived()
     """SGLang: how new weights reach the servers. `tensor`: through shared memory of the trainer's host, or of
     GPUs that both use. `broadcast`: through a process group of a trainer rank, one for each pipeline stage,
     and all servers (NCCL on GPUs, else gloo). `disk`: through safetensors in a folder that all hosts can

@@ -9,7 +9,8 @@ A carrier is a module or folder of rlrun.runner.weights.carriers and an entry in
 Only the writers need torch, so a carrier imports them when one is made: plan and driver run without torch.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 from rlrun.runner.weights.carriers.costs import Links, PlannedUpdate, SyncTime
 from rlrun.specs.sections.job import Spec
@@ -19,20 +20,24 @@ if TYPE_CHECKING:
     from rlrun.runner.weights.writer import Writer
 
 
-class Carrier(Protocol):
+class Carrier(ABC):
     """One way in which weights travel."""
 
+    @abstractmethod
     def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
         """Returns one rank's side for the whole model, or for the elements that change."""
 
     def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
-        """Returns one rank's side for adapters alone. ValueError if the carrier does not take adapters."""
+        """Returns one rank's side for adapters alone. ValueError if the carrier does not take them."""
+        raise ValueError(f"adapters do not travel by {type(self).__name__}")
 
+    @abstractmethod
     def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
         """Returns the estimated time of an update; engines' own copying is not counted."""
 
     def device_bytes(self, spec: Spec) -> tuple[int, str]:
-        """Returns the bytes on each GPU while the whole model is sent, and what they are."""
+        """Returns the bytes on each GPU while the whole model is sent, and what they are; none by default."""
+        return 0, ""
 
-    def held_models(self, spec: Spec) -> int:
-        """Returns how many whole models rank 0 keeps in host memory to send the elements that change."""
+    held_models: ClassVar[int] = 0
+    """How many whole models rank 0 keeps in host memory to send the elements that change."""

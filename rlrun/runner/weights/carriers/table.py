@@ -5,10 +5,11 @@ from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.disk.carrier import Disk
 from rlrun.runner.weights.carriers.native.carrier import SharedMemory
 from rlrun.runner.weights.carriers.tensor.carrier import SharedBuffers
-from rlrun.specs.derived import weight_sync
+from rlrun.specs.derived.weight_sync import carrier_of
+from rlrun.specs.sections import weight_carriers
 from rlrun.specs.sections.job import Spec
 
-CARRIERS: dict[weight_sync.Carrier, Carrier] = {
+CARRIERS: dict[weight_carriers.Carrier, Carrier] = {
     "native": SharedMemory(),
     "tensor": SharedBuffers(),
     "broadcast": Broadcast(),
@@ -18,4 +19,4 @@ CARRIERS: dict[weight_sync.Carrier, Carrier] = {
 
 def carrier_for(spec: Spec) -> Carrier:
     """Returns the carrier of a job."""
-    return CARRIERS[weight_sync.carrier_of(spec)]
+    return CARRIERS[carrier_of(spec)]

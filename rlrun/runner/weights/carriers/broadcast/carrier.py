@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.costs import Links, PlannedUpdate, SyncTime
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
-    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.source import WeightSource
     from rlrun.runner.weights.writer import Writer
 
 
@@ -14,7 +15,7 @@ _GROUP_SECONDS = 120.0
 """Deadline for all processes to join the group, and for each broadcast."""
 
 
-class Broadcast:
+class Broadcast(Carrier):
     """Process groups."""
 
     def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
@@ -38,23 +39,9 @@ class Broadcast:
         )
         return StreamWriter(sent, streaming)
 
-    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
-        """Raises ValueError: SGLang receives no adapters by broadcast."""
-        raise ValueError("servers do not receive adapters by broadcast")
-
     def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
         """Returns the time of a broadcast from every stage, which gather at the same time."""
         stages = spec.trainer.parallel.pipeline
         way = "broadcast" + (f", a process group for each of {stages} stages" if stages > 1 else "")
         gather = links.gather_in_stages(update.size)
         return SyncTime(way, gather, update.size / links.broadcast, overlapped=True)
-
-    def device_bytes(self, spec: Spec) -> tuple[int, str]:
-        """Returns none: the plan leaves the two buckets of a sender out."""
-        del spec
-        return 0, ""
-
-    def held_models(self, spec: Spec) -> int:
-        """Returns none: elements are not broadcast."""
-        del spec
-        return 0

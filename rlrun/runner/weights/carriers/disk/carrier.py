@@ -7,6 +7,7 @@ adapters            the factors in peft's layout, for SGLang servers
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
 from rlrun.specs.sections.job import Spec
 
@@ -21,8 +22,10 @@ _WAYS: dict[Payload, str] = {
 }
 
 
-class Disk:
+class Disk(Carrier):
     """A folder."""
+
+    held_models = 1  # the version that engines have, for comparison
 
     def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
         """Writes the whole model, or what changed."""
@@ -49,13 +52,3 @@ class Disk:
         """Returns the time of writing files and reading them."""
         del spec
         return stored_time(update, links, _WAYS, links.disk)
-
-    def device_bytes(self, spec: Spec) -> tuple[int, str]:
-        """Returns none: rank 0 fills a bucket in host memory."""
-        del spec
-        return 0, ""
-
-    def held_models(self, spec: Spec) -> int:
-        """Returns the version that engines have."""
-        del spec
-        return 1

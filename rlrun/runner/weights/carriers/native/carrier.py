@@ -7,6 +7,7 @@ adapters       once: the frozen model ─▶ segment, mapped by all engines of t
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
 from rlrun.specs.sections.job import Spec
 
@@ -20,7 +21,7 @@ _WAYS: dict[Payload, str] = {
 }
 
 
-class SharedMemory:
+class SharedMemory(Carrier):
     """Segments of shared memory."""
 
     def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
@@ -42,13 +43,3 @@ class SharedMemory:
         """Returns the time of a copy into shared memory."""
         del spec
         return stored_time(update, links, _WAYS, links.host)
-
-    def device_bytes(self, spec: Spec) -> tuple[int, str]:
-        """Returns none: segments are in host memory."""
-        del spec
-        return 0, ""
-
-    def held_models(self, spec: Spec) -> int:
-        """Returns none: engines use the weights in place."""
-        del spec
-        return 0

@@ -6,6 +6,7 @@ from rlrun.runner.weights.buckets import WeightSet
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
 from rlrun.runner.weights.source import AdapterSource, WeightSource, on_first_rank
+from rlrun.runner.weights.writer import Writer
 from rlrun.specs.sections.job import Spec
 
 
@@ -24,7 +25,7 @@ class SegmentStore:
         self._segments.close()
 
 
-class SegmentAdapterWriter:
+class SegmentAdapterWriter(Writer):
     """Writes the frozen model and its adapters.
 
     A native engine merges as the trainer would (rlrun.converters.families.merged_weights.merge_factors), from
@@ -54,9 +55,6 @@ class SegmentAdapterWriter:
         if manifest is None or self._base_manifest is None:
             return None
         return SegmentAdapters(manifest, self._base_manifest, source.lora.scale)
-
-    def release_buffers(self) -> None:
-        """Does nothing: no buffers are on the device."""
 
     def close(self) -> None:
         """Removes the segments."""

@@ -9,6 +9,7 @@ adapters               a new buffer in host memory for each version
 
 from typing import TYPE_CHECKING
 
+from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay_slices
@@ -25,8 +26,10 @@ _WAYS: dict[Payload, str] = {
 }
 
 
-class SharedBuffers:
+class SharedBuffers(Carrier):
     """Buffers that trainer and servers share."""
+
+    held_models = 3  # the version that engines have; full versions and deltas, each at most the model
 
     def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
         """Stores the whole model or what changed, or streams buckets."""
@@ -101,13 +104,6 @@ class SharedBuffers:
         slices = relay_slices(spec)
         received = (stages - 1) * size // slices if slices > 1 else 0
         return 3 * size + received, "3 × engine.weight_bucket, and slices of the other stages' buckets"
-
-    def held_models(self, spec: Spec) -> int:
-        """Returns the version that engines have, and full versions and deltas in shared memory, each at most
-        the model.
-        """
-        del spec
-        return 3
 
 
 def _mebibytes(size: int | None) -> str:

@@ -5,7 +5,6 @@ from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.disk.carrier import Disk
 from rlrun.runner.weights.carriers.native.carrier import SharedMemory
 from rlrun.runner.weights.carriers.tensor.carrier import SharedBuffers
-from rlrun.runner.weights.carriers.unix_socket import UnixSocket
 from rlrun.specs.derived.weight_sync import carrier_of
 from rlrun.specs.sections import weight_carriers
 from rlrun.specs.sections.job import Spec
@@ -15,7 +14,6 @@ CARRIERS: dict[weight_carriers.Carrier, Carrier] = {
     "tensor": SharedBuffers(),
     "broadcast": Broadcast(),
     "disk": Disk(),
-    "unix_socket": UnixSocket(),
 }
 
 

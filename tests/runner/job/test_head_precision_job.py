@@ -14,7 +14,7 @@ seed = 1
 deterministic = true
 model = { path = "model" }
 data = { path = "rows.jsonl" }
-engine = { max_running = 64 }
+engine = { max_running = 64, dtype = "bfloat16" }
 cluster = { threads = 1 }
 checkpoint = { export_hf = false }
 
@@ -35,6 +35,7 @@ type = "grpo"
 [trainer]
 steps = 2
 lr = 1e-4
+dtype = "bfloat16"  # on some processors the default is float32
 """
 LEVEL = 30.0
 """What every logit has in common: the softmax does not see it, the rounding to 8 bits does."""

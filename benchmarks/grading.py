@@ -1,30 +1,36 @@
 """Grading against what one would use instead: math-verify called plainly, and a pool without deadlines.
 
     python benchmarks/grading.py [--samples 300] [--rounds 3] [--deadline 1.0] [--horizon 20]
+    python benchmarks/grading.py --samples 5000 --rounds 1 --only verdicts
 
-One JSON line a result: verdicts a CPU-second in one process and how many differ; then, with 0, 1 and 10 % of
-samples that hang, healthy samples scored a second by rlrun's reward processes and by `multiprocessing.Pool`,
-which is given up after `--horizon` seconds.
+One JSON line per result. `verdicts`: verdicts per CPU-second in one process, wrong ones, and those that
+differ from the library's, for math-verify called plainly, `math_verify`, `math_verify` without its quick
+verdicts, and `math`. `deadlines`: with 0, 1 and 10 % of samples that hang, healthy samples per second that
+rlrun's reward processes score, and `multiprocessing.Pool`, which is given up after `--horizon` seconds.
 """
 
 import argparse
 import asyncio
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from rlrun.plugins.registry import ALLOW_LOCAL, build
+from rlrun.plugins.registry import build
 from rlrun.plugins.types import Prompt, Row, Sample, Status
 from rlrun.runner.scoring.scorer import Scorer
+from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 
 HANGS = "this one hangs"
@@ -41,6 +47,7 @@ class Hanging(MathVerify):
         return super().score(sample)
 '''
 Case = tuple[str, str]
+"""A label and a response."""
 
 
 def main() -> None:
@@ -50,74 +57,104 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--deadline", type=float, default=1.0)
     parser.add_argument("--horizon", type=float, default=20.0)
+    parser.add_argument("--only", choices=["verdicts", "deadlines"])
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    cases = [make_case(random.Random(number)) for number in range(arguments.samples)]
-    print(json.dumps(throughput(cases, arguments.rounds)), flush=True)
+    made = [make_case(random.Random(number)) for number in range(arguments.samples)]
+    cases, truth = [case for case, _ in made], [right for _, right in made]
+    if arguments.only != "deadlines":
+        for result in verdicts(cases, truth, arguments.rounds):
+            print(json.dumps(result), flush=True)
+    if arguments.only == "verdicts":
+        return
     for share in (0.0, 0.01, 0.1):
         print(json.dumps(goodput(cases, share, arguments.deadline, arguments.horizon)), flush=True)
 
 
-def make_case(dice: random.Random) -> Case:
-    """A label and a response, a third of them wrong, over the kinds of answers that datasets have."""
-    label, answer = _answer(dice)
+def make_case(dice: random.Random) -> tuple[Case, bool]:
+    """A label and a response, over the kinds of answers that datasets have, and whether it is right.
+
+    A third of the answers are drawn anew, and so are nearly always wrong.
+    """
+    label, answer, value = _answer(dice)
+    given = value
     if dice.random() < 1 / 3:
-        answer = _answer(dice)[1]
+        _, answer, given = _answer(dice)
     reasoning = "We compute step by step. " * dice.randint(1, 40)
-    return label, f"{reasoning}So the final answer is $\\boxed{{{answer}}}$."
+    return (label, f"{reasoning}So the final answer is $\\boxed{{{answer}}}$."), given == value
 
 
-def _answer(dice: random.Random) -> Case:
-    """One value in two spellings."""
+def _answer(dice: random.Random) -> tuple[str, str, object]:
+    """A value in two spellings, and in a form that equals that of the same value in any spelling."""
     a, b, c = dice.randint(1, 50), dice.randint(2, 30), dice.randint(2, 9)
     return dice.choice(
         [
-            (str(a), str(a)),
-            (rf"\frac{{{a}}}{{{b}}}", f"{a}/{b}"),
-            (rf"{c}\sqrt{{{b}}}", rf"\sqrt{{{b * c * c}}}"),
-            (f"({a}, {b})", rf"\left({a},{b}\right)"),
-            (f"{a}x^2+{b}x+{c}", f"{c}+{b}x+{a}x^{{2}}"),
-            (rf"{a}\%", str(a / 100)),
-            (f"[{a}, {a + b})", f"[{a},{a + b})"),
-            (rf"\{{{a},{a + b}\}}", rf"\{{{a + b},{a}\}}"),
-            (rf"\frac{{{a}\pi}}{{{b}}}", rf"{a}\pi/{b}"),
+            (str(a), str(a), Fraction(a)),
+            (rf"\frac{{{a}}}{{{b}}}", f"{a}/{b}", Fraction(a, b)),
+            (rf"{c}\sqrt{{{b}}}", rf"\sqrt{{{b * c * c}}}", _root(b * c * c)),
+            (f"({a}, {b})", rf"\left({a},{b}\right)", ("pair", a, b)),
+            (f"{a}x^2+{b}x+{c}", f"{c}+{b}x+{a}x^{{2}}", ("polynomial", a, b, c)),
+            (rf"{a}\%", str(a / 100), Fraction(a, 100)),
+            (f"[{a}, {a + b})", f"[{a},{a + b})", ("interval", a, a + b)),
+            (rf"\{{{a},{a + b}\}}", rf"\{{{a + b},{a}\}}", ("set", a, a + b)),
+            (rf"\frac{{{a}\pi}}{{{b}}}", rf"{a}\pi/{b}", ("pi", Fraction(a, b))),
             (
                 rf"\begin{{pmatrix}}{a}&{b}\\{b}&{a}\end{{pmatrix}}",
                 rf"\begin{{pmatrix}} {a} & {b} \\ {b} & {a} \end{{pmatrix}}",
+                ("matrix", a, b),
             ),
-            (f"{c}^{{{c}}}", str(c**c)),
-            (f"x={a}", str(a)),
-            (rf"{a}\text{{ cm}}", str(a)),
-            (f"(x-{a})(x+{b})", f"x^2+{b - a}x-{a * b}"),
+            (f"{c}^{{{c}}}", str(c**c), Fraction(c**c)),
+            (f"x={a}", str(a), Fraction(a)),
+            (rf"{a}\text{{ cm}}", str(a), Fraction(a)),
+            (f"(x-{a})(x+{b})", f"x^2+{b - a}x-{a * b}", ("polynomial", 1, b - a, -a * b)),
         ]
     )
 
 
-def throughput(cases: Sequence[Case], rounds: int) -> dict[str, object]:
-    """Verdicts a CPU-second of the library and of the reward, one process each, the same cases."""
+def _root(square: int) -> object:
+    whole = math.isqrt(square)
+    return Fraction(whole) if whole * whole == square else ("root", square)
+
+
+def verdicts(cases: Sequence[Case], truth: Sequence[bool], rounds: int) -> Iterator[dict[str, object]]:
+    """Yields how fast and how right each grader is, one process each, on the same cases."""
     from math_verify import parse, verify
 
-    def plain(label: str, response: str) -> bool:
-        return bool(verify(parse(f"${label}$"), parse(response)))
-
     samples = samples_of(cases)
-    library, ours, different = [], [], 0
-    for _ in range(rounds):
-        expected, rate = _rate(lambda: [plain(*case) for case in cases])
-        library.append(rate)
-        reward = build("rewards", "math_verify", {})
-        found, rate = _rate(lambda reward=reward: [bool(reward.score(sample)) for sample in samples])
-        ours.append(rate)
-        different = sum(one != other for one, other in zip(expected, found, strict=True))
-    medians = statistics.median(library), statistics.median(ours)
-    return {
-        "what": "verdicts per CPU-second",
-        "math-verify": round(medians[0], 1),
-        "rlrun": round(medians[1], 1),
-        "ratio": round(medians[1] / medians[0], 1),
-        "different verdicts": different,
-        "samples": len(cases),
+
+    def plain() -> list[bool]:
+        return [bool(verify(parse(f"${label}$"), parse(response))) for label, response in cases]
+
+    def by_reward(name: str, *, quick: bool = True) -> list[bool]:
+        reward: Any = build("rewards", name, {})
+        if not quick:
+            reward._quick = lambda boxed, label: None
+        return [bool(reward.score(sample)) for sample in samples]
+
+    graders: dict[str, Callable[[], list[bool]]] = {
+        "math-verify, called plainly": plain,
+        "math_verify": lambda: by_reward("math_verify"),
+        "math_verify without quick verdicts": lambda: by_reward("math_verify", quick=False),
+        "math": lambda: by_reward("math"),
     }
+    rates: dict[str, list[float]] = {name: [] for name in graders}
+    given: dict[str, list[bool]] = {}
+    for _ in range(rounds):
+        for name, grade in graders.items():
+            given[name], rate = _rate(grade)
+            rates[name].append(rate)
+    library = given["math-verify, called plainly"]
+    for name, found in given.items():
+        yield {
+            "what": name,
+            "verdicts per CPU-second": round(statistics.median(rates[name]), 1),
+            "wrong": sum(one != other for one, other in zip(found, truth, strict=True)),
+            "wrongly accepted": sum(one and not other for one, other in zip(found, truth, strict=True)),
+            "different from math-verify": sum(
+                one != other for one, other in zip(found, library, strict=True)
+            ),
+            "samples": len(cases),
+        }
 
 
 def _rate(grade: Callable[[], list[bool]]) -> tuple[list[bool], float]:

@@ -246,7 +246,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedSpec, dict[str
 
     module.launch = launch  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rlrun.runner.job.launch", module)
-    monkeypatch.setattr("rlrun.cli.launch._end", sys.exit)  # not the process of the tests
+    monkeypatch.setattr("rlrun.cli.launch.end_process", sys.exit)  # not the process of the tests
     return calls
 
 

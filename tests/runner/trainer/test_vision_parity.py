@@ -119,7 +119,11 @@ def compare(case, ranks, truth):
     assert len(tower) > 30
     trained = set(grads) if case.tower == "trained" else set(grads) - tower
     assert all(ours[name].isnan().all() for name in set(grads) - trained)
-    gradient = max(float((ours[name] - grads[name]).abs().max()) for name in trained)
+    # rounding grows with a tensor's gradient, which is 5.1 in the embedding
+    gradient = max(
+        float((ours[name] - grads[name]).abs().max() / grads[name].abs().max().clamp(min=1.0))
+        for name in trained
+    )
     print(case.name, f"log-prob {difference:.1e}, gradient {gradient:.1e}")
     assert max(difference, gradient) < 1e-5
     assert max(float(grads[name].abs().max()) for name in tower) > 1e-3

@@ -178,6 +178,11 @@ def test_a_program_that_cheats_passes_nothing(name: str) -> None:
     assert grade(CHEATS[name], list(UNSOLVED), timeout=0.7) == 0
 
 
+def test_a_short_limit_of_programs_is_not_the_trial_programs() -> None:
+    hasty = Sandbox(Limits(1e-6, 512, 8, 16, 1000))
+    assert "took longer" in hasty.run("print(1)", b"").problem
+
+
 UNREADABLE = {
     "not a number": "NaN",
     "infinite": "-Infinity",

@@ -14,6 +14,9 @@ from rlrun.plugins.rewards.code.jail.system_calls import host_filter
 from rlrun.plugins.rewards.code.jailed import Channel, Ending, Jailed, attend
 
 MIB = 1 << 20
+_TRIAL = "print('ready')"
+_TRIAL_SECONDS = 60.0
+"""Time of the trial program. A busy machine may need longer to start it than programs are allowed to take."""
 MemoryHeldBy = Literal["a cgroup", "watching", "nothing"]
 
 
@@ -74,11 +77,7 @@ class Sandbox:
 
         All its processes have ended by then. It can read `request` from descriptor 3.
         """
-        channel = Channel() if request is None else Channel.to_here()
-        with ExitStack() as stack:
-            jailed = self._start(stack, program, stdin, channel, request or b"")
-            attend([jailed], self._allowed(seconds), self._limits.output)
-        return jailed.ending()
+        return self._run(program, stdin, request, self._allowed(seconds))
 
     def run_beside(self, judge: str, program: str, seconds: float | None = None) -> Ending:
         """Runs two programs that are connected by descriptors 3 and 4, and returns the ending of `judge`.
@@ -93,6 +92,13 @@ class Sandbox:
             attend([asking, started], self._allowed(seconds), self._limits.output)
         return asking.ending()
 
+    def _run(self, program: str, stdin: bytes, request: bytes | None, seconds: float) -> Ending:
+        channel = Channel() if request is None else Channel.to_here()
+        with ExitStack() as stack:
+            jailed = self._start(stack, program, stdin, channel, request or b"")
+            attend([jailed], seconds, self._limits.output)
+        return jailed.ending()
+
     def _start(
         self, stack: ExitStack, program: str, stdin: bytes, channel: Channel, request: bytes = b""
     ) -> Jailed:
@@ -102,12 +108,12 @@ class Sandbox:
 
     def _try_out(self) -> Ending:
         try:
-            return self.run("print('ready')", b"")
+            return self._run(_TRIAL, b"", None, _TRIAL_SECONDS)
         except OSError:
             if self._cgroups is None:
                 raise
         self._cgroups = None  # this process may create cgroups, but not move processes into them
-        return self.run("print('ready')", b"")
+        return self._run(_TRIAL, b"", None, _TRIAL_SECONDS)
 
     def _allowed(self, seconds: float | None) -> float:
         return self._limits.seconds if seconds is None else min(seconds, self._limits.seconds)

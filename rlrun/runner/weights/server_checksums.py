@@ -38,7 +38,6 @@ _FUSED_MEMBER = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _WIDE = ("embed_tokens.weight", "norm.weight")
 """Servers with `rl_on_policy_target` hold these in float32, with the values that were sent."""
-_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 _VOCABULARY_STEP = 64
 """Servers pad the rows of the vocabulary to a multiple of this (SGLang's VocabParallelEmbedding)."""
 _FEED_FORWARD_STEP = 32

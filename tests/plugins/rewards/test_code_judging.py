@@ -61,7 +61,7 @@ WRONG: dict[str, Case] = {
     ),
     "an exception that cannot be written": (
         "class E(ValueError):\n    def __str__(self): raise StopIteration\ndef f(*_): raise E",
-        [*MAPPED, "try: f(1)\nexcept ValueError: pass"],
+        [*MAPPED, "try: f(1)\nexcept ValueError as error: assert str(error)"],
     ),
     "a group of exceptions": raising("ExceptionGroup('x', [StopIteration()])"),
     "ends where any exception is right": ("import os\ndef f(*_): os._exit(0)", ["try: f(1)\nexcept: pass"]),
@@ -230,6 +230,31 @@ WRONG: dict[str, Case] = {
     ),
     "a wrong max by its entry point": ("def max(xs): return xs[0]", ["assert max([len([1]), min([3, 4])]) == 3"], "max"),
     "HumanEval's check, failed": ("def f(x): return x", ["def check(candidate):\n    assert candidate(1) == 11"], "f"),
+    # what crosses as a class, as a value of the standard library, and as a function of the tests
+    "a class called Decimal": ("class Decimal:\n    __module__ = 'decimal'\n    __eq__ = lambda *_: True\n    __str__ = lambda _: '1'\ndef f(*_): return Decimal()", ["from decimal import Decimal as D\nassert f(1) == D(11)", "assert f(1) == 11"]),
+    "a deque that lies": ("from collections import deque\nclass D(deque): __eq__ = lambda *_: True\ndef f(x): return [D(), deque([1])][x]", ["from collections import deque\nassert f(0) == deque([11])", "from collections import deque\nassert f(1) == deque([11])"]),
+    "a module of its own by a value": ("import sys\nclass date:\n    __module__ = 'datetime'\n    year = month = day = 1\ndef f(*_): return date()", ["import datetime\nassert f(1) == datetime.date(2020, 1, 1)"]),
+    "an exception of the wrong class": (
+        "class A(Exception): pass\nclass B(Exception): pass\ndef f(*_): raise B('a')",
+        ["try: f(1)\nexcept A: pass", "try: f(1)\nexcept A: pass\nexcept B: raise"],
+    ),
+    "an exception of its own that ends an iteration": ("class A(StopIteration): pass\ndef f(*_): raise A", [*MAPPED, "assert A\nassert all(map(f, [1]))"]),
+    "an exception whose attribute is wrong": ("class A(Exception): code = 1\ndef f(*_): raise A", ["try: f(1)\nexcept A as error: assert error.code == 2"]),
+    "a function of the tests whose assertion it swallows": (
+        "def f(g):\n    try: g(1)\n    except BaseException: pass\n    return 11",
+        ["def g(x): assert x == 2\nassert f(g) == 11"],
+    ),
+    "a function of the tests that it never calls": ("def f(g, xs): return xs", ["assert f(lambda x: x + 1, [1]) == [2]", "seen = []\nf(seen.append, [1])\nassert seen == [1]"]),
+    "a function of the tests that was never handed over": (
+        "import os\ndef f(*_):\n    os.write(4, b'{\"callback\": [0, [], {\"dict\": []}]}\\n'); return 1",
+        ["assert f(1) == 1 and f(2) == 11", "try: f(1)\nexcept Exception: pass"],
+    ),
+    "a function of the tests that it hands back": ("def f(g): return g", ["assert f(lambda: 1) is None", "g = lambda: 1\nassert f(g) is not g"]),
+    "a builtin of Python's that it hands back": ("def f(*_): return bool", ["assert f(1) == 11", "assert f(1)(2) == 2 and f(1)(0) is True"]),
+    # tests that are only defined
+    "tests of unittest": ("def f(x): return 0", ["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)", "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)\nunittest.main()", "from unittest import TestCase\nclass T(TestCase):\n    def test(self): self.assertEqual(f(1), 11)"]),
+    "a SystemExit in tests of unittest": (raising("SystemExit(0)")[0], ["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)\nunittest.main()", "f(1)\nassert False"]),
+    "tests of pytest": ("def f(x): return 0", ["def test_f():\n    assert f(1) == 11", "class TestF:\n    def test_f(self):\n        assert f(1) == 11"]),
 }  # fmt: skip
 
 RIGHT: dict[str, Case] = {
@@ -271,6 +296,41 @@ RIGHT: dict[str, Case] = {
     "Counter, which it imports": ("from collections import Counter\ndef f(x): return Counter(x)", ["assert f('aab') == Counter('aab')", "from collections import Counter\nassert f('aab') == Counter('aab')"]),
     "annotations of tests": ("def f(x): return x", ["def check(x: List[int], y: Optional[Dict[str, Any]] = None): assert f(x) == x\ncheck([1])"]),
     "gcd and lcm": ("def gcd(a, b): return 'g'\ndef lcm(a, b): return 'l'", ["assert gcd(1, 2) == 'g' and lcm(1, 2) == 'l'"]),
+    "values of the standard library": (
+        "import datetime\nfrom collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        "def f(x): return x\ndef g(x): return [Decimal('0.10'), Fraction(1, 3), deque([1, 2]), datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.time(1, 2), datetime.timedelta(1, 2, 3)][x]",
+        [
+            "import datetime\nfrom collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\nvalues = [Decimal('0.10'), Fraction(1, 3), deque([1, 2]), datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.time(1, 2), datetime.timedelta(1, 2, 3)]\nassert [g(x) for x in range(7)] == values\nassert f(values) == values\nassert str(g(0)) == '0.10' and g(4).year == 2020 and type(g(3)) is datetime.date",
+        ],
+    ),
+    "exceptions that tests name": (
+        "class Bad(Exception):\n    def __init__(self, need, have):\n        super().__init__(f'{need} of {have}'); self.need = need\nclass Worse(Bad, KeyError): pass\ndef f(x): raise Worse(x, 2)",
+        [
+            "try: f(1)\nexcept Bad as error: assert error.need == 1 and str(error) in ('1 of 2', repr('1 of 2'))\nelse: assert False",
+            "try: f(1)\nexcept Worse: pass\nelse: assert False",
+            "try: f(1)\nexcept KeyError: pass\nelse: assert False",
+            "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        with self.assertRaises(Bad): f(1)\n        with self.assertRaisesRegex(Bad, '3 of 2'): f(3)\nunittest.main()",
+            "assert issubclass(Worse, Bad) and not issubclass(Bad, Worse) and issubclass(Worse, LookupError)",
+        ],
+    ),
+    "functions of tests": (
+        "def twice(g): return lambda x: g(g(x))\ndef each(g, xs): return [g(x) for x in xs]\ndef attempt(g):\n    try: return g()\n    except ValueError as error: return str(error)\n"
+        "def cached(g):\n    known = {}\n    def call(x):\n        if x not in known: known[x] = g(x)\n        return known[x]\n    return call\ndef largest(xs, key): return max(xs, key=key)\ndef types(kind, x): return kind(x)",
+        [
+            "assert twice(lambda x: x * 3)(2) == 18",
+            "assert each(str.upper, ['a', 'b']) == ['A', 'B'] and largest(['aa', 'b'], key=len) == 'aa'",
+            "def fail(): raise ValueError('bad')\nassert attempt(fail) == 'bad'\nassert attempt(lambda: 4) == 4",
+            "calls = []\n@cached\ndef fib(n):\n    calls.append(n)\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\nassert fib(20) == 6765 and len(calls) == 21",
+            "def stop(): raise KeyError(3)\ntry: twice(lambda x: stop())(1)\nexcept KeyError as error: assert error.args == (3,)\nelse: assert False",
+            "assert types(int, '3') == 3 and types(str, 3) == '3'",
+        ],
+    ),
+    "an exception of its own that tests hand over": (
+        "class Bad(Exception): pass\ndef retry(g, kind):\n    try: return g()\n    except kind: return 'caught'\ndef bad(): raise Bad",
+        ["assert retry(bad, Bad) == 'caught' and retry(bad, Exception) == 'caught'", "def mine(): raise Bad('x')\nassert retry(mine, Bad) == 'caught'", "try: retry(bad, ValueError)\nexcept Bad: pass\nelse: assert False"],
+    ),
+    "tests of unittest that pass": ("def f(x): return 11", ["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)", "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)\nif __name__ == '__main__': unittest.main()"]),
+    "tests of pytest that pass": ("def f(x): return 11", ["def test_f():\n    assert f(1) == 11\ndef test_g():\n    assert f(2) == 11", "class TestF:\n    def test_f(self):\n        assert f(1) == 11"]),
     "a test of what nobody calls": ("def f(x): return x", ["import math\nassert True"]),
 }  # fmt: skip
 

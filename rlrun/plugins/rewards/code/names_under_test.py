@@ -69,11 +69,14 @@ def names_under_test(
     """Returns the compiled tests, and by their names in these, the program's names and the modules.
 
     If the tests define `check(candidate)` without calling it, as in HumanEval, they check the `entry_point`.
+    Functions `test…`, classes `Test…` and unittest's that nobody calls are called, as pytest would.
     """
     read, bound = _global_names(code)
+    calls = list(_missing_calls(ast.parse(code), read))
     if entry_point is not None and entry_point not in read and "check" in bound - read:
-        code = f"{code}\n\ncheck({entry_point})\n"
-        read, bound = _global_names(code)
+        calls.append(f"check({entry_point})")
+    code = "\n".join([code, *calls])
+    read, bound = _global_names(code)
     tree = ast.parse(code)
     free = read - bound
     undefined = {name for name in read if not _is_python(name)}
@@ -91,6 +94,24 @@ def names_under_test(
     imported |= {name: _standard(name) for name in free & _STANDARD.keys() - modules - set(names)}
     imported |= {_renamed(tree, name): _standard(name) for name in classes}
     return compile(tree, "tests.py", "exec", dont_inherit=True), names, imported
+
+
+def _missing_calls(tree: ast.Module, read: set[str]) -> Iterator[str]:
+    """Yields the statements that run the tests which the code only defines."""
+    methods_used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in tree.body:
+        if not isinstance(node, _DEFINITIONS) or node.name in read:
+            continue
+        if not isinstance(node, ast.ClassDef):
+            if node.name.startswith("test"):
+                yield f"{node.name}()"
+        elif any("TestCase" in ast.unparse(base) for base in node.bases):
+            if "main" not in methods_used:
+                result = f"__import__('unittest').main(defaultTest={node.name!r}, exit=False).result"
+                yield f"assert {result}.wasSuccessful()"
+        elif node.name.startswith("Test"):
+            methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
+            yield from (f"{node.name}().{name}()" for name in methods if name.startswith("test"))
 
 
 def _is_python(name: str) -> bool:

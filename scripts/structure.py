@@ -29,7 +29,10 @@ ROOMS_WITHIN = {
 }
 """Packages whose folders are rooms of their own; any other folder of the package is one room as a whole."""
 FAMILIES = "rlrun.models.families."
-LAYERS = {"trainer_layers": "rlrun.runner.trainer.model"}
+LAYERS = {
+    "trainer_layers": "rlrun.runner.trainer.model",
+    "engine_layers": "rlrun.runner.engines.native.model",
+}
 """The room of the modules with a family's layers, which are beside its other facts."""
 RULES = ("two_way_pairs", "arrows_up", "repeated_test_files")
 """Figures that list violations; `make lint` fails where one is not empty."""

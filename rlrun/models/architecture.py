@@ -28,6 +28,8 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_experts"
+    """The feed-forward that every token passes through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class Architecture:
     beside_policy: tuple[str, ...] = ()
     """Beginnings of the names of further tensors of checkpoints that are not part of the policy."""
     own_layers: str | None = None
-    """The package whose module `trainer_layers` computes what differs from a Llama; None: nothing does."""
+    """The package whose modules `trainer_layers` and `engine_layers` compute what differs from a Llama; None:
+    nothing does."""
     mtp: MtpLayer | None = None
     """The layer that predicts the token after the next one, if it is trained (`trainer.mtp_loss`)."""
 

@@ -105,7 +105,8 @@ class Family:
     native_biases: bool = True
     """The native engine computes `attention_bias` and `mlp_bias`."""
     own_layers: str | None = None
-    """A package whose module `trainer_layers` has the trainer's modules that differ from a Llama's."""
+    """A package whose modules `trainer_layers` and `engine_layers` compute what differs from a Llama, in the
+    trainer and in the native engine."""
 
     text: TextModel | None = None
     """The text model, if checkpoints of this type are multimodal."""

@@ -32,9 +32,8 @@ def _swiglu_experts(model: Architecture, layer: int) -> Iterator[HfTensor]:
     if experts.correction_bias:
         yield HfTensor(f"{hf}.{naming.correction}", (experts.count,), f"{ours}.expert_bias_E")
     if experts.shared:
-        name = "shared_expert" if experts.shared_gate else "shared_experts"
         yield from feed_forward_tensors(
-            f"{hf}.{name}", f"{ours}.shared_experts", experts.shared, model.hidden
+            f"{hf}.{naming.shared}", f"{ours}.shared_experts", experts.shared, model.hidden
         )
     if experts.shared_gate:
         gate = f"{hf}.shared_expert_gate.weight"

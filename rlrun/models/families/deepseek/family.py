@@ -15,6 +15,8 @@ from rlrun.models.mtp import MtpLayer
 
 OWN_LAYERS = "rlrun.models.families.deepseek"
 """The package with the layers of latent attention."""
+LATENT_NORM_EPS = 1e-6
+"""Epsilon of the norms of latent vectors, which differs from that of the other norms."""
 DEFAULTS: Config = {
     "max_position_embeddings": 4096,
     "num_key_value_heads": 128,

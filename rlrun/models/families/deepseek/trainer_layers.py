@@ -2,13 +2,11 @@
 
 from typing import Any
 
+from rlrun.models.families.deepseek.family import LATENT_NORM_EPS
 from rlrun.runner.trainer.compat.modules import LatentAttention
 from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts, matrix
 from rlrun.runner.trainer.model.layers import Norm, PackedAttention
 from rlrun.runner.trainer.model.rope import InterleavedRoPE, TableRoPE
-
-LATENT_NORM_EPS = 1e-6
-"""Epsilon of the norms of latent vectors, which differs from that of the other norms."""
 
 
 class Parts(DecoderParts):

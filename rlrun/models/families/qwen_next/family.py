@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, ExpertNames
 from rlrun.models.attention_config import read_delta_net
 from rlrun.models.decoder_config import decoder
 from rlrun.models.families.qwen import read_softmax_experts
@@ -14,6 +14,7 @@ _RECURRENT = DENSE - {"context"}
 """The state passes through a sequence in order."""
 _BESIDE_POLICY = ("mtp.", "model.visual.")
 """Beginnings of the names of tensors that predict further tokens, and of the vision tower's."""
+_EXPERT_NAMES = ExpertNames(shared="shared_expert")
 _DELTA_NET: Config = {
     "max_position_embeddings": 32768,
     "head_dim": 256,
@@ -71,6 +72,7 @@ FAMILIES = (
         },
         read=_read_next,
         own_layers=_OWN_LAYERS,
+        expert_names=_EXPERT_NAMES,
         native_biases=False,
         recurrent=True,
         beside_policy=_BESIDE_POLICY,
@@ -105,6 +107,7 @@ FAMILIES = (
         defaults={**_DELTA_NET, **_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8},
         read=_read_sparse,
         own_layers=_OWN_LAYERS,
+        expert_names=_EXPERT_NAMES,
         native_biases=False,
         recurrent=True,
         beside_policy=_BESIDE_POLICY,

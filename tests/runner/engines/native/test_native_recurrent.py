@@ -13,7 +13,7 @@ from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.model.recurrent import make_states
+from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, make_spec, plan
 from tests.tiny_models import make_tiny_model
@@ -119,7 +119,7 @@ def test_states_leave_memory_while_the_engine_sleeps(
         engine.release(["weights", "kv_cache"]).result()
         states = engine._scheduler.model.recurrent
         assert states is not None
-        assert not states.matrices.numel() + states.inputs.numel()
+        assert not sum(tensor.numel() for tensor in states.tensors)
         for version, source in enumerate((other, folder)):
             engine.load_folder(str(source), version).result()
         engine.restore(["weights", "kv_cache"]).result()
@@ -134,9 +134,9 @@ def test_states_leave_memory_while_the_engine_sleeps(
 
 def test_the_size_of_a_row_s_state_is_that_of_its_tensors(folder: Path) -> None:
     model = read_architecture(folder)
-    states = make_states(model, 7, torch.bfloat16, torch.device("cpu"))
+    states = engine_parts(model).make_states(7, torch.bfloat16, torch.device("cpu"))
     assert states is not None
-    assert 8 * model.state_bytes(2) == states.inputs.nbytes + states.matrices.nbytes
+    assert 8 * model.state_bytes(2) == sum(tensor.nbytes for tensor in states.tensors)
 
 
 def test_states_count_towards_the_memory_of_the_cache(folder: Path) -> None:

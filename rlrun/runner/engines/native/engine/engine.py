@@ -20,7 +20,6 @@ from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles, apply_d
 from rlrun.runner.engines.native.model.cache import KVCache, make_cache
 from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, Tensors
-from rlrun.runner.engines.native.model.recurrent import make_states
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate, check_shapes
 from rlrun.runner.weights.carriers.native.shared_memory import AttachedWeights, attach
 from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
@@ -176,7 +175,7 @@ class Engine:
                     model.architecture, blocks, self.loaded.dtype, model.device, paged=model.flash
                 )
                 slots = self._scheduler.state_slots
-                model.recurrent = make_states(model.architecture, slots, self.loaded.dtype, model.device)
+                model.recurrent = model.parts.make_states(slots, self.loaded.dtype, model.device)
             self.released_parts -= set(parts) - {"weights"}
 
         return self._thread.call(run)

@@ -21,10 +21,10 @@ from rlrun.runner.engines.native.model.cache import (
     token_bytes,
 )
 from rlrun.runner.engines.native.model.config import engine_architecture
+from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.engines.native.model.image_tower import ImageTower
-from rlrun.runner.engines.native.model.recurrent import make_states
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
@@ -77,7 +77,7 @@ def load(setup: EngineSetup) -> LoadedEngine:
         cache,
         length,
         wide_head=setup.head_dtype == "float32",
-        recurrent=make_states(architecture, states, dtype, device),
+        recurrent=engine_parts(architecture).make_states(states, dtype, device),
         tower=_image_tower(setup, architecture, dtype, device),
         exact=setup.true_on_policy,
     )

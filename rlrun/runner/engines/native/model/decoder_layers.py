@@ -1,42 +1,32 @@
 """The layers of the decoder, which every forward pass of the native engine runs.
 
-    hidden ─▶ norm ─▶ attention, or Gated DeltaNet ─▶ + ─▶ norm ─▶ feed-forward, or experts ─▶ +
+    hidden ─▶ norm ─▶ attention, or recurrence ─▶ + ─▶ norm ─▶ feed-forward, or experts ─▶ +
 
-How queries attend to keys, and where recurrent states come from, depends on the pass, which hands both over
-as functions.
+What differs between model families is in `EngineParts`. How queries attend to keys, and where recurrent
+states come from, depends on the pass, which hands both over as functions.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from rlrun.models.architecture import Architecture
-from rlrun.runner.engines.native.model import torch_ops
 from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.device_copies import to_device
+from rlrun.runner.engines.native.model.engine_parts import EngineParts
 from rlrun.runner.engines.native.model.experts import route, routed_output
 from rlrun.runner.engines.native.model.image_tower import ShownImages
-from rlrun.runner.engines.native.model.latent import expanded, without_padding
-from rlrun.runner.engines.native.model.layer_weights import (
-    DeltaWeights,
-    ExpertWeights,
-    LatentWeights,
-    LayerWeights,
-    ModelWeights,
-)
+from rlrun.runner.engines.native.model.layer_weights import ExpertWeights, LayerWeights, ModelWeights
+from rlrun.runner.engines.native.model.recurrent import Recur
 from rlrun.runner.engines.native.model.torch_ops import Rotation
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 """Gets the number of a layer among those with attention, and its rotated queries, keys and values, which are
 in the cache, too; returns `[T, heads · D]`."""
-Recur = Callable[[int, torch.Tensor, DeltaWeights], torch.Tensor]
-"""Gets the number of a layer among those with Gated DeltaNet, its projections and its weights; returns the
-heads' outputs `[T, N, V]`."""
 
 
 class Operations(Protocol):
@@ -66,7 +56,7 @@ class ForwardPass:
     """`[3, T]`: tokens, positions, cache slots."""
     attend: Attend
     recur: Recur | None
-    """None for models without Gated DeltaNet."""
+    """None for models without recurrent layers."""
     chosen: list[torch.Tensor] | None = None
     """Gets the experts `[T, K]` of each sparse layer."""
     images: ShownImages | None = None
@@ -77,10 +67,10 @@ class DecoderLayers:
     """Runs the layers of a model; weights and cache are handed over with each pass."""
 
     def __init__(
-        self, architecture: Architecture, ops: Operations, tables: tuple[torch.Tensor, torch.Tensor]
+        self, parts: EngineParts, ops: Operations, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
         """`tables`: RoPE's cosines and sines by position."""
-        self._model = architecture
+        self._parts, self._model = parts, parts.model
         self._ops = ops
         self._cos, self._sin = tables
 
@@ -91,22 +81,21 @@ class DecoderLayers:
         x = weights.embedding[tokens]
         if images is not None:
             x[images.tokens] = images.embeddings[0]
-        attention_layers, delta_layers = count(), count()
-        for number, (layer, delta, experts) in enumerate(weights.by_layer(), 1):
-            if delta is not None and forward.recur is not None:
-                mixed = self._recur(x, layer, delta, partial(forward.recur, next(delta_layers)))
+        attention_layers, recurrent_layers = count(), count()
+        for number, (layer, experts, own) in enumerate(weights.by_layer()):
+            projected = self._ops.linear(self.norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+            if forward.recur is not None and self._parts.is_recurrent(number):
+                mixed = forward.recur(next(recurrent_layers), projected, own)
             else:
                 index = next(attention_layers)
-                slots_of_layer = cache.keys[index], cache.values[index], slots
-                latent = weights.latents[index] if weights.latents else None
-                qkv, gate = self._project(x, layer, latent, rotation, slots_of_layer)
-                mixed = forward.attend(index, qkv)
-                mixed = mixed if latent is None else without_padding(mixed, self._model)
-                mixed = mixed if gate is None else mixed * gate.sigmoid()
+                targets = cache.keys[index], cache.values[index], slots
+                attend = partial(self._attend, layer, rotation, targets, partial(forward.attend, index))
+                mixed = self._parts.attention(projected, own, attend)
             x = x + self._ops.linear(mixed, layer.output, layer.output_bias)
-            x = x + self._feed_forward(self.norm(x, layer.mlp_norm), layer, experts, forward.chosen)
-            if images is not None and number < len(images.embeddings):
-                x[images.tokens] += images.embeddings[number]
+            normed = self.norm(x, layer.mlp_norm)
+            x = x + self._feed_forward(normed, layer, experts, own, forward.chosen)
+            if images is not None and number + 1 < len(images.embeddings):
+                x[images.tokens] += images.embeddings[number + 1]
         return x
 
     def _rotation(self, positions: torch.Tensor, images: ShownImages | None) -> Rotation:
@@ -122,82 +111,34 @@ class DecoderLayers:
         cosines, sines = (table.gather(0, rows) for table in (self._cos, self._sin))
         return cosines, sines, torch.arange(len(positions), device=positions.device)
 
-    def _project(
+    def _attend(
         self,
-        x: torch.Tensor,
         layer: LayerWeights,
-        latent: LatentWeights | None,
         rotation: Rotation,
         cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns rotated queries, keys and values `[T, heads + 2 kv heads, D]`, and the gates `[T, heads ·
-        D]` of the output, if the model has them; writes keys and values to the cache.
-        """
-        normed = self.norm(x, layer.input_norm)
-        projected = self._ops.linear(normed, layer.qkv, layer.qkv_bias)
-        if latent is None:
-            qkv = projected.view(len(x), -1, self._model.head_dim)
-        else:
-            qkv = expanded(projected, latent, self._model)
-        gate = None
-        if self._model.output_gate:  # each head has its queries, then its gates
-            both = qkv[:, : 2 * self._model.heads]
-            gate = both[:, 1::2].flatten(1)
-            qkv = torch.cat((both[:, ::2], qkv[:, 2 * self._model.heads :]), 1)
-        norms = self._scale(layer.q_norm), self._scale(layer.k_norm)
-        if self._model.joint_qk_norm:
-            self._norm_jointly(qkv, norms)
-            norms = None, None
-        self._ops.rope_store(
-            qkv,
-            norms,
-            self._model.norm_eps,
-            rotation,
-            cache,
-        )
-        return qkv, gate
-
-    def _norm_jointly(
-        self, qkv: torch.Tensor, norms: tuple[torch.Tensor | None, torch.Tensor | None]
-    ) -> None:
-        """Normalises the queries of all heads together, and the keys, in place."""
-        counts = self._model.heads, self._model.kv_heads, self._model.kv_heads
-        for part, weight in zip(qkv.split(counts, 1), norms, strict=False):
-            assert weight is not None
-            normed = torch_ops.rms_norm(part.flatten(1), weight, self._model.norm_eps)
-            part.copy_(normed.view_as(part))
-
-    def _recur(
-        self,
-        x: torch.Tensor,
-        layer: LayerWeights,
-        delta: DeltaWeights,
-        recur: Callable[[torch.Tensor, DeltaWeights], torch.Tensor],
+        attend: Callable[[torch.Tensor], torch.Tensor],
+        qkv: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns the normed and gated output `[T, N · V]` of Gated DeltaNet."""
-        assert self._model.delta is not None
-        projected = self._ops.linear(self.norm(x, layer.input_norm), layer.qkv, None)
-        output = recur(projected, delta)
-        first = self._model.delta.channels
-        gate = projected[:, first : first + self._model.delta.values].reshape(output.shape)
-        normed = torch_ops.rms_norm(output, delta.norm, self._model.norm_eps)
-        return (normed * torch.nn.functional.silu(gate.float())).to(x.dtype).flatten(1)
+        """Normalises and rotates queries and keys in place, writes keys and values to the cache, and
+        attends.
+        """
+        norms = self._scale(layer.q_norm), self._scale(layer.k_norm)
+        self._ops.rope_store(qkv, norms, self._model.norm_eps, rotation, cache)
+        return attend(qkv)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Returns the normed hidden states."""
-        scale = self._scale(weight)
-        assert scale is not None
-        return self._ops.rms_norm(x, scale, self._model.norm_eps)
+        return self._ops.rms_norm(x, self._parts.norm_scale(weight), self._model.norm_eps)
 
     def _scale(self, weight: torch.Tensor | None) -> torch.Tensor | None:
-        """Returns what a norm multiplies by; the C++ kernels do not compute models whose norms add 1."""
-        return 1 + weight.float() if weight is not None and self._model.offset_norms else weight
+        return None if weight is None else self._parts.norm_scale(weight)
 
     def _feed_forward(
         self,
         normed: torch.Tensor,
         layer: LayerWeights,
         experts: ExpertWeights | None,
+        own: Any,
         chosen: list[torch.Tensor] | None,
     ) -> torch.Tensor:
         """Returns the output `[T, H]` of the dense feed-forward, or of the experts."""
@@ -215,6 +156,4 @@ class DecoderLayers:
         routed = routed_output(normed, shares, numbers, experts, self._ops.silu_mul)
         if dense is None:
             return routed
-        if experts.shared_gate is not None:
-            dense = self._ops.linear(normed, experts.shared_gate, None).sigmoid() * dense
-        return routed + dense
+        return routed + self._parts.shared_experts(normed, dense, own)

@@ -26,11 +26,12 @@ from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.decoder_layers import Attend, DecoderLayers, ForwardPass, Operations
 from rlrun.runner.engines.native.model.device_copies import to_device
+from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from rlrun.runner.engines.native.model.fused_weights import is_packable, pack_for_onednn
 from rlrun.runner.engines.native.model.image_tower import ImageTower, PromptImages
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, without_elements
 from rlrun.runner.engines.native.model.page_lookups import continued_lookup, own_lookup, prompt_lookup
-from rlrun.runner.engines.native.model.recurrent import PromptRecurrence, RecurrentStates, StepRecurrence
+from rlrun.runner.engines.native.model.recurrent import PromptRecurrence, Recur, RecurrentStates
 
 PADDING_WEIGHTS = 100_000_000
 """Padding rows times weights whose product costs about as much as oneDNN's code for a new batch size."""
@@ -45,7 +46,8 @@ class CachedPrefixes:
     blocks: Sequence[Int32]
     """The cache blocks of each whole prompt."""
     recurrent: Sequence[RecurrentStates | None]
-    """The recurrent state after each cached beginning; None where it is empty, and without Gated DeltaNet."""
+    """The recurrent state after each cached beginning; None where it is empty, and without recurrent
+    layers."""
 
 
 class PromptResults(NamedTuple):
@@ -54,7 +56,7 @@ class PromptResults(NamedTuple):
     hidden: torch.Tensor
     """`[P, H]` normed hidden states of the prompts' last tokens."""
     recurrent: RecurrentStates | None
-    """The recurrent states after the prompts; None without Gated DeltaNet."""
+    """The recurrent states after the prompts; None without recurrent layers."""
 
 
 class Model:
@@ -77,7 +79,7 @@ class Model:
     ) -> None:
         """`length`: tokens of the longest sequence. `wide_head`: logits are computed in float32.
 
-        `recurrent`: the slots for the rows' states, of a model with Gated DeltaNet. `tower`: computes images.
+        `recurrent`: the slots for the rows' states; None without recurrent layers. `tower`: computes images.
         `exact`: log-probs equal those of a trainer with `true_on_policy`.
         """
         self.tower = tower
@@ -103,7 +105,8 @@ class Model:
             ops = exact_ops
         tables = rope_tables(architecture.rope, architecture.rotated_dim, length)
         self._cos, self._sin = (table.to(self.device) for table in tables)
-        self._layers = DecoderLayers(architecture, ops, (self._cos, self._sin))
+        self.parts = engine_parts(architecture)
+        self._layers = DecoderLayers(self.parts, ops, (self._cos, self._sin))
         self._layer_tensors: list[torch.Tensor | None] = []
         self._num_weights = sum(prod(shape) for shape in weight_shapes(architecture).values())
         self.replace_weights(weights)
@@ -178,10 +181,8 @@ class Model:
     def _recurrence(
         self, lengths: Sequence[int], cached: CachedPrefixes | None, *, keeps_states: bool
     ) -> PromptRecurrence | None:
-        if (delta := self.architecture.delta) is None:
-            return None
         before = cached.recurrent if cached else ()
-        return PromptRecurrence(delta, lengths, before, keeps_states=keeps_states)
+        return self.parts.prompt_recurrence(lengths, before, keeps_states=keeps_states)
 
     def _run_prompts(
         self,
@@ -252,11 +253,11 @@ class Model:
         decode = self._decode_paged if self.flash else self._decode_dense
         return self._norm(decode(batch, chosen))
 
-    def _step_recurrence(self, batch: DecodeBatch) -> StepRecurrence | None:
-        if self.architecture.delta is None or self.recurrent is None:
+    def _step_recurrence(self, batch: DecodeBatch) -> Recur | None:
+        if self.recurrent is None:
             return None
         [slots] = to_device([batch.columns[4]], self.device)
-        return StepRecurrence(self.architecture.delta, self.recurrent, slots)
+        return self.parts.step_recurrence(self.recurrent, slots)
 
     def _decode_paged(self, batch: DecodeBatch, chosen: list[torch.Tensor] | None) -> torch.Tensor:
         heads = self.architecture.heads
@@ -327,9 +328,7 @@ class Model:
 def _kernels_fit(architecture: Architecture) -> bool:
     """Returns whether the C++ kernels compute the model's layers.
 
-    They read heads 16 elements at a time, rotate whole heads, norm each head by itself, and have neither
-    gates nor recurrent states; nor do they add 1 to the weights of norms.
+    They read heads 16 elements at a time, rotate whole heads, and compute no family's own layers.
     """
-    is_plain = not (architecture.output_gate or architecture.rotary_dim or architecture.joint_qk_norm)
-    is_plain = is_plain and architecture.latent is None and not architecture.offset_norms
+    is_plain = architecture.own_layers is None and not architecture.rotary_dim
     return architecture.head_dim % 16 == 0 and is_plain

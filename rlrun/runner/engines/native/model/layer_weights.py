@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +20,7 @@ class LayerWeights:
     input_norm: torch.Tensor
     """`[H]`"""
     qkv: torch.Tensor
-    """`[A + 2K, H]`; with latent attention, the projections of the hidden state to latent vectors."""
+    """`[A + 2K, H]`; other rows where the family's layers are its own (`EngineParts`)."""
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     """`[head_dim]`; None for Llama."""
@@ -38,35 +39,15 @@ class LayerWeights:
     down_bias: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaWeights:
-    """The weights of Gated DeltaNet beside its projections, which are `qkv` and `output` of `LayerWeights`.
+class AttentionWeights(NamedTuple):
+    """The fields of `LayerWeights` with the weights of attention."""
 
-    `qkv` `[C + V + 2N, H]` has the rows of queries, keys and values, of the gate, of beta and of the decay,
-    each for all heads. Qwen3-Next stores them head by head, so that its matrix is a copy.
-    """
-
-    taps: torch.Tensor
-    """`[C, taps]`"""
-    a_log: torch.Tensor
-    """`[N]`"""
-    dt_bias: torch.Tensor
-    norm: torch.Tensor
-    """`[V]` of each head's output."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatentWeights:
-    """The weights of latent attention beside the first projections, which are `qkv` of `LayerWeights`."""
-
-    query_norm: torch.Tensor | None
-    """`[Q]`; None where queries are projected from the hidden state."""
-    query: torch.Tensor | None
-    """`[heads · D, Q]`"""
-    kv_norm: torch.Tensor
-    """`[R]`"""
-    kv: torch.Tensor
-    """`[heads · (N + V), R]`: each head's keys without rotation, then its values."""
+    qkv: torch.Tensor
+    output: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    output_bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +62,6 @@ class ExpertWeights:
     """`[E, 2F, H]`"""
     down: torch.Tensor
     """`[E, H, F]`"""
-    shared_gate: torch.Tensor | None
-    """`[1, H]`, whose product is the gate of the shared expert's output; None for most families."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +77,14 @@ class ModelWeights:
     """`[V, H]`; the embedding if they are tied."""
     named: Tensors = field(default_factory=dict)
     """The checkpoint's tensors, which the matrices above are views of; empty where matrices are packed."""
-    deltas: tuple[DeltaWeights | None, ...] = ()
-    """One for each layer: None for attention. Empty: every layer has attention."""
     experts: tuple[ExpertWeights | None, ...] = ()
     """One for each layer: None for a dense feed-forward. Empty: every layer has one."""
+    own: tuple[Any, ...] = ()
+    """What `EngineParts.own_weights` returns for each layer. Empty: None for every layer."""
 
-    latents: tuple[LatentWeights, ...] = ()
-    """One for each layer; empty without latent attention."""
-
-    def by_layer(self) -> Iterator[tuple[LayerWeights, DeltaWeights | None, ExpertWeights | None]]:
+    def by_layer(self) -> Iterator[tuple[LayerWeights, ExpertWeights | None, Any]]:
         """Yields the weights of each layer."""
-        return zip_longest(self.layers, self.deltas, self.experts)
+        return zip_longest(self.layers, self.experts, self.own)
 
 
 def with_matrices(weights: ModelWeights, pack: Callable[[torch.Tensor], torch.Tensor]) -> ModelWeights:

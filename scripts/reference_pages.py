@@ -1,7 +1,8 @@
 """Writes the pages of the documentation that repeat what the code says: `python -m scripts.reference_pages`.
 
-docs/cli.md has every command and option, docs/built-in-plugins.md every plugin, and docs/combinations.md what
-does not go together. docs/spec.md and docs/spec/ are written by `rlrun schema --markdown docs`.
+docs/cli.md has every command and option, docs/built-in-plugins.md every plugin, docs/combinations.md what
+does not go together, docs/coming-from.md the settings of other trainers. docs/spec.md and docs/spec/ are
+written by `rlrun schema --markdown docs`.
 """
 
 import re
@@ -20,6 +21,7 @@ from rlrun.plugins.registry import PluginEntry, entries, load
 from rlrun.specs.derived.conflicts.reading import cure_of
 from rlrun.specs.derived.conflicts.row import Kind, Topic, as_tuple
 from rlrun.specs.derived.conflicts.table import TOPICS
+from rlrun.specs.problems import other_trainers
 
 DOCS = Path(__file__).parents[1] / "docs"
 _WRITTEN = "This page is written by `python -m scripts.reference_pages`; do not edit it.\n"
@@ -51,6 +53,9 @@ model's family is in [families.md](families.md); limits that follow from numbers
 - **has no effect**: the setting is ignored beside the other one, so it is a mistake.
 """
 
+_TRAINERS = {"verl": "verl", "TRL": "TRL (GRPOTrainer)", "prime-rl": "prime-rl"}
+"""The heads of the tables of docs/coming-from.md, by the titles of their sections."""
+
 
 def main() -> None:
     """Writes the pages."""
@@ -65,6 +70,7 @@ def pages() -> dict[str, str]:
         "cli.md": "\n".join([_CLI, *commands]),
         "built-in-plugins.md": "\n".join([_PLUGINS, *(_kind(kind) for kind in METHODS)]),
         "combinations.md": "\n".join([_COMBINATIONS, *_at_a_glance(), *(_topic(topic) for topic in TOPICS)]),
+        "coming-from.md": _with_counterparts((DOCS / "coming-from.md").read_text("utf-8")),
     }
 
 
@@ -96,6 +102,18 @@ def _topic(topic: Topic) -> str:
             cells = (names, f"{row.kind} {link}", _shown(other.name), reason, "; ".join(cures))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _with_counterparts(page: str) -> str:
+    """Returns the page with the tables of other trainers' settings as they are now."""
+    for trainer, head in _TRAINERS.items():
+        lines = [f"| {head} | rlrun | |", "| --- | --- | --- |"]
+        lines += (f"| {row.theirs} | {row.ours} | {row.note} |" for row in other_trainers.rows()[trainer])
+        table = "\n".join(lines).replace("|  |", "| |")
+        page = re.sub(
+            rf"(?<=\n## {trainer}\n\n)(\|.*\n)+", lambda _, table=table: f"{table}\n", page, count=1
+        )
+    return page
 
 
 def _shown(name: str) -> str:

@@ -25,11 +25,20 @@ from rlrun.runner.host.instruction_sets import limit_libraries
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import SpecError
+from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.safe_python import protect_processes
 
 WRONG = 2
 INTERRUPTED = 130
 ENTRY_POINTS = "rlrun.commands"
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "run", "start", "fit", "grpo", "sft", "rl", "resume"), "launch"),
+    **dict.fromkeys(("check", "lint"), "validate"),
+    **dict.fromkeys(("ls", "list", "ps"), "runs"),
+    **dict.fromkeys(("kill", "cancel"), "stop"),
+    **dict.fromkeys(("ui", "dashboard", "board"), "view"),
+}
+"""The commands that go by another name in other programs."""
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
@@ -96,10 +105,18 @@ def run() -> None:
 def commands_for(word: str) -> Sequence[EntryPoint]:
     """Returns the command that a command line begins with, or all commands where it is none of rlrun's own.
 
-    Raises ValueError if two packages announce the same command.
+    Raises ValueError if two packages announce the same command, or none announces this one.
     """
     built_in = own_commands()
-    return [built_in[word]] if word in built_in else [*built_in.values(), *_commands_of_packages(built_in)]
+    if word in built_in:
+        return [built_in[word]]
+    commands = [*built_in.values(), *_commands_of_packages(built_in)]
+    names = [entry.name for entry in commands]
+    if word and not word.startswith("-") and word not in names:
+        meant = OTHER_NAMES.get(word) or nearest(word, names)
+        guess = f"did you mean `rlrun {meant}`?" if meant else f"commands: {', '.join(names)}"
+        raise ValueError(f"there is no command {word!r}; {guess}")
+    return commands
 
 
 def own_commands() -> Mapping[str, EntryPoint]:

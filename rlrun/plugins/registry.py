@@ -108,6 +108,8 @@ def load(kind: str, name: str) -> type[Any]:
     entry = find(kind, name)
     try:
         plugin = _import(entry)
+    except PluginError:
+        raise
     except (Exception, SystemExit) as error:  # importing a foreign module may raise anything
         raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error, entry)}") from error
     if fault := fault_of(kind, plugin):
@@ -168,7 +170,14 @@ def _import(entry: PluginEntry) -> Any:
         module = util.module_from_spec(spec)
         sys.modules[module_name] = module  # pickling the class's parameters looks it up here
         spec.loader.exec_module(module)
-    return plugin_of(getattr(sys.modules[module_name], member))
+    module = sys.modules[module_name]
+    if not hasattr(module, member):
+        values = vars(module).items()
+        defined = [name for name, value in values if getattr(value, "__module__", None) == module_name]
+        guess = difflib.get_close_matches(member, defined, n=1)
+        cure = f"did you mean {guess[0]!r}? " if guess else ""
+        raise PluginError(f"{path} has no {member!r}; {cure}it defines: {', '.join(defined) or 'nothing'}")
+    return plugin_of(getattr(module, member))
 
 
 @cache

@@ -69,3 +69,18 @@ def test_commands_of_packages_are_not_looked_for_where_rlrun_has_the_command(
     install_plugin("commands", "broken", "acme_broken:command", "raise SystemError")
     outcome = rlrun("recipes")
     assert (outcome.code, outcome.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("train", "did you mean `rlrun launch`?"),
+        ("lauch", "did you mean `rlrun launch`?"),
+        ("frobnicate", "commands: convert, debug"),
+    ],
+)
+def test_an_unknown_command_is_told_what_was_meant(rlrun: Command, word: str, meant: str) -> None:
+    outcome = rlrun(word, "quickstart")
+    assert outcome.code == 2
+    assert f"there is no command {word!r}" in outcome.err
+    assert meant in outcome.err

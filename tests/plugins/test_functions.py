@@ -122,6 +122,11 @@ def test_a_function_without_the_decorator_is_refused_with_its_name(file: Path) -
         load("rewards", f"{file}:bare")
 
 
+def test_a_misspelt_name_is_answered_with_what_the_file_defines(file: Path) -> None:
+    with pytest.raises(PluginError, match=r"has no 'breif'; did you mean 'brief'\? it defines: brief, slow"):
+        load("rewards", f"{file}:breif")
+
+
 @pytest.mark.parametrize(
     ("decorator", "function", "message"),
     [

@@ -24,12 +24,30 @@ def problem_of(*overrides: str, spec: str = BASE) -> Problem:
         ("trainer.beta=0.1", "did you mean `algorithm.kl.in_loss.coef`?"),
         ("algorithm.beta=0.1", "did you mean `algorithm.kl.in_loss.coef`?"),
         ("trainer.beta1=0.9", "did you mean `betas`?"),
-        ("trainer.lora_rank=8", "did you mean `lora`?"),
+        ("trainer.lora_rank=8", "did you mean `trainer.lora.rank`?"),
         ("trainer.peft=true", "by a table [trainer.lora]"),
     ],
 )
 def test_a_cure_names_what_was_meant(override: str, cure: str) -> None:
     assert cure in str(problem_of(override).cure)
+
+
+def test_a_value_after_a_space_is_not_a_file() -> None:
+    with pytest.raises(SpecError) as caught:
+        load([BASE, "0.1"], ["trainer.lr"])
+    [problem] = caught.value.problems
+    assert (problem.message, problem.cure) == ("'trainer.lr' has no value", "write --set trainer.lr=0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("job.py", "docs/python.md"), ("job.sh", "rlrun import slime"), ("job.yaml", "rlrun init")],
+)
+def test_a_file_of_another_kind_is_not_a_spec(name: str, cure: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x = 1\n")
+    problem = problem_of(spec=str(tmp_path / name))
+    assert problem.message == f"a spec is a TOML file, not *{Path(name).suffix}"
+    assert cure in str(problem.cure)
 
 
 def test_rows_are_not_a_spec(tmp_path: Path) -> None:

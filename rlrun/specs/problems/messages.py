@@ -1,6 +1,6 @@
 """Explains pydantic's errors to the author of a spec: what is wrong, the value found, and what to do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -10,15 +10,19 @@ from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.docstrings import field_docstrings
 from rlrun.specs.problems.findings import Finding, dotted, format_value
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.problems.spelling import nearest, plain
+from rlrun.specs.problems.spelling import likeness, nearest, plain
 from rlrun.specs.problems.suggestions import (
     COMPOSITION_KEYS,
     OTHER_VALUES,
     KeyIndex,
+    relative_to,
     section_models,
     table_name,
 )
 
+MAX_KEYS = 12
+"""A table with more keys is not listed whole."""
+NEARBY_KEYS = 4
 _LORA = ("lora", "peft", "use_lora", "use_peft")
 """Prefixes of the keys that configure adapters in other trainers."""
 _NOWHERE = "parameters"
@@ -104,14 +108,20 @@ class Explainer:
     def unknown_key(self, path: KeyPath, valid: Sequence[str]) -> Finding:
         """Returns the finding about a key that its table does not have."""
         key = str(path[-1])
+        if found := self.keys.counterpart(path):
+            meant = found.key and relative_to(found.key, path)
+            return _unknown(
+                path, found.cure() if found.note or not meant else f"did you mean `{meant}`?", meant
+            )
         suggestion = self.keys.suggest(path, valid)
-        known = ", ".join(sorted(valid)) or "none"
-        table = f"[{table_name(path[:-1])}]" if len(path) > 1 else "the spec's top level"
+        settings = [self.keys.counterpart((*path, *leaf)) for leaf in _leaves(_at(self.data, path))]
+        if suggestion is None and (cures := [found.cure() for found in settings if found]):
+            return _unknown(path, "; ".join(cures))
         if suggestion is None and plain(key).startswith(_LORA):
             cure = "adapters are trained by a table [trainer.lora] with rank, alpha and targets"
             return _unknown(path, cure)
         if suggestion is None:
-            return _unknown(path, f"{table} takes: {known}")
+            return _unknown(path, _takes(path, valid))
         section, _, leaf = suggestion.rpartition(".")
         if leaf == key and leaf not in valid:
             home = f"[{section}]" if section else "the top of the file, before the first table"
@@ -146,6 +156,21 @@ def _without_counts(errors: list[ErrorDetails]) -> list[ErrorDetails]:
         if detail["type"] != "too_short"
         or not any(place[:-1][: len(detail["loc"])] == detail["loc"] for place in places)
     ]
+
+
+def _leaves(value: Any) -> Iterator[KeyPath]:
+    """Yields the paths of the values inside a table; nothing for another value."""
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield from ((key, *rest) for rest in _leaves(inner)) if isinstance(inner, Mapping) else [(key,)]
+
+
+def _takes(path: KeyPath, valid: Sequence[str]) -> str:
+    """Returns which keys the table of an unknown key has; of many, those that are spelt most like it."""
+    table = f"[{table_name(path[:-1])}]" if len(path) > 1 else "the spec's top level"
+    if len(valid) <= MAX_KEYS:
+        return f"{table} takes: {', '.join(sorted(valid)) or 'none'}"
+    nearby = sorted(sorted(valid), key=lambda key: -likeness(str(path[-1]), key))[:NEARBY_KEYS]
+    return f"{table} takes {len(valid)} keys (docs/spec.md); spelt most like it: {', '.join(nearby)}"
 
 
 def _unknown(

@@ -7,19 +7,19 @@ _SAME_LETTERS = 0.9
 
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate spelt most like `name`, case and hyphens aside; None when none is near."""
-    from difflib import SequenceMatcher
-
-    target = plain(name)
-
-    def likeness(candidate: str) -> float:
-        word = plain(candidate)
-        alike = SequenceMatcher(None, target, word).ratio()
-        return max(alike, _SAME_LETTERS) if sorted(word) == sorted(target) else alike
-
-    scores = {candidate: likeness(candidate) for candidate in candidates}
+    """Returns the candidate spelt most like `name`, or None if none is near."""
+    scores = {candidate: likeness(name, candidate) for candidate in candidates}
     best = max(scores, key=lambda candidate: scores[candidate], default=None)
     return best if best is not None and scores[best] >= cutoff else None
+
+
+def likeness(name: str, other: str) -> float:
+    """Returns from 0 to 1 how much alike two names are spelt, case and hyphens aside."""
+    from difflib import SequenceMatcher
+
+    first, second = plain(name), plain(other)
+    alike = SequenceMatcher(None, first, second).ratio()
+    return max(alike, _SAME_LETTERS) if sorted(first) == sorted(second) else alike
 
 
 def plain(name: str) -> str:

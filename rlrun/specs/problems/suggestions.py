@@ -6,13 +6,13 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from rlrun.specs.problems.other_trainers import Counterpart, counterpart, keys_by_name
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest, plain
 
 OTHER_VALUES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "float8", "int4": "int4_qat"}
 """What other programs call the values of rlrun's keys."""
 OTHER_NAMES = {
-    "learning_rate": "trainer.lr",
     "adam_beta1": "trainer.betas",
     "adam_beta2": "trainer.betas",
     "clip_grad": "trainer.max_grad_norm",
@@ -20,18 +20,13 @@ OTHER_NAMES = {
     "gradient_clipping": "trainer.max_grad_norm",
     "lr_decay_style": "trainer.schedule",
     "lr_scheduler": "trainer.schedule",
-    "lr_scheduler_type": "trainer.schedule",
     "lr_warmup_iters": "trainer.warmup_steps",
     "min_lr": "trainer.min_lr_ratio",
-    "max_steps": "trainer.steps",
     "num_steps": "trainer.steps",
     "num_rollout": "trainer.steps",
     "total_steps": "trainer.steps",
     "num_epoch": "trainer.epochs",
-    "num_train_epochs": "trainer.epochs",
     "num_steps_per_rollout": "trainer.optimizer_steps",
-    "num_iterations": "trainer.optimizer_steps",
-    "train_batch_size": "trainer.global_batch_size",
     "max_tokens_per_gpu": "trainer.max_tokens_per_rank",
     "precision": "trainer.dtype",
     "tp": "trainer.parallel.tensor",
@@ -49,16 +44,12 @@ OTHER_NAMES = {
     "dp_shard": "trainer.parallel.fsdp",
     "dp_replicate": "trainer.parallel.replicate",
     "n": "rollout.samples_per_prompt",
-    "group_size": "rollout.samples_per_prompt",
     "n_samples_per_prompt": "rollout.samples_per_prompt",
-    "num_generations": "rollout.samples_per_prompt",
     "rollout_batch_size": "rollout.batch_size",
     "over_sampling_batch_size": "rollout.oversample",
-    "max_completion_length": "rollout.max_response_tokens",
     "max_new_tokens": "rollout.max_response_tokens",
     "max_tokens": "rollout.max_response_tokens",
     "rollout_max_response_len": "rollout.max_response_tokens",
-    "max_prompt_length": "rollout.max_prompt_tokens",
     "rollout_max_prompt_len": "rollout.max_prompt_tokens",
     "rollout_temperature": "rollout.temperature",
     "hf_checkpoint": "model.path",
@@ -69,8 +60,6 @@ OTHER_NAMES = {
     "dataset": "data",
     "input_key": "data.prompt_key",
     "save_interval": "checkpoint.interval",
-    "save_steps": "checkpoint.interval",
-    "save_total_limit": "checkpoint.keep",
     "eval_interval": "eval.interval",
     "eval_steps": "eval.interval",
     "colocate": "cluster.placement",
@@ -81,18 +70,13 @@ OTHER_NAMES = {
     "actor_num_nodes": "cluster.nodes",
     "num_engines": "engine.count",
     "eps_clip": "algorithm.clip",
-    "epsilon": "algorithm.clip",
     "clip_eps": "algorithm.clip",
     "eps_clip_high": "algorithm.clip_high",
-    "epsilon_high": "algorithm.clip_high",
     "advantage_estimator": "algorithm.type",
     "reward_model": "rewards",
     "rm_type": "rewards",
-    "report_to": "trackers",
     "pp_size": "trainer.parallel.pipeline",
     "ep_size": "trainer.parallel.expert",
-    "kl_loss_coef": "algorithm.kl.in_loss.coef",
-    "beta": "algorithm.kl.in_loss.coef",
     "kl_coef": "algorithm.kl.in_reward.coef",
     "critic_lr": "critic.lr",
     "ref_update_interval": "reference.update_interval",
@@ -105,7 +89,6 @@ OTHER_NAMES = {
     "save": "checkpoint",
     "policy": "model",
     "actor": "trainer",
-    "optim": "trainer",
     "optimization": "trainer",
     "train": "trainer",
     "generation": "rollout",
@@ -116,11 +99,7 @@ OTHER_NAMES = {
     "logging": "trackers",
     "wandb": "trackers",
 }
-"""Maps the name of a setting in other trainers to its key in rlrun."""
-
-
-_SPELT_LIKE_ANOTHER = {"beta"}
-"""Names of other trainers that resemble a key with a different meaning: TRL's `beta` is not Adam's."""
+"""Maps the name of a setting in other trainers to its key in rlrun, beside the table in `other_trainers`."""
 
 COMPOSITION_KEYS = ("extends", "vars", "profiles")
 """Top-level keys of a file that describe how the spec is composed and are not part of the spec."""
@@ -148,6 +127,17 @@ class KeyIndex:
         for homes in self._homes.values():
             yield from homes
 
+    def counterpart(self, path: KeyPath) -> Counterpart | None:
+        """Returns what the setting of another trainer at `path` is here; None for a key of another section.
+
+        The exact name of another trainer's setting counts more than a key that is spelt like it: TRL's `beta`
+        is not Adam's.
+        """
+        name = plain(str(path[-1]))
+        if found := counterpart(table_name(path), shared_parts=2):
+            return found
+        return None if name in self._homes or name in _ORDINARY_NAMES else counterpart(name)
+
     def suggest(self, path: KeyPath, valid: Sequence[str]) -> str | None:
         """Returns the key probably meant by the unknown key at `path`: a name in the same table, or a path.
 
@@ -155,30 +145,29 @@ class KeyIndex:
         trainers, a similar key of the same table, a very similar key or other trainers' name anywhere.
         """
         name = plain(str(path[-1]))
-        if name in _SPELT_LIKE_ANOTHER and name not in valid:
-            return _relative_to(OTHER_NAMES[name], path)
         if similar := nearest(name, valid, 0.85):
             return similar
         if name in self._homes and name not in _ORDINARY_NAMES:
             return self._homes[name][0]
         if name in OTHER_NAMES:
-            return _relative_to(OTHER_NAMES[name], path)
+            return relative_to(OTHER_NAMES[name], path)
         if similar := nearest(name, valid):
             return similar
         if similar := nearest(name, self._homes, 0.85):
             return self._homes[similar][0]
-        similar = nearest(name, OTHER_NAMES, 0.85)
-        return _relative_to(OTHER_NAMES[similar], path) if similar else None
+        others = {**keys_by_name(), **OTHER_NAMES}
+        similar = nearest(name, others, 0.85)
+        return relative_to(others[similar], path) if similar else None
 
 
-def _relative_to(key: str, path: KeyPath) -> str:
+def relative_to(key: str, path: KeyPath) -> str:
     """Returns a full path without its section where `path` is in the same section."""
     section, _, leaf = key.rpartition(".")
     return leaf if section == table_name(path[:-1]) else key
 
 
 def table_name(path: KeyPath) -> str:
-    """Returns the name in the header of a table: `eval.datasets` for `("eval", "datasets", 0)`."""
+    """Returns a path without indices: `eval.datasets`, as in a header, for `("eval", "datasets", 0)`."""
     return ".".join(part for part in path if isinstance(part, str))
 
 

@@ -30,6 +30,14 @@ from rlrun.specs.reading.overlay import Origin, merge_document
 from rlrun.specs.reading.syntax import parse
 from rlrun.specs.reading.variables import substitute_variables, variable_names
 
+_OTHER_FILES = {
+    ".py": "`rlrun init` writes a spec to start from; docs/python.md starts jobs from Python",
+    ".sh": "`rlrun import slime FILE` writes the spec of one of slime's launch scripts",
+    **dict.fromkeys(
+        (".yaml", ".yml"), "`rlrun init` writes a spec to start from; docs/coming-from.md has its keys"
+    ),
+}
+"""What to do with a file that is given in place of a spec, by its suffix."""
 STANDARD_INPUT = Path("/dev/stdin")
 """Path of a spec that is piped in. Its relative paths start from the working folder."""
 
@@ -42,6 +50,7 @@ def compose(
     A `Source` is a document that is not a file; its relative paths start from its folder.
     """
     composition = Composition()
+    files, overrides = _without_spaces(files, overrides, composition)
     for file in files:
         if isinstance(file, Source):
             _add_source(composition, file, ())
@@ -54,8 +63,29 @@ def compose(
     return composition
 
 
+def _without_spaces(
+    files: Sequence[Path | Source], overrides: Sequence[str], composition: Composition
+) -> tuple[Sequence[Path | Source], Sequence[str]]:
+    """Reports `--set KEY VALUE`, of which the command line takes the value for a file; returns the others."""
+    keys = [override for override in overrides if "=" not in override]
+    values = [file for file in files if isinstance(file, Path) and path_kind(file) is None]
+    if len(keys) != 1 or len(values) != 1:
+        return files, overrides
+    composition.add_unreadable(
+        problem_without_place(
+            f"{keys[0]!r} has no value", "--set", Code.OVERRIDE, f"write --set {keys[0]}={values[0].name}"
+        )
+    )
+    remaining = [override for override in overrides if override != keys[0]]
+    return [file for file in files if file is not values[0]], remaining
+
+
 def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:
     """Merges a file after the files that it extends. `chain`: the files that led here by `extends`."""
+    if cure := _OTHER_FILES.get(path.suffix):
+        message = f"a spec is a TOML file, not *{path.suffix}"
+        composition.add_unreadable(problem_without_place(message, name, Code.FILE, cure))
+        return
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:

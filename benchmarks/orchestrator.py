@@ -31,6 +31,7 @@ import numpy as np
 import orjson
 import psutil
 
+from benchmarks.sleeping_engine import SleepingServer, SleepingSetup
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Prompt, Row, Sample, VersionSpan
@@ -39,8 +40,6 @@ from rlrun.runner.contracts.interfaces import Engines, RolloutContext
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.wire import generate_body
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.sleeping.server import SleepingServer
-from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.garbage import rare_collections
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.rollouts.filtering import Filters

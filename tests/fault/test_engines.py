@@ -8,7 +8,7 @@ from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once
 from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
-from tests.integration.jobs import ASLEEP, Ended, Jobs
+from tests.integration.jobs import ROLLOUT_ONLY, Ended, Jobs
 from tests.tiny_models import make_tiny_model
 
 
@@ -70,7 +70,7 @@ def test_an_engine_that_dies_within_conversations_computes_their_states_again(
 
 def test_a_job_ends_when_its_restarts_are_spent(jobs: Jobs) -> None:
     faults = [Fault("engine 0", "generation", 3), Fault("engine 0", "generation", 60)]
-    settings = ASLEEP | {"trainer__steps": 100_000, "fault_tolerance__engine_restarts": 1}
+    settings = ROLLOUT_ONLY | {"trainer__steps": 100_000, "fault_tolerance__engine_restarts": 1}
     ended = jobs.run("restarts-spent", main=main_with(faults), **settings)
     assert ended.code == 3
     assert "is back after" in ended.output

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.fault.ids import check_each_once
-from tests.integration.jobs import ASLEEP, Jobs
+from tests.integration.jobs import ROLLOUT_ONLY, Jobs
 from tests.waiting import PATIENCE
 
 
@@ -54,7 +54,7 @@ def test_a_service_that_does_not_serve_ends_the_job_in_time(jobs: Jobs, address:
     started = {}
     for path in errors:
         url = "http://127.0.0.1:9/score" if path == "down" else f"{address}/{path}"
-        settings = ASLEEP | {"scoring__timeout": 2.0 if path == "slow" else 60.0}
+        settings = ROLLOUT_ONLY | {"scoring__timeout": 2.0 if path == "slow" else 60.0}
         reward = {"type": "remote", "url": url, "attempts": 2}
         started[path] = jobs.start(f"service-{path}", rewards=[reward], **settings)
     for path, running in started.items():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.integration.jobs import ASLEEP, Jobs, Running
+from tests.integration.jobs import ROLLOUT_ONLY, Jobs, Running
 
 GONE_SECONDS = 30.0
 """For processes to disappear, on a busy machine; they take a fraction of a second on an idle one."""
@@ -79,7 +79,7 @@ MATRIX = [
 
 
 def strike(jobs: Jobs, case: Case) -> None:
-    running = jobs.start(str(case), **ASLEEP, trainer__steps=3)
+    running = jobs.start(str(case), **ROLLOUT_ONLY, trainer__steps=3)
     running.until(lambda: PHASES[case.phase](running), case.phase)
     seen = set(running.children())
     if case.victim == "driver":

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
-from tests.integration.jobs import ASLEEP, Jobs, Running
+from tests.integration.jobs import ROLLOUT_ONLY, Jobs, Running
 from tests.waiting import wait_until
 
 AGENTS_SECONDS = 180.0
@@ -55,7 +55,7 @@ def living(running: Running) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_the_next_launch_removes_what_a_launch_killed_at_its_start_left(jobs: Jobs, temporary: Path) -> None:
-    settings = ASLEEP | {"trainer__steps": 1}
+    settings = ROLLOUT_ONLY | {"trainer__steps": 1}
     before_ray = main_with([Fault("driver", "starting Ray", 1)])
     first = jobs.start("killed-before-ray", main=before_ray, **settings)
     moments = {"while-ray-starts": until_ray_starts, "while-engines-start": until_an_engine_starts}
@@ -78,7 +78,7 @@ def test_the_next_launch_removes_what_a_launch_killed_at_its_start_left(jobs: Jo
 def test_only_one_of_two_simultaneous_resumes_continues_and_its_ray_requires_a_token(
     jobs: Jobs, temporary: Path
 ) -> None:
-    settings = ASLEEP | {"trainer__steps": 100_000}
+    settings = ROLLOUT_ONLY | {"trainer__steps": 100_000}
     jobs.environment["RAY_AUTH_MODE"] = "disabled"
     killed = jobs.start("contended", **settings)
     killed.until_step(1)

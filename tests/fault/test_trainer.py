@@ -15,10 +15,9 @@ from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once, trained_ids
 from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
-from tests.integration.jobs import ASLEEP, Ended, Jobs
+from tests.integration.jobs import Ended, Jobs
 from tests.tiny_models import make_tiny_model
 
-SLEEPING = {key: value for key, value in ASLEEP.items() if key != "debug__mode"}
 ASYNC = {"deterministic": False, "rollout__mode": "async", "cluster__placement": "disaggregated"}
 
 
@@ -114,7 +113,7 @@ def test_groups_under_way_are_asked_again_and_none_is_trained_on_twice(jobs: Job
 
 def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> None:
     faults = [Fault("trainer 0", "training", 2), Fault("trainer 0", "training", 3)]
-    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 1, **SLEEPING}
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 1}
     ended = jobs.run("trainer-spent", main=main_with(faults), **settings)
     assert ended.code == 3
     [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
@@ -125,7 +124,7 @@ def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> No
 
 def test_a_crash_that_repeats_is_named_and_not_tried_again(jobs: Jobs) -> None:
     faults = [Fault("trainer 0", "training", call, number=signal.SIGILL) for call in (3, 6)]  # step 3, twice
-    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 5, **SLEEPING}
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 5}
     ended = jobs.run("crash-repeats", main=main_with(faults), **settings)
     assert ended.code == 3
     [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]

@@ -16,13 +16,8 @@ import psutil
 from rlrun.runner.records.run_folder import RunFolder
 from tests.waiting import PATIENCE, wait_until
 
-ASLEEP: dict[str, object] = {
-    "debug__mode": "rollout",
-    "deterministic": False,
-    "engine__type": "sleeping",
-    "engine__sleeping": {"token_seconds": 0.0005, "mean_tokens": 10.0, "spread": 0.5},
-}
-"""Settings for a job where neither model nor trainer matters: it starts in half the time."""
+ROLLOUT_ONLY: dict[str, object] = {"debug__mode": "rollout", "deterministic": False}
+"""Settings for a job where the trainer does not matter: it starts in half the time."""
 
 MAIN = "from rlrun.cli.main import run; run()"
 

@@ -2,12 +2,12 @@
 
 import socket
 
-from tests.integration.jobs import ASLEEP, Jobs
+from tests.integration.jobs import ROLLOUT_ONLY, Jobs
 
 
 def test_rewards_that_raise_or_hang_end_the_job_by_name(jobs: Jobs) -> None:
-    raising = jobs.start("broken", rewards=[{"type": "broken"}], **ASLEEP)
-    settings = ASLEEP | {"scoring": {"timeout": 0.3, "on_error": "drop"}}
+    raising = jobs.start("broken", rewards=[{"type": "broken"}], **ROLLOUT_ONLY)
+    settings = ROLLOUT_ONLY | {"scoring": {"timeout": 0.3, "on_error": "drop"}}
     settings |= {"rollout__batch_size": 1, "rollout__max_attempts": 1}
     hanging = jobs.start("stuck", rewards=[{"type": "stuck"}], **settings)
     broken, stuck = raising.wait(), hanging.wait()

@@ -7,7 +7,7 @@ import pytest
 
 from rlrun.plugins.types import Sample
 from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
-from tests.integration.jobs import ASLEEP, Ended, Jobs
+from tests.integration.jobs import Ended, Jobs
 
 SETTINGS = {
     "trainer__steps": 3,
@@ -88,11 +88,3 @@ def test_samples_that_are_not_there_are_told_before_anything_starts(jobs: Jobs) 
     ended = jobs.run("short", trainer__steps=9, debug__mode="train", debug__rollouts="runs/whole")
     assert ended.code == 3
     assert "runs/whole has no samples of step 4" in ended.output.replace("\n", " ")
-
-
-def test_engines_that_only_sleep(jobs: Jobs) -> None:
-    ended = jobs.run("asleep", **ASLEEP, trainer__steps=2, rollout__max_response_tokens=30)
-    assert ended.code == 0, ended.output
-    lengths = [len(one.tokens) for one in read_samples(ended, 1)]
-    assert len(lengths) == 32
-    assert 5 < np.mean(lengths) < 15 < max(lengths)

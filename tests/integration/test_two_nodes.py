@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rlrun.runner.records.run_folder import RunFolder
-from tests.integration.jobs import ASLEEP, Ended, Jobs, Running
+from tests.integration.jobs import ROLLOUT_ONLY, Ended, Jobs, Running
 from tests.integration.nodes import HEAD, SECOND, TwoNodes, can_make_networks
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
 from tests.waiting import PATIENCE
@@ -44,8 +44,7 @@ SETTINGS: dict[str, Any] = {
     "cluster__nodes": 2,
     "cluster__threads": 2,  # all of a node's cores, so that each node has one rank and one engine
     "trainer__parallel": {"fsdp": 2},
-    "engine__type": "sleeping",
-    "engine__sleeping": {"token_seconds": 0.05, "mean_tokens": 10.0, "spread": 0.5},
+    "rewards": [{"type": "slow"}],  # steps take long enough to kill a node during them
 }
 
 
@@ -192,7 +191,7 @@ def test_an_agent_on_the_second_node_reaches_the_policy(nodes: TwoNodes, jobs: J
         "command": [*nodes.enter_second, sys.executable, "-c", AGENT, SECOND],
         "host": "10.77.0.0/24",
     }
-    ended = jobs.run("agent", rollout__function=settings, cluster__nodes=2, trainer__steps=2, **ASLEEP)
+    ended = jobs.run("agent", rollout__function=settings, cluster__nodes=2, trainer__steps=2, **ROLLOUT_ONLY)
     assert ended.code == 0, ended.output
     assert [step["rollout/info/on_second"] for step in ended.curve] == [1.0, 1.0]
 

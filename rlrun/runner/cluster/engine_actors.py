@@ -1,27 +1,27 @@
-"""The processes of engines: one serves HTTP itself (native, sleeping), one owns an SGLang server."""
+"""The processes of engines: one serves HTTP itself (native), one owns an SGLang server."""
 
 import os
-from typing import Any
 
 from rlrun.runner.cluster.actor import Actor, peak_memory, reports_failure
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.process.health import ask_health
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.setup import SglangSetup
-from rlrun.runner.engines.sleeping.setup import SleepingSetup
 
 _HEALTH_SECONDS = 60.0
 
 
 class EngineActor(Actor):
-    """One native or sleeping engine, which serves HTTP from a thread of this process."""
+    """One native engine, which serves HTTP from a thread of this process."""
 
     _url: str | None = None
 
     @reports_failure
-    def start(self, setup: EngineSetup | SleepingSetup) -> str:
+    def start(self, setup: EngineSetup) -> str:
         """Loads the model, starts to listen and returns the URL."""
-        self._server = _make_server(setup)
+        from rlrun.runner.engines.native.http.server import NativeServer  # the driver must not import torch
+
+        self._server = NativeServer(setup)
         self._url = self._server.start()
         return self._url
 
@@ -62,14 +62,3 @@ class SglangActor(Actor):
         """Ends the server and every process that it started."""
         if self._server is not None:
             self._server.stop()
-
-
-def _make_server(setup: EngineSetup | SleepingSetup) -> Any:
-    """Returns the server. Its module is imported here because the driver must not import torch."""
-    if isinstance(setup, SleepingSetup):
-        from rlrun.runner.engines.sleeping.server import SleepingServer
-
-        return SleepingServer(setup)
-    from rlrun.runner.engines.native.http.server import NativeServer
-
-    return NativeServer(setup)

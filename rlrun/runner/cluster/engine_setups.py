@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.sglang.delta_loader import with_delta_loader
 from rlrun.runner.engines.sglang.setup import SglangSetup
-from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.runner.prompts.image_processor import PROCESSOR_FILE
@@ -29,10 +28,10 @@ from rlrun.specs.derived.speculation import (
     sglang_speculation,
 )
 from rlrun.specs.reading.secret_references import reveal
-from rlrun.specs.sections.engine import EngineSpec, EngineType, NamedEngineSpec
+from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec
 from rlrun.specs.sections.job import Spec
 
-Setup = EngineSetup | SglangSetup | SleepingSetup
+Setup = EngineSetup | SglangSetup
 
 _GRAPH_ARGUMENTS = ("cuda-graph-backend-prefill", "cuda-graph-backend-decode", "cuda-graph-config")
 """Arguments of SGLang that choose how its CUDA graphs are captured."""
@@ -92,12 +91,9 @@ def engine_setup(
     spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
 ) -> Setup:
     """Returns the settings for the process that holds a planned engine, or its part on node number `node`."""
-    make: Mapping[EngineType, Callable[[Spec, ServedModelSetup, EnginePlan, Process, int], Setup]] = {
-        "native": _native_setup,
-        "sglang": _sglang_setup,
-        "sleeping": _sleeping_setup,
-    }
-    return make[served.section.type or "native"](spec, served, engine, process, node)
+    if served.section.type == "sglang":
+        return _sglang_setup(spec, served, engine, process, node)
+    return _native_setup(spec, served, engine, process)  # on one node only
 
 
 def reports_experts(spec: Spec, served: ServedModelSetup) -> bool:
@@ -105,10 +101,7 @@ def reports_experts(spec: Spec, served: ServedModelSetup) -> bool:
     return served.is_policy and spec.trainer.moe.routing_replay == "engine"
 
 
-def _native_setup(
-    spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
-) -> EngineSetup:
-    """A native engine runs on one node only, so `node` is not used."""
+def _native_setup(spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process) -> EngineSetup:
     return EngineSetup(
         model_folder=str(served.model.folder),
         adapter=next(iter(served.adapters.values()), None),
@@ -129,22 +122,6 @@ def _native_setup(
         code=served.model.code,
         weight_folders=() if served.weights_folder is None else (str(served.weights_folder),),
         true_on_policy=spec.true_on_policy and served.is_policy,
-    )
-
-
-def _sleeping_setup(
-    spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
-) -> SleepingSetup:
-    """A sleeping engine has no model and no memory plan."""
-    sleeping = served.section.sleeping
-    return SleepingSetup(
-        max_running=served.section.max_running,
-        token_seconds=sleeping.token_seconds,
-        mean_tokens=sleeping.mean_tokens,
-        spread=sleeping.spread,
-        host=process.host,
-        port=engine.port,
-        api_key=served.key,
     )
 
 

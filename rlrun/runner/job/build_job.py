@@ -144,7 +144,7 @@ def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
 
 
 def _probe(spec: Spec, running: RunningJob, model: ModelFiles) -> SyncProbe | None:
-    if spec.trainer.lora is None or running.pool is None or spec.engine.type == "sleeping":
+    if spec.trainer.lora is None or running.pool is None:
         return None
     in_float32 = spec.trainer.dtype == spec.engine.dtype == "float32"
     return SyncProbe(

@@ -66,7 +66,7 @@ def dtype_lines(spec: Spec, choices: DtypeChoices) -> Iterator[str]:
         return
     keys: dict[tuple[Dtype, str], list[str]] = {}
     for path, choice in choices.items():
-        if path == POLICY and spec.engine.type in (None, "sleeping"):
+        if path == POLICY and spec.engine.type is None:
             continue  # such a job has no engine that computes
         name = path[0] if len(path) == 1 else f'[[engines]] "{spec.engines[int(path[1])].name}"'
         keys.setdefault((choice.dtype, choice.reason), []).append(f"{name}.dtype")

@@ -30,7 +30,7 @@ def carrier_of(spec: Spec) -> Carrier:
 
     A native engine adopts weights in shared memory. That does not reach other nodes, so it reads files there.
     """
-    if spec.engine.type in ("native", "sleeping", None):  # None: no engines, or not loaded from a file
+    if spec.engine.type in ("native", None):  # None: no engines, or not loaded from a file
         return "disk" if spec.engine.type == "native" and spec.cluster.nodes > 1 else "native"
     given: ChosenCarrier | None = spec.engine.given("weight_sync")
     if given is not None or spec.engine.type == "external":
@@ -61,8 +61,7 @@ def buckets_on_gpus(spec: Spec) -> bool:
 
 def shares_memory(spec: Spec) -> bool:
     """Returns whether engines must run on trainer rank 0's host, whose shared memory holds the weights."""
-    reads_weights = spec.engine.type != "sleeping"
-    return reads_weights and carrier_of(spec) in ON_TRAINERS_HOST and not buckets_on_gpus(spec)
+    return carrier_of(spec) in ON_TRAINERS_HOST and not buckets_on_gpus(spec)
 
 
 def bucket_mib(spec: Spec) -> int | None:

@@ -21,7 +21,7 @@ _PATHS = "lora-paths"
 def engine_adapters(spec: Spec) -> Iterator[Finding]:
     """An adapter of `[[engines]]` has engines that can serve it, and keys that have an effect."""
     for number, section in enumerate(spec.engines):
-        if section.adapter is None or section.type in ("external", "sleeping"):
+        if section.adapter is None or section.type == "external":
             continue
         path: KeyPath = ("engines", number)
         if shares_policy(section):

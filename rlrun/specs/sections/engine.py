@@ -8,20 +8,8 @@ from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section, derived
 from rlrun.specs.sections.weight_carriers import ChosenCarrier
 
-EngineType = Literal["native", "sglang", "external", "sleeping"]
+EngineType = Literal["native", "sglang", "external"]
 Dtype = Literal["float32", "bfloat16"]
-
-
-class SleepingSpec(Section):
-    """How long sleeping engines take to answer."""
-
-    token_seconds: float = Field(default=0.01, gt=0)
-    """Seconds per token of a sample, however many samples an engine has at the same time."""
-    mean_tokens: float = Field(default=200.0, ge=1)
-    """Mean length of a response in tokens. Lengths are drawn with the sample's seed and cut off at
-    `max_response_tokens`."""
-    spread: float = Field(default=1.0, ge=0)
-    """Standard deviation of the lengths, divided by their mean."""
 
 
 class SpeculativeSpec(Section):
@@ -43,14 +31,13 @@ class SpeculativeSpec(Section):
 
 
 class EngineSpec(Section):
-    """The engines that generate samples from the policy: rlrun's own, SGLang servers, servers that run
-    elsewhere, or engines that only simulate the time."""
+    """The engines that generate samples from the policy: rlrun's own, SGLang servers, or servers that run
+    elsewhere."""
 
     type: EngineType | None = None
     """The kind of engine. `native`: rlrun's own engine, on CPUs or on one GPU. `sglang`: SGLang servers,
     which start and end with the job. `external`: running servers at `urls`, which the job neither starts nor
-    stops. `sleeping`: engines for load tests that compute nothing and answer with arbitrary tokens after a
-    delay. None: on GPUs `sglang` where it is installed or one of its keys is set, else `native`; a resumed
+    stops. None: on GPUs `sglang` where it is installed or one of its keys is set, else `native`; a resumed
     run keeps the engines that it began with."""
     count: int | None = Field(default=None, ge=1)
     """Number of engines; requests are spread over them. None: one engine per node on CPUs, and as many as fit
@@ -135,8 +122,6 @@ class EngineSpec(Section):
     sglang_router: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the sglang-router under its own names, for instance `policy = "cache_aware"`, which is its
     default. They are checked against the arguments of the installed router."""
-    sleeping: SleepingSpec = SleepingSpec()
-    """Sleeping engines: how long they take to answer."""
 
 
 class NamedEngineSpec(EngineSpec):

@@ -75,11 +75,10 @@ def test_which_engines_get_elements_that_changed(
     assert len(findings) == (reason is not None)
 
 
-def test_engines_that_read_no_weights_may_be_on_any_host() -> None:
+def test_native_engines_on_several_nodes_read_files() -> None:
     assert shares_memory(spec_of({}, {"type": "native"}, {}))
     assert not shares_memory(spec_of({"nodes": 2}, {"type": "native"}, {}))
     assert carrier_of(spec_of({"nodes": 2}, {"type": "native"}, {})) == "disk"
     assert why_merged(spec_of({}, {"type": "native"}, {})) is None
     reason = why_merged(spec_of({"nodes": 2}, {"type": "native"}, {}))
     assert reason == "native engines on several nodes read whole models from files"
-    assert not shares_memory(spec_of({}, {"type": "sleeping"}, {}))

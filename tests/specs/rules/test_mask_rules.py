@@ -63,11 +63,6 @@ def test_masks_are_recorded_where_nothing_else_corrects_for_the_cut(
             "at most 64 tokens",
         ),
         ((*CUT, *SGLANG, "engine.router=sglang-router"), "engine.router", "requests for sampling masks"),
-        (
-            (*CUT, "engine.type=sleeping", "debug.mode=rollout"),
-            "engine.type",
-            "draw tokens from no distribution",
-        ),
         ((*CUT, *KL, *SERVED), "reference.engine", "over the whole vocabulary only"),
     ],
 )

@@ -20,6 +20,7 @@ BASE = Path(__file__).parents[1] / "base.toml"
 DRAFTS = BASE.parent
 NGRAM = ("engine.speculative.algorithm=ngram",)
 SGLANG = ("engine.type=sglang",)
+EXTERNAL = ("engine.type=external", 'engine.urls=["http://127.0.0.1:1"]')
 GPUS = (*SGLANG, "cluster.gpus_per_node=1")
 MTP = ("engine.speculative.algorithm=mtp", "model.path=XiaomiMiMo/MiMo-7B-RL")
 EAGLE3 = ("engine.speculative.algorithm=eagle3", f"engine.speculative.draft_model={DRAFTS}")
@@ -72,9 +73,9 @@ CUT = ("rollout.top_p=0.9", "rollout.top_k=50")
         ),
         ((*GPUS, *CUT, *NGRAM), "engine.speculative.algorithm", "no sampling masks with speculative"),
         (
-            ("engine.type=sleeping", *NGRAM),
+            (*EXTERNAL, *NGRAM),
             "engine.speculative",
-            "with sleeping engines: they do not read this key",
+            "with external engines: they do not read this key",
         ),
         (("engine.speculative.draft_tokens=0", *NGRAM), "engine.speculative.draft_tokens", "at least 1"),
     ],

@@ -277,9 +277,9 @@ TEACHER_BESIDE_POLICY = Feature(
 
 # Engines
 NATIVE, SGLANG = _type("native engines", "native"), _type("SGLang servers", "sglang", off='"native"')
-EXTERNAL, SLEEPING = _type("external engines", "external"), _type("sleeping engines", "sleeping")
-NOT_NATIVE = _type("engines that are not native", "sglang", "external", "sleeping", off='"native"')
-NOT_SGLANG = _type("engines that are not SGLang's", "native", "external", "sleeping", off='"sglang"')
+EXTERNAL = _type("external engines", "external")
+NOT_NATIVE = _type("engines that are not native", "sglang", "external", off='"native"')
+NOT_SGLANG = _type("engines that are not SGLang's", "native", "external", off='"sglang"')
 SGLANG_ON_CPUS = SGLANG.when(lambda job: not job.has_gpus, "SGLang servers on CPUs")
 SGLANG_ROUTER = _server(
     'engine.router = "sglang-router"',
@@ -395,14 +395,7 @@ SENT_TOWER = _sent(
     lambda job: job.spec.engine.type == "native" and job.value("trainer.vision_tower") == "trained",
 )
 SLEEP = on("engine.sleep")
-COLOCATED_WITHOUT_MEMORY = Feature(
-    "external or sleeping engines",
-    _TYPE,
-    lambda job: (
-        job.spec.engine.type in ("external", "sleeping") and job.spec.cluster.placement == "colocated"
-    ),
-    None,
-)
+COLOCATED_EXTERNAL = EXTERNAL.when(lambda job: job.spec.cluster.placement == "colocated", "external engines")
 
 
 def _precisions(job: Job) -> set[str | None]:

@@ -153,7 +153,6 @@ _SAMPLING = (
         "tokens are drawn from the whole vocabulary",
         "remove it, or set top_p or top_k",
     ),
-    refused(f.SLEEPING, f.MASKS, "they draw tokens from no distribution", _WITHOUT_MASKS),
     refused(
         f.SGLANG_ROUTER,
         f.MASKS,
@@ -179,9 +178,7 @@ _SAMPLING = (
 _PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
 _NOT_READ = "they do not read this key"
 _ENGINES = (
-    no_effect(
-        _given("engine", *SGLANG_KEYS), (f.NATIVE, f.SLEEPING), _NOT_READ, 'remove it, or set type = "sglang"'
-    ),
+    no_effect(_given("engine", *SGLANG_KEYS), f.NATIVE, _NOT_READ, 'remove it, or set type = "sglang"'),
     no_effect(
         _given("engine", "model", "weight_check", *SERVER_KEYS),
         f.EXTERNAL,
@@ -190,27 +187,19 @@ _ENGINES = (
     ),
     no_effect(
         _given("engine", "urls", "api_key"),
-        (f.NATIVE, f.SGLANG, f.SLEEPING),
+        (f.NATIVE, f.SGLANG),
         _NOT_READ,
         'remove it, or set type = "external"',
     ),
     no_effect(
-        given("engine.sleeping"),
-        (f.NATIVE, f.SGLANG, f.EXTERNAL),
-        _NOT_READ,
-        'remove it, or set type = "sleeping"',
-    ),
-    no_effect(
         given("engine.kept_samples"),
-        (f.SGLANG, f.EXTERNAL, f.SLEEPING),
+        (f.SGLANG, f.EXTERNAL),
         _NOT_READ,
         'remove it, or set type = "native"',
     ),
-    no_effect(
-        given("engine.speculative"), (f.EXTERNAL, f.SLEEPING), _NOT_READ, 'remove it, or set type = "native"'
-    ),
+    no_effect(given("engine.speculative"), f.EXTERNAL, _NOT_READ, 'remove it, or set type = "native"'),
     no_effect(_given("engine", *_PROCESS_KEYS), f.EXTERNAL, _NOT_READ, "remove it"),
-    no_effect(given("engine.adapter", "engines.adapter"), (f.EXTERNAL, f.SLEEPING), _NOT_READ, "remove it"),
+    no_effect(given("engine.adapter", "engines.adapter"), f.EXTERNAL, _NOT_READ, "remove it"),
     no_effect(
         on("engine.sglang_router"),
         f.OWN_ROUTER,
@@ -296,7 +285,7 @@ _WEIGHTS = (
         "in float32 an optimizer step changes nearly every weight; bfloat16 changes few",
     ),
     refused(f.ELEMENTS, f.SENT_TOWER, "native engines read the vision tower's weights whole"),
-    no_effect(f.SLEEP, f.COLOCATED_WITHOUT_MEMORY, "they hold no memory that they could free"),
+    no_effect(f.SLEEP, f.COLOCATED_EXTERNAL, "they hold no memory that they could free"),
     no_effect(f.SLEEP, f.NOT_COLOCATED, "engines do not share devices with the trainer"),
     refused(
         f.KEPT_SAMPLES,
@@ -365,7 +354,7 @@ _TRAINER = (
     no_effect(given("trainer.kept_logits"), (f.FLOAT32, f.FLOAT32_HEAD), "logits in float32 are not kept"),
     refused(
         f.ENGINE_REPLAY,
-        (f.EXTERNAL, f.SLEEPING),
+        f.EXTERNAL,
         "they do not report routed experts",
         'set routing_replay = "off", or set engine.type = "sglang" or "native"',
     ),
@@ -534,7 +523,6 @@ _LORA = (
 )
 _SENT_ADAPTERS = (
     refused(f.ADAPTERS_ALONE, f.EXTERNAL, "external engines only take whole models"),
-    refused(f.ADAPTERS_ALONE, f.SLEEPING, "sleeping engines only take whole models"),
     refused(
         f.ADAPTERS_ALONE, f.DISK_ON_NATIVE, "native engines on several nodes read whole models from files"
     ),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from benchmarks.sleeping_engine import SleepingServer, SleepingSetup
 from rlrun.plugins.generation import Sampling
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.channel_frames import CHANNEL_PATH, Frame, FrameWriter
@@ -18,8 +19,6 @@ from rlrun.runner.engines.client import client as client_module
 from rlrun.runner.engines.client import connection
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.sleeping.server import SleepingServer
-from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from tests.waiting import until
 
 LONG = 10**6
@@ -52,16 +51,16 @@ async def test_a_short_call_does_not_wait_for_a_long_one_on_the_same_socket() ->
         assert not long.done()
         await client.abort(request("long", LONG))
         assert [one.finish for one in await long] == ["abort", "abort"]
-        assert len(server._channel._channels) == 1
+        assert len(server.channel._channels) == 1
 
 
 async def test_a_cancelled_call_ends_its_samples_and_no_others() -> None:
     async with sleeping() as (server, url), EngineClient(url, own=True) as client:
         calls = [asyncio.create_task(client.generate(request(name, LONG))) for name in ("a", "b")]
-        await until(lambda: len(server._sleepers._running) == 4, "4 running samples")
+        await until(lambda: len(server.running) == 4, "4 running samples")
         calls[0].cancel()
-        await until(lambda: len(server._sleepers._running) == 2, "2 running samples")
-        assert {sample.id for sample in server._sleepers._running} == {"b-0", "b-1"}
+        await until(lambda: len(server.running) == 2, "2 running samples")
+        assert {sample.id for sample in server.running} == {"b-0", "b-1"}
         await client.abort_all()
         assert [one.finish for one in await calls[1]] == ["abort", "abort"]
 
@@ -70,11 +69,11 @@ async def test_a_client_that_disconnects_ends_all_its_samples() -> None:
     async with sleeping() as (server, url):
         client = EngineClient(url, own=True)
         call = asyncio.create_task(client.generate(request("a", LONG)))
-        await until(lambda: len(server._sleepers._running) == 2, "2 running samples")
+        await until(lambda: len(server.running) == 2, "2 running samples")
         await client.close()
         with pytest.raises(EngineGone):
             await call
-        await until(lambda: not server._sleepers.busy, "an idle engine")
+        await until(lambda: not server.busy, "an idle engine")
         with pytest.raises(EngineGone, match="the connection is closed"):
             await client.generate(request())
 
@@ -95,14 +94,14 @@ async def test_the_deadline_of_a_call_ends_it_in_the_engine_too() -> None:
     async with sleeping() as (server, url), EngineClient(url, 0.1, own=True) as client:
         with pytest.raises(TimeoutError, match=r"/generate did not answer within 0.1 s"):
             await client.generate(request("a", LONG))
-        await until(lambda: not server._sleepers.busy, "an idle engine")
+        await until(lambda: not server.busy, "an idle engine")
 
 
 async def test_an_engine_that_stops_ends_its_calls_and_one_that_comes_back_is_called_again() -> None:
     async with sleeping() as (server, url), EngineClient(url, own=True) as client:
         assert len(await client.generate(request())) == 2
         call = asyncio.create_task(client.generate(request("a", LONG)))
-        await until(lambda: server._sleepers.busy, "a busy engine")
+        await until(lambda: server.busy, "a busy engine")
         await asyncio.to_thread(server.stop)
         with pytest.raises(EngineGone):
             await call
@@ -125,9 +124,9 @@ async def test_a_call_with_a_long_answer_has_a_request_of_its_own(monkeypatch: p
     async with sleeping() as (server, url), EngineClient(url, own=True) as client:
         [few, many] = await client.generate_batch([request("a"), request("b", seeds=tuple(range(9)))])
         assert [len(few), len(many)] == [2, 9]
-        assert not server._channel._channels
+        assert not server.channel._channels
         assert len(await client.generate(request())) == 2
-        assert len(server._channel._channels) == 1
+        assert len(server.channel._channels) == 1
 
 
 async def test_a_channel_is_refused_without_the_key_and_to_web_pages() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.sleeping_engine import SleepingServer, SleepingSetup
 from rlrun.plugins.generation import Sampling
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import JobError
@@ -22,8 +23,6 @@ from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.supervisor import RestartBudget
 from rlrun.runner.engines.process.sglang_router import router_arguments
-from rlrun.runner.engines.sleeping.server import SleepingServer
-from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.host.background import cancel_all
 from tests.sglang_cpu.servers import router_setup
 from tests.waiting import PATIENCE

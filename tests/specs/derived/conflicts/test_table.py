@@ -120,8 +120,8 @@ def test_several_conflicts_of_one_key_are_all_reported() -> None:
 
 
 def test_defaults_read_the_reasons() -> None:
-    spec = spec_of(trainer={"parallel": {"context": 2}}, engine={"type": "sleeping"})
+    spec = spec_of(trainer={"parallel": {"context": 2}}, engine={"type": "external"})
     assert list(reasons_against(SHARED_PREFIXES, Job(spec))) == [
         "context-parallel ranks cut sequences without regard to their branches"
     ]
-    assert list(reasons_against(ADAPTERS_ALONE, Job(spec))) == ["sleeping engines only take whole models"]
+    assert list(reasons_against(ADAPTERS_ALONE, Job(spec))) == ["external engines only take whole models"]

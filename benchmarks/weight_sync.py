@@ -303,7 +303,7 @@ def with_gloo(size: int, bucket: int) -> float:
     process.start()
     buffer = torch.ones(bucket, dtype=torch.uint8)
     try:
-        return rate(sum(pieces), lambda _: [group.send(buffer).wait() for _ in pieces])
+        return rate(sum(pieces), lambda _: [group.send(buffer).result() for _ in pieces])
     finally:
         process.join(30)
         group.close()
@@ -350,7 +350,7 @@ def with_engine(
     options: argparse.Namespace,
 ) -> dict[str, float]:
     """Updating an idle engine over HTTP, and what its first pass costs above its second."""
-    setup = EngineSetup(folder, options.dtype, max_running=4, threads=options.threads, job="benchmark")
+    setup = EngineSetup(folder, dtype=options.dtype, max_running=4, threads=options.threads, job="benchmark")
     server = NativeServer(setup)
     url = server.start()
     token = GenerateRequest("0", np.array([5], np.int32), (0,), Sampling(max_new_tokens=1))

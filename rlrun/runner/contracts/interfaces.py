@@ -1,6 +1,6 @@
 """The interfaces between the loop and its parts. Tests implement them with fakes.
 
-PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines (weights)
+prompts -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines (weights)
 """
 
 from collections.abc import Awaitable, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
-from rlrun.plugins.types import Group, Needs, Prompt, Sample
+from rlrun.plugins.types import Group, Needs, Sample
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence, TrainStep
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
@@ -28,19 +28,6 @@ class Timed(Protocol):
 
     async def __call__(self, phase: str, work: Awaitable[Result]) -> Result:
         """Returns the result of `work`, or raises its error."""
-
-
-class PromptSource(Protocol):
-    """An endless, seeded sequence of prompts whose position can be saved (rlrun.runner.prompts.dataset)."""
-
-    def take(self, count: int) -> list[Prompt]:
-        """Returns the next `count` prompts."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns the position in the sequence, as JSON values."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues from a saved position."""
 
 
 class Engines(Protocol):

@@ -5,20 +5,11 @@ make_room_for_weights engines allocate their weights beside the trainer ─▶ w
 give_to_engines       the trainer offloads its state ─▶ engines allocate their cache ─▶ generation
 """
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.step_clock import StepClock
-
-
-class SleepingEngines(Protocol):
-    """The memory of all engines (rlrun.runner.engines.pool.pool.EnginePool)."""
-
-    async def sleep(self) -> None:
-        """Frees the memory of weights and cache until `wake`. Does nothing for engines that sleep already."""
-
-    async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
-        """Allocates memory again: the weights' before an update, the cache's before generation."""
+from rlrun.runner.engines.pool.pool import EnginePool
 
 
 class DeviceSharing(Protocol):
@@ -41,7 +32,7 @@ class DeviceSharing(Protocol):
 class SharedDevices:
     """Trainer and engines take turns on the same devices."""
 
-    def __init__(self, engines: SleepingEngines, trainer: TrainerGroup) -> None:
+    def __init__(self, engines: EnginePool, trainer: TrainerGroup) -> None:
         self._engines = engines
         self._trainer = trainer
         self.engines_awake = True

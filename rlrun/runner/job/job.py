@@ -1,16 +1,15 @@
 """The parts of a run that the loop uses, and how far the run is."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from rlrun.plugins.images import PlacedImage
-from rlrun.plugins.types import Group
 from rlrun.runner.batches.model_handle import ModelHandle
+from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import ImagePatches
-from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, TrainingState, WeightReceiver
+from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
@@ -18,11 +17,10 @@ from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices
 from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
+from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.metrics import is_due
-from rlrun.runner.rollouts.evaluation import EvalResult
+from rlrun.runner.rollouts.evaluation import Evaluator
 from rlrun.runner.rollouts.rollout_source import Batch
-
-Result = TypeVar("Result")
 
 
 def _no_patches(images: Sequence[PlacedImage]) -> Mapping[str, ImagePatches]:
@@ -48,54 +46,6 @@ class BatchSource(Protocol):
 
     async def close(self) -> None:
         """Stops reading and generating ahead."""
-
-
-class Evaluation(Protocol):
-    """Evaluates the held-out datasets (rlrun.runner.rollouts.evaluation.Evaluator)."""
-
-    async def run(self) -> EvalResult:
-        """Returns the `eval/…` metrics and the samples of the weights that the engines serve."""
-
-
-class Checkpoints(Protocol):
-    """Keeps training state (rlrun.runner.checkpoints.saving.Checkpoints)."""
-
-    async def save(self, trainer: TrainingState | None, step: int, driver: dict[str, Any]) -> None:
-        """Saves the state completely or not at all; writing may last until `wait_until_written`.
-
-        `trainer` is None in a run that only generates.
-        """
-
-    async def wait_until_written(self) -> None:
-        """Returns when the last checkpoint is complete. Raises JobError if it could not be written."""
-
-    def newest(self) -> Path | None:
-        """Returns the newest complete checkpoint; None if there is none."""
-
-
-class Journal(Protocol):
-    """Records and shows what the run does (rlrun.runner.records.journal.Journal)."""
-
-    def step(self, step: int, metrics: dict[str, float]) -> None:
-        """Records the metrics of a finished step."""
-
-    def samples(self, step: int, groups: Sequence[Group], removed: Sequence[Group] = ()) -> None:
-        """Records the groups that a step trained on, and the samples that it did not train on."""
-
-    def timeline(self, step: int, started: float, spans: Sequence[Span]) -> None:
-        """Records what every part of the job did in a step that began at `started`."""
-
-    def evaluation(self, step: int, groups: Mapping[str, Sequence[Group]]) -> None:
-        """Records the samples of an evaluation, by dataset."""
-
-    def doing(self, activity: str, done: int = 0, total: int = 0) -> None:
-        """Shows what the job does now, and how much of it is done if `total` is given."""
-
-    async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
-        """Awaits a phase that may take long, and shows it."""
-
-    async def flush(self) -> None:
-        """Returns when every step so far is on disk."""
 
 
 class ProcessRecords:
@@ -163,7 +113,7 @@ class RolloutJob:
     trainer: TrainerGroup | None = None
     profiles: StepProfiles = field(default_factory=StepProfiles)
     """The steps that are recorded in detail."""
-    evaluation: Evaluation | None = None
+    evaluation: Evaluator | None = None
     eval_before_training: bool = True
     checkpoint_interval: int | None = None
     stop: StopRequest = field(default_factory=StopRequest)

@@ -30,7 +30,6 @@ from rlrun.runner.job.step_end import evaluate, evaluate_first, finish_step, sav
 from rlrun.runner.job.sync_probe import check_pass, check_update
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.rollouts.rollout_source import Batch
-from rlrun.runner.weights.sync import WeightSync
 
 
 async def run(job: Job, progress: Progress) -> None:
@@ -144,8 +143,22 @@ async def train(
 
 
 async def push_weights(job: Job, version: int) -> int:
-    """Gives the trainer's weights to the engines; returns their bytes, 0 without engines."""
+    """Makes all engines serve the trainer's weights; returns the bytes of the update, 0 without engines.
+
+    An engine that is lost meanwhile gets the update when it is started again. Raises EngineError if an engine
+    fails that nobody starts again, JobError if the probe finds engines that generate with something else.
+    """
     if job.engines is None:
         return 0
     job.journal.doing("weights to the engines")
-    return await WeightSync(job.trainer, job.engines, job.devices, job.probe).push(version)
+    await job.devices.give_to_trainer()
+    if job.probe is not None:
+        await job.probe.score_with_trainer()
+    update = await job.trainer.write_weights(version)  # rlrun.runner.weights.writer, on every rank
+    await job.devices.make_room_for_weights()
+    confirmed = await job.engines.update_weights(update)  # rlrun.runner.weights.delivery
+    await job.devices.give_to_engines()
+    assert confirmed == version, f"engines serve weights {confirmed}, the trainer pushed {version}"
+    if job.probe is not None:
+        await job.probe.check(version)
+    return update.size

@@ -6,9 +6,9 @@ from typing import Any
 
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoint_of, clear_unfinished
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint, open_checkpoint
-from rlrun.runner.checkpoints.saving import trainer_folder
+from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
 from rlrun.runner.contracts.interfaces import TrainingState
-from rlrun.runner.job.job import BatchSource, Checkpoints, Progress
+from rlrun.runner.job.job import BatchSource, Progress
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.debug import DebugSpec
 

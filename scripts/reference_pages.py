@@ -96,10 +96,13 @@ def _topic(topic: Topic) -> str:
         features = as_tuple(row.features)
         names = ", ".join(_shown(feature.name) for feature in features)
         reason = row.reason.replace("{algorithm}", "the algorithm")
+        others: dict[tuple[str, str], list[str]] = {}
         for other in as_tuple(row.others):
             link = "without" if other.is_absence else "with"
             cures = dict.fromkeys(cure_of(row, feature, other, other.key) for feature in features)
-            cells = (names, f"{row.kind} {link}", _shown(other.name), reason, "; ".join(cures))
+            others.setdefault((link, "; ".join(cures)), []).append(_shown(other.name))
+        for (link, cure), shown in others.items():
+            cells = (names, f"{row.kind} {link}", ", ".join(shown), reason, cure)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

@@ -1,5 +1,6 @@
 """The shape of a decoder, without torch: its family, its sizes and its features."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
@@ -183,23 +184,24 @@ class Architecture:
         return self.windows[layer] if self.windows else None
 
 
-def inexact_part(model: Architecture) -> str | None:
-    """Returns why the operators of `rlrun.runner.exact_ops` do not compute a model; None if they do.
+INEXACT_PARTS: Mapping[str, Callable[[Architecture], bool]] = {
+    "a mixture of experts": lambda model: model.experts is not None,
+    "Gated DeltaNet": lambda model: model.delta is not None,
+    "latent attention": lambda model: model.latent is not None,
+    "attention sinks": lambda model: model.sinks,
+    "a gate after attention": lambda model: model.output_gate,
+    "norms over all heads": lambda model: model.joint_qk_norm,
+    "norms that add 1 to their weights": lambda model: model.offset_norms,
+    "rotation of a part of each head": lambda model: bool(model.rotary_dim),
+    "a vision tower": lambda model: model.tower is not None,
+    "heads whose size is not a multiple of 16": lambda model: model.head_dim % 16 != 0,
+}
+"""What the operators with which `true_on_policy` is kept on CPUs do not compute, by its name. They compute
+decoders with dense feed-forwards and grouped-query attention: Llama, Qwen2, Qwen3 and the families that share
+their layers."""
 
-    They compute decoders with dense feed-forwards and grouped-query attention: Llama, Qwen2, Qwen3 and the
-    families that share their layers.
-    """
-    parts = {
-        "experts": model.experts is not None,
-        "Gated DeltaNet": model.delta is not None,
-        "latent attention": model.latent is not None,
-        "attention sinks": model.sinks,
-        "a gate after attention": model.output_gate,
-        "norms that span several heads": model.joint_qk_norm,
-        "norms that add 1 to their weights": model.offset_norms,
-        "rotation of a part of each head": bool(model.rotary_dim),
-        "images": model.tower is not None,
-        f"heads of {model.head_dim} elements, which is not a multiple of 16": model.head_dim % 16 != 0,
-    }
-    names = [name for name, is_there in parts.items() if is_there]
+
+def inexact_part(model: Architecture) -> str | None:
+    """Returns why the operators of `true_on_policy` do not compute a model; None if they do."""
+    names = [name for name, has_part in INEXACT_PARTS.items() if has_part(model)]
     return f"no operators for {names[0]} give the same bits in every batch" if names else None

@@ -22,10 +22,13 @@ from rlrun.plugins.validation import load_checked_spec
 
 SCRIPTS = slime_scripts()
 REWARDS = ["grpo learns from rewards, and the spec has none"]
-SERIAL = ["the recurrent state of Gated DeltaNet passes through all tokens of a sequence in order"]
+SERIAL = [
+    "is not supported with Gated DeltaNet: the recurrent state passes through all tokens of a sequence in "
+    "order"
+]
 NO_TOWER = [
     "the model's family, qwen3_5_moe, reads no images in rlrun",
-    "the qwen3_5_moe model has no vision tower that is computed here",
+    "is not supported without a vision tower: rlrun computes none for the model's family",
     "the model's family, qwen3_5_moe, reads no images in rlrun",
 ]
 REFUSED = {

@@ -10,6 +10,8 @@ from math import lcm
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision
+from rlrun.specs.derived.conflicts.features import CONTEXT
+from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
@@ -141,11 +143,11 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
     }
     if model.delta is not None:
         sizes["linear_num_key_heads"] = model.delta.key_heads
-        if parallel.context > 1:
-            raise ValueError(
-                f"{section}.parallel.context = {parallel.context} is not supported for {model.family}: the "
-                "recurrent state of Gated DeltaNet passes through all tokens of a sequence in order; use 1"
-            )
+    if parallel.context > 1 and (reason := reason_against_model(CONTEXT, model)):
+        raise ValueError(
+            f"{section}.parallel.context = {parallel.context} is not supported for {model.family}: {reason}; "
+            "use 1"
+        )
     if model.experts is not None:
         if parallel.expert == 1:
             sizes["moe_intermediate_size"] = model.experts.intermediate

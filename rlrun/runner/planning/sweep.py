@@ -167,6 +167,6 @@ def _breaks_a_rule(spec: Spec, job: PlannedJob) -> bool:
     rules = [rule for rule in (*RULES, *ROLLOUT_RULES) if rule is not ray_address]
     findings = (finding for rule in rules for finding in rule(spec))
     algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, job.needs))
-    features = Job(spec, job.needs, job.model, has_tower=job.model.tower is not None)
+    features = Job(spec, job.needs, job.model)
     refused = conflicts(features, ignored=False)
     return any(True for _ in chain(findings, algorithm_findings, refused))

@@ -5,8 +5,6 @@ The trainer computes with the server's kernels, and rounds where the server roun
 
 from typing import Any
 
-from rlrun.models.architecture import Architecture, inexact_part
-from rlrun.models.families.table import family_named
 from rlrun.specs.sections.job import Spec
 
 SERVER_ARGUMENTS = {
@@ -25,17 +23,3 @@ def rounds_as_target(spec: Spec) -> bool:
 def target_arguments(spec: Spec) -> dict[str, Any]:
     """Returns the arguments that make the policy's servers round as the trainer does."""
     return SERVER_ARGUMENTS if rounds_as_target(spec) else {}
-
-
-def untargeted_part(model: Architecture) -> str | None:
-    """Returns why SGLang's `rl_on_policy_target` and the trainer's layers do not agree for a model."""
-    if not family_named(model.family).server.on_policy_target:
-        return (
-            "on GPUs it is for dense models of Qwen3: SGLang's layers of other families do not round as "
-            "rl_on_policy_target says, or the trainer has no layers that do"
-        )
-    if model.rope.type != "default":
-        return f"on GPUs it is for positions without scaling, found {model.rope.type}"
-    if any(model.windows):
-        return "on GPUs it is for attention to all earlier tokens, and some layers see a window"
-    return inexact_part(model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rlrun.models.architecture import Architecture
 from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
-from rlrun.specs.derived.conflicts.reading import reasons_against
+from rlrun.specs.derived.conflicts.reading import reason_against_model, reasons_against
 from rlrun.specs.sections.job import Spec
 
 SHORTEST = 32
@@ -29,19 +29,6 @@ class SharingChoice:
         return f"trainer.share_prefixes is {'on' if self.on else 'off'}: {self.reason}"
 
 
-def why_not_shared(model: Architecture) -> str | None:
-    """Returns why a model cannot share prefixes; None: it can."""
-    if model.stored_tensors:
-        return "the layers of transformers see each sequence by itself"
-    if model.delta is not None:
-        return "the recurrent state of Gated DeltaNet passes through each sequence by itself"
-    if any(model.windows):
-        return "some layers see a window of each sequence, and windows have no branches"
-    if model.tower is not None:
-        return "tokens of images are alike where the images are not"
-    return None
-
-
 def choose_sharing(
     spec: Spec, models: Sequence[Architecture], *, rollout: bool, pairs: bool
 ) -> SharingChoice:
@@ -54,7 +41,7 @@ def choose_sharing(
     if spec.cluster.gpus_per_node:
         return SharingChoice(False, "what it gains on GPUs is not measured; `true` shares them there too")
     for model in models:
-        if reason := why_not_shared(model):
+        if reason := reason_against_model(SHARED_PREFIXES, model):
             return SharingChoice(False, f"{model.family}: {reason}")
     if not (rollout or pairs):
         return SharingChoice(False, "each demonstration has a prompt of its own")

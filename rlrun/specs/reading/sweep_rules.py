@@ -59,10 +59,6 @@ def sweep_search(spec: Spec) -> Iterator[Finding]:
     if spec.sweep.search == "optuna" and spec.sweep.trials is None:
         message, cure = "an Optuna search needs a number of trials", "add `trials = 20`"
         yield Finding(("sweep", "search"), message, cure, "trials", "optuna", related=(path,))
-    if spec.sweep.search == "grid" and spec.sweep.trials is not None:
-        cure = 'remove it, or set search = "optuna"'
-        why = "a grid has one trial for each combination of values"
-        yield no_effect(path, why, cure, (("sweep", "search"),))
 
 
 SWEEP_RULES: tuple[Rule, ...] = (sweep_values, sweep_search)

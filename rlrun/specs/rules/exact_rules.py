@@ -1,10 +1,9 @@
-"""Rules of `true_on_policy`: precisions, sampling, and the arguments of servers."""
+"""Rules of `true_on_policy`: precisions, and the arguments of servers."""
 
 import json
 from collections.abc import Iterator
 
 from rlrun.specs.derived.on_policy_target import SERVER_ARGUMENTS, rounds_as_target
-from rlrun.specs.derived.sampling_mask import cuts_vocabulary
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -23,15 +22,6 @@ _FIXED_ARGUMENTS = SERVER_ARGUMENTS | {
     "enable_torch_compile": False,
 }
 """Arguments with which a server computes in another order or precision, with the values that do not."""
-
-
-def exact_sampling(spec: Spec) -> Iterator[Finding]:
-    """Log-probs over the whole vocabulary are compared."""
-    if spec.true_on_policy and cuts_vocabulary(spec) and spec.rollout.given("sampling_mask") is not False:
-        path = ("rollout", "top_p" if spec.rollout.top_p < 1 else "top_k")
-        message = "with true_on_policy log-probs are those of the whole vocabulary, without a sampling mask"
-        cure = "add `sampling_mask = false` under [rollout], or remove top_p and top_k"
-        yield Finding(path, message, cure, related=(EXACT,))
 
 
 def exact_precision(spec: Spec) -> Iterator[Finding]:
@@ -67,4 +57,4 @@ def untried_on_gpus(spec: Spec) -> Iterator[Finding]:
         yield Finding(EXACT, message, cure, at_value=False)
 
 
-EXACT_RULES: tuple[Rule, ...] = (exact_sampling, exact_precision, exact_servers)
+EXACT_RULES: tuple[Rule, ...] = (exact_precision, exact_servers)

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from rlrun.models.architecture import inexact_part
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
-from rlrun.models.config_json import architecture, read_vision_tower, with_vision_tower
-from rlrun.models.families.table import TABLES, similar_families
+from rlrun.models.config_json import architecture, with_vision_tower
+from rlrun.models.families.table import TABLES, family_of, similar_families
 from rlrun.models.family import Support
+from rlrun.models.transformers_models import read_transformers_model
 from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.reading import conflicts
-from rlrun.specs.derived.on_policy_target import rounds_as_target, untargeted_part
 from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.image_rules import image_findings
 from rlrun.specs.rules.mtp_rules import mtp_findings
-from rlrun.specs.rules.vision_rules import vision_findings
 from rlrun.specs.sections.job import Spec
 
 MODEL: KeyPath = ("model", "path")
@@ -36,45 +35,21 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
         return
     yield from _layouts(spec, model_type, family, config)
     yield from _speculation(spec, config)
-    yield from vision_findings(spec, config)
     yield from conflicts(_job(spec, config), only_of_model=True)
     yield from image_findings(spec, config)
     yield from mtp_findings(spec, config)
-    yield from _exactness(spec, config)
-    if implementation == "transformers":
-        return  # adapters and precision are refused without a look at the family
-    for path, value, is_offered in (
-        (("trainer", "lora"), spec.trainer.lora, family.adapters),
-        (("trainer", "precision"), spec.trainer.precision, family.precision),
-        (("trainer", "share_prefixes"), spec.trainer.given("share_prefixes") or None, family.prefixes),
-    ):
-        if value is not None and not is_offered:
-            yield Finding(path, f"is not supported for {model_type}", "remove it", related=(MODEL,))
 
 
 def _job(spec: Spec, config: Mapping[str, Any]) -> Job:
-    """Returns the job with its model; without one where another check reports its config.json."""
-    model = tower = None
-    with suppress(ValueError):
+    """Returns the job with its model; without one where another check reports the model's files."""
+    with suppress(OSError, ValueError):
+        if spec.model.implementation == "transformers":
+            model = read_transformers_model(Path(spec.model.path))
+            return Job(spec, model=model if model.stored_tensors else None)
         model = architecture(config)
-    with suppress(KeyError, TypeError):
-        tower = read_vision_tower(config)
-    setting = spec.trainer.given("vision_tower")
-    is_loaded = tower is not None and (tower.loaded if setting is None else setting != "none")
-    return Job(spec, None, model, is_loaded and spec.model.implementation != "transformers")
-
-
-def _exactness(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Checks that engines and trainer compute the model bit for bit alike."""
-    if not spec.true_on_policy:
-        return
-    try:
-        model = with_vision_tower(architecture(config), spec.trainer.given("vision_tower"))
-    except ValueError:
-        return  # reported when the architecture is read
-    reason = untargeted_part(model) if rounds_as_target(spec) else inexact_part(model)
-    if reason is not None:
-        yield Finding(("true_on_policy",), reason, "remove it", found=True, related=(MODEL,))
+        setting = spec.trainer.given("vision_tower")
+        return Job(spec, model=with_vision_tower(model, setting) if model.vision else model)
+    return Job(spec)
 
 
 def _unknown(implementation: str, model_type: str) -> Finding:
@@ -97,13 +72,13 @@ def _layouts(spec: Spec, model_type: str, family: Support, config: Mapping[str, 
             continue  # another rule refuses experts of a model that has none
         if spec.model.implementation == "transformers" and name in ("context", "pipeline"):
             continue  # refused for all of its families
-        message, cure = f"is not supported for {model_type}", _instead(family)
+        if name == "context" and family_of(with_family_defaults(config)).recurrent:
+            continue  # refused by the table of what does not go together
+        message = f"was not tried for {model_type}"
         if spec.model.implementation == "transformers":
-            message += " by the layers of transformers"
-        elif name == "context":
-            message = "the recurrent state of Gated DeltaNet passes through all tokens of a sequence in order"
-            cure = "use 1"
-        yield Finding(("trainer", "parallel", name), message, cure, found=degree, related=(MODEL,))
+            message += " with the layers of transformers"
+        path: KeyPath = ("trainer", "parallel", name)
+        yield Finding(path, message, _instead(family), found=degree, related=(MODEL,))
 
 
 def _speculation(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -1,18 +1,21 @@
 """What a local model's config.json says about a spec, before anything heavy is loaded."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlrun.models.attention_config import attention_interval
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
-from rlrun.models.families.table import NATIVE, family_of
+from rlrun.models.config_json import architecture
+from rlrun.models.families.table import family_of
 from rlrun.models.json_files import read_json
+from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
+from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.derived.lengths import longest_response, longest_sample
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.family_rules import family_findings
-from rlrun.specs.rules.shared_rules import is_given, no_effect
 from rlrun.specs.sections.job import Spec
 
 LENGTH_KEYS: tuple[KeyPath, ...] = (
@@ -91,10 +94,17 @@ def _teacher(spec: Spec) -> Iterator[Finding]:
     source: KeyPath = ("teacher", "path")
     if spec.teacher.parallel is not None:
         yield from _split(with_family_defaults(config), spec.teacher.parallel.tensor, "teacher", source)
-    family = NATIVE.get(str(config.get("model_type")))
-    if spec.trainer.given("share_prefixes") and family is not None and not family.prefixes:
-        message = f"is not supported for the teacher's family, {config['model_type']}"
-        yield Finding(("trainer", "share_prefixes"), message, "remove it", found=True, related=(source,))
+    if spec.trainer.given("share_prefixes"):
+        yield from _unshared_teacher(config, source)
+
+
+def _unshared_teacher(config: dict[str, Any], source: KeyPath) -> Iterator[Finding]:
+    """Reports a teacher whose sequences cannot share prefixes."""
+    with suppress(ValueError):  # a broken config.json is reported when the model is loaded
+        reason = reason_against_model(SHARED_PREFIXES, architecture(config))
+        if reason is not None:
+            message = f"is not supported for the teacher, {config['model_type']}: {reason}"
+            yield Finding(("trainer", "share_prefixes"), message, "remove it", found=True, related=(source,))
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -158,33 +168,11 @@ def _stage_layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    degree, moe = spec.trainer.parallel.expert, spec.trainer.moe
+    """Checks that the degree of expert parallelism divides the experts of a model that has some."""
+    degree = spec.trainer.parallel.expert
     found = [config[name] for name in EXPERT_COUNTS if isinstance(config.get(name), int)]
-    path, related = ("trainer", "parallel", "expert"), (("model", "path"),)
-    for name, value in (("routing_replay", moe.routing_replay), ("balancing", moe.balancing)):
-        if value != "off" and not found:
-            where: KeyPath = ("trainer", "moe", name)
-            yield Finding(where, "the model has no experts", "remove it", found=value, related=related)
-    if found and not family_of(config).expert_bias:
-        yield from _bias_without_place(spec, config)
-    if degree > 1 and not found:
-        yield Finding(path, "the model has no experts", "remove it", found=degree, related=related)
-    elif degree > 1 and found[0] % degree:
+    if degree > 1 and found and found[0] % degree:
         fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
         message = f"must divide the model's {found[0]} experts, found {degree}"
-        yield Finding(path, message, f"use {fits}", found=degree, related=related)
-
-
-def _bias_without_place(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    """Reports a bias of experts that cannot be exported to engines."""
-    moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
-    path: KeyPath = ("trainer", "moe", "balancing_export")
-    if moe.balancing == "off":
-        return
-    family, related = config.get("model_type"), (("model", "path"), switch)
-    if is_given(moe, "balancing_export") and moe.balancing_export:
-        message = f"checkpoints of {family} cannot hold a bias of experts, so it cannot be exported"
-        yield Finding(path, message, "remove it", found=True, related=related)
-    if moe.routing_replay == "engine" and moe.balancing_export:
-        why = f"engines choose the experts, and checkpoints of {family} cannot carry the bias to them"
-        yield no_effect(switch, why, "remove it", (("trainer", "moe", "routing_replay"), ("model", "path")))
+        path: KeyPath = ("trainer", "parallel", "expert")
+        yield Finding(path, message, f"use {fits}", found=degree, related=(("model", "path"),))

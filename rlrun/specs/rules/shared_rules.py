@@ -44,9 +44,6 @@ def ray_address(spec: Spec) -> Iterator[Finding]:
 
 def evaluation(spec: Spec) -> Iterator[Finding]:
     """Evaluations have datasets with distinct names, and do not repeat a greedy sample."""
-    if spec.eval.model_fields_set - {"datasets"} and not spec.eval.datasets:
-        cure = "add a table [[eval.datasets]], or remove [eval]"
-        yield no_effect(("eval",), "it has no datasets", cure)
     names = [dataset.name for dataset in spec.eval.datasets]
     for number, dataset in enumerate(spec.eval.datasets):
         path: KeyPath = ("eval", "datasets", number)

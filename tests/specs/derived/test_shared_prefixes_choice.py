@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rlrun.models.config_json import architecture
-from rlrun.specs.derived.shared_prefixes import choose_sharing, why_not_shared
+from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
+from rlrun.specs.derived.conflicts.reading import reason_against_model
+from rlrun.specs.derived.shared_prefixes import choose_sharing
 from rlrun.specs.sections.job import Spec
 from tests.resolved_specs import resolved
 
@@ -91,4 +93,4 @@ def test_prefixes_are_not_shared(case):
 def test_the_choice_becomes_the_setting():
     for model, on in ((MODEL, True), (WINDOWS, False)):
         assert resolved(spec(), model).trainer.share_prefixes is on
-    assert why_not_shared(MODEL) is None
+    assert reason_against_model(SHARED_PREFIXES, MODEL) is None

@@ -75,7 +75,7 @@ CUT = ("rollout.top_p=0.9", "rollout.top_k=50")
         (
             (*EXTERNAL, *NGRAM),
             "engine.speculative",
-            "with external engines: they do not read this key",
+            "with external engines: only native engines and SGLang servers",
         ),
         (("engine.speculative.draft_tokens=0", *NGRAM), "engine.speculative.draft_tokens", "at least 1"),
     ],

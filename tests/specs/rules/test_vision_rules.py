@@ -8,7 +8,15 @@ from rlrun.specs.rules.family_rules import family_findings
 from rlrun.specs.sections.job import Spec
 from tests.models.test_vision import PUBLISHED
 
-QWEN3_5 = PUBLISHED | {"model_type": "qwen3_5", "text_config": {}}
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 2048,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+}
+QWEN3 = {"model_type": "qwen3"} | SIZES
+QWEN3_5 = PUBLISHED | {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"} | SIZES}
 
 
 def found(config: dict[str, Any], parallel: dict[str, int] | None = None, **trainer: Any) -> list[str]:
@@ -32,11 +40,11 @@ def found(config: dict[str, Any], parallel: dict[str, int] | None = None, **trai
         (PUBLISHED, {"parallel": {"tensor": 2}, "vision_tower": "none"}, []),
         (PUBLISHED, {"parallel": {"context": 2}}, ["trainer.parallel.context"]),
         (PUBLISHED, {"parallel": {"pipeline": 2}}, ["trainer.parallel.pipeline"]),
-        (PUBLISHED, {"lora": {"rank": 4}}, ["trainer.lora"]),
+        (QWEN3_5, {"lora": {"rank": 4}, "vision_tower": "frozen"}, ["trainer.lora"]),
         (QWEN3_5, {"parallel": {"tensor": 2}}, []),
         (QWEN3_5, {"parallel": {"tensor": 2}, "vision_tower": "frozen"}, ["trainer.parallel.tensor"]),
-        ({"model_type": "qwen3"}, {"vision_tower": "trained"}, ["trainer.vision_tower"]),
-        ({"model_type": "qwen3"}, {"vision_tower": "none"}, []),
+        (QWEN3, {"vision_tower": "trained"}, ["trainer.vision_tower"]),
+        (QWEN3, {"vision_tower": "none"}, []),
     ],
     ids=["data", "tensor", "no-tower", "context", "pipeline", "lora", "text", "frozen", "qwen3", "nothing"],
 )

@@ -26,7 +26,8 @@ from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_inputs, mtp_out
 from rlrun.runner.trainer.passes.packed_batch import Pack, make_pack
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.transfers import to_device, to_host
-from rlrun.specs.derived.shared_prefixes import why_not_shared
+from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
+from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
@@ -80,7 +81,7 @@ class PackedModel:
         settings: ModelSettings,
     ) -> None:
         """`decoders` are this rank's stages, in order; there is one unless a pipeline subclass is used."""
-        if settings.share and (reason := why_not_shared(model)):
+        if settings.share and (reason := reason_against_model(SHARED_PREFIXES, model)):
             raise ValueError(f"trainer.share_prefixes is not supported for {model.family}: {reason}")
         self.decoders = list(decoders)
         self.device = settings.device

@@ -21,9 +21,7 @@ class Job:
     needs: Needs | None = None
     """The needs of the algorithm; None where it could not be created."""
     model: Architecture | None = None
-    """The policy; None where its config.json is not known."""
-    has_tower: bool = False
-    """Whether the policy's vision tower is computed."""
+    """The policy, with its vision tower if that is computed; None where its config.json is not known."""
 
     def value(self, key: str) -> Any:
         """Returns the value of a dotted key; None for a derived key that the spec leaves open, resolved or
@@ -84,8 +82,8 @@ class Feature:
     """Further keys that the predicate reads."""
     is_absence: bool = False
     """Whether the predicate holds where the feature of this name is missing. `off` is then how to have it."""
-    of_model: bool = False
-    """Whether the predicate reads the model, so that it waits for the model's config.json."""
+    of_model: Callable[[Architecture], bool] | None = None
+    """The predicate of a model, which waits for the model's config.json; None: the spec decides."""
 
     def when(self, test: Test, name: str, *related: str) -> "Feature":
         """Returns the feature that holds where this one holds and `test`, too."""
@@ -100,6 +98,22 @@ class Feature:
         if self.off:
             return f"set {key} = {self.off}"
         return f"{'add' if self.is_absence else 'remove'} {self.name if self.name[0] == '[' else key}"
+
+
+def model_with(
+    name: str,
+    test: Callable[[Architecture], bool],
+    key: str = "model.path",
+    off: str | None = None,
+    *,
+    is_absence: bool = False,
+) -> Feature:
+    """Returns a feature of the policy's architecture."""
+
+    def holds(job: Job) -> bool:
+        return job.model is not None and test(job.model)
+
+    return Feature(name, key, holds, off, ("model.path",), is_absence, test)
 
 
 def on(key: str, name: str = "") -> Feature:

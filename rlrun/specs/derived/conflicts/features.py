@@ -1,9 +1,9 @@
 """The features of a job that do not go with every other one; the rows of the table name them."""
 
-from collections.abc import Callable
-
 from rlrun.models.adapters import EXPERT_TARGETS
+from rlrun.models.architecture import INEXACT_PARTS as INEXACT
 from rlrun.models.architecture import Architecture
+from rlrun.models.families.table import family_named
 from rlrun.specs.derived.conflicts.feature import (
     Feature,
     Job,
@@ -12,6 +12,7 @@ from rlrun.specs.derived.conflicts.feature import (
     equal,
     given,
     missing,
+    model_with,
     on,
     unequal,
 )
@@ -30,13 +31,6 @@ def _algorithm(name: str, test: Test) -> Feature:
     """Returns a feature of the algorithm."""
     return Feature(
         name, "algorithm.type", lambda job: job.needs is not None and test(job), None, ("algorithm",)
-    )
-
-
-def _model(name: str, test: Callable[[Architecture], bool]) -> Feature:
-    """Returns a feature of the policy's architecture."""
-    return Feature(
-        name, "model.path", lambda job: job.model is not None and test(job.model), None, of_model=True
     )
 
 
@@ -76,23 +70,45 @@ EXACT_ON_GPUS = EXACT.when(lambda job: rounds_as_target(job.spec), "true_on_poli
 NO_INTERVAL = missing(on("checkpoint.interval"))
 NOT_TRAINING_SAVED = missing(equal("debug.mode", "train"))
 ONLY_ROLLOUT = equal("debug.mode", "rollout")
+EVALUATION = Feature("[eval]", "eval", lambda job: job.spec.eval.model_fields_set - {"datasets"})
+NO_DATASETS = missing(on("eval.datasets"))
+GRID = equal("sweep.search", "grid", '"optuna"')
 
 # The policy's model
 TRANSFORMERS = equal("model.implementation", "transformers", '"torchtitan"')
 RANDOM = on("model.random_init")
 MODEL_FOLDER, TEACHER_FOLDER = _is_folder("model.path"), _is_folder("teacher.path")
-VISION = Feature(
-    "a vision tower",
+VISION = model_with("a vision tower", lambda model: model.tower is not None, "trainer.vision_tower", '"none"')
+GIVEN_TOWER = Feature(
     "trainer.vision_tower",
-    lambda job: job.has_tower,
-    '"none"',
-    ("model.path",),
-    of_model=True,
+    "trainer.vision_tower",
+    lambda job: job.value("trainer.vision_tower") in ("frozen", "trained"),
 )
-DELTA_NET = _model("Gated DeltaNet", lambda model: model.delta is not None)
-LATENT_ATTENTION = _model("latent attention", lambda model: model.latent is not None)
-ATTENTION_SINKS = _model("attention sinks", lambda model: model.sinks)
-JOINT_NORMS = _model("norms over all heads", lambda model: model.joint_qk_norm)
+NO_TOWER = model_with(
+    "a vision tower", lambda model: model.vision is None and not model.stored_tensors, is_absence=True
+)
+NO_EXPERTS = model_with("a mixture of experts", lambda model: model.experts is None, is_absence=True)
+NO_EXPERT_BIAS = model_with(
+    "a bias of experts in the family's checkpoints",
+    lambda model: model.experts is not None and not model.experts.correction_bias,
+    is_absence=True,
+)
+DELTA_NET = model_with("Gated DeltaNet", lambda model: model.delta is not None)
+LATENT_ATTENTION = model_with("latent attention", lambda model: model.latent is not None)
+ATTENTION_SINKS = model_with("attention sinks", lambda model: model.sinks)
+JOINT_NORMS = model_with("norms over all heads", lambda model: model.joint_qk_norm)
+WINDOWS = model_with("windows of attention", lambda model: any(model.windows))
+SCALED_POSITIONS = model_with("scaled positions (rope_scaling)", lambda model: model.rope.type != "default")
+INEXACT_PARTS = tuple(model_with(name, has_part) for name, has_part in INEXACT.items())
+NOT_DENSE_QWEN3 = model_with(
+    "a model other than dense Qwen3", lambda model: not family_named(model.family).server.on_policy_target
+)
+WITHOUT_ADAPTERS = model_with(
+    "a family without adapters (docs/families.md)", lambda model: _lacks(model, "adapters")
+)
+WITHOUT_PRECISION = model_with(
+    "a family without low precision (docs/families.md)", lambda model: _lacks(model, "precision")
+)
 
 # Parallelism
 PARALLEL = "trainer.parallel"
@@ -165,6 +181,18 @@ OLD_FROM_ENGINES = Feature(
     ),
     '"trainer"',
     ("rollout.mode", "rollout.partial", "algorithm"),
+)
+
+BALANCING_UNDER_REPLAY = BALANCING.when(
+    lambda job: job.value("trainer.moe.routing_replay") == "engine" and job.spec.trainer.moe.balancing_export,
+    "trainer.moe.balancing with routing of the engines",
+    "trainer.moe.routing_replay",
+    "trainer.moe.balancing_export",
+)
+GIVEN_BALANCING_EXPORT = given("trainer.moe.balancing_export").when(
+    lambda job: job.spec.trainer.moe.balancing_export and job.spec.trainer.moe.balancing != "off",
+    "trainer.moe.balancing_export = true",
+    "trainer.moe.balancing",
 )
 
 # Low precision
@@ -250,6 +278,13 @@ OLD_GIVEN_FROM_ENGINES = equal("trainer.old_log_probs", "rollout", '"trainer"').
 )
 BOOTSTRAPPING = on("algorithm.bootstrap_truncated").when(
     lambda job: job.needed("critic"), "algorithm.bootstrap_truncated"
+)
+CUT_VOCABULARY = tuple(
+    Feature(f"rollout.{name}", f"rollout.{name}", test, None, ("rollout.sampling_mask",))
+    for name, test in (
+        ("top_p", lambda job: job.spec.rollout.top_p < 1 and _may_record_masks(job)),
+        ("top_k", lambda job: job.spec.rollout.top_k >= 1 and _may_record_masks(job)),
+    )
 )
 TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))
 OTHER_REDUCTION = unequal("trainer.reduction", "per_sample_mean")
@@ -396,6 +431,17 @@ SENT_TOWER = _sent(
 )
 SLEEP = on("engine.sleep")
 COLOCATED_EXTERNAL = EXTERNAL.when(lambda job: job.spec.cluster.placement == "colocated", "external engines")
+
+
+def _may_record_masks(job: Job) -> bool:
+    """Returns whether the spec does not forbid sampling masks."""
+    return job.spec.rollout.given("sampling_mask") is not False
+
+
+def _lacks(model: Architecture, support: str) -> bool:
+    """Returns whether a family of the trainer's own layers does not offer something."""
+    row = family_named(model.family).support
+    return row is not None and not getattr(row, support)
 
 
 def _precisions(job: Job) -> set[str | None]:

@@ -6,6 +6,7 @@ from functools import cache
 
 from pydantic import BaseModel
 
+from rlrun.models.architecture import Architecture
 from rlrun.specs.derived.conflicts.feature import Feature, Job
 from rlrun.specs.derived.conflicts.row import Kind, Row, Topic, as_tuple
 from rlrun.specs.derived.conflicts.table import TOPICS
@@ -18,18 +19,19 @@ from rlrun.specs.problems.positions import KeyPath
 def conflicts(job: Job, *, only_of_model: bool = False, ignored: bool = True) -> Iterator[Finding]:
     """Yields a finding for each pair of features that a job has and that do not go together.
 
-    `only_of_model`: only by the rows that read the model. `ignored`: also settings without an effect.
+    Where a row names several features of models, only the first that the model has is reported: the cure is
+    the same. `only_of_model`: only by the rows that read the model. `ignored`: also settings without an
+    effect.
     """
     for topic, groups in _by_feature(only_of_model, ignored):
         for table, scope in _scopes(topic, job):
             for feature, others in groups:
                 if feature.holds(scope):
-                    for row, other in others:
-                        if other.holds(scope):
-                            yield _finding(row, (feature, other), topic, scope, table)
+                    yield from _findings(feature, others, topic, scope, table)
 
 
-_Groups = tuple[tuple[Feature, tuple[tuple[Row, Feature], ...]], ...]
+_Others = tuple[tuple[Row, Feature], ...]
+_Groups = tuple[tuple[Feature, _Others], ...]
 
 
 @cache
@@ -39,12 +41,34 @@ def _by_feature(only_of_model: bool, ignored: bool) -> tuple[tuple[Topic, _Group
     for topic in TOPICS:
         groups: dict[Feature, list[tuple[Row, Feature]]] = {}
         for row in topic.rows:
-            if row.of_model >= only_of_model and (ignored or row.kind is not Kind.NO_EFFECT):
+            if (row.of_model or not only_of_model) and (ignored or row.kind is not Kind.NO_EFFECT):
                 for feature, other in row.pairs():
                     groups.setdefault(feature, []).append((row, other))
         if groups:
             topics.append((topic, tuple((feature, tuple(others)) for feature, others in groups.items())))
     return tuple(topics)
+
+
+def _findings(
+    feature: Feature, others: _Others, topic: Topic, job: Job, table: KeyPath | None
+) -> Iterator[Finding]:
+    """Yields the findings about a feature that a job has."""
+    reported: list[Row] = []
+    for row, other in others:
+        if not (other.of_model and row in reported) and other.holds(job):
+            reported.append(row)
+            yield _finding(row, (feature, other), topic, job, table)
+
+
+def reason_against_model(feature: Feature, model: Architecture) -> str | None:
+    """Returns why a model cannot have a feature, by the rows about models; None if it can."""
+    for topic in TOPICS:
+        for row in topic.rows:
+            if feature in as_tuple(row.features) and any(
+                other.of_model and other.of_model(model) for other in as_tuple(row.others)
+            ):
+                return row.reason
+    return None
 
 
 def reasons_against(feature: Feature, job: Job) -> Iterator[str]:

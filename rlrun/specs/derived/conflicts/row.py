@@ -43,7 +43,7 @@ class Row:
     @property
     def of_model(self) -> bool:
         """Whether the row waits for the model's config.json."""
-        return any(feature.of_model or other.of_model for feature, other in self.pairs())
+        return any((feature.of_model or other.of_model) is not None for feature, other in self.pairs())
 
 
 def refused(features: Features, others: Features, reason: str, cure: str | None = None) -> Row:

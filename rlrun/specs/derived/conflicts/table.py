@@ -5,6 +5,7 @@ them (reading.py), and docs/combinations.md shows them. A new feature adds its p
 its rows here. What is computed from numbers, names or files is a rule (rlrun/specs/rules).
 """
 
+from rlrun.models.families.table import WITH_TOWER
 from rlrun.specs.derived.conflicts import features as f
 from rlrun.specs.derived.conflicts.feature import Feature, above_one, equal, given, missing, on
 from rlrun.specs.derived.conflicts.row import Topic, no_effect, refused, untried
@@ -146,6 +147,22 @@ _OTHER_MODELS = (
     ),
 )
 _WITHOUT_MASKS = "remove top_p and top_k, or set rollout.sampling_mask = false with an algorithm.correction"
+_EVALUATION = (
+    no_effect(
+        f.EVALUATION,
+        f.NO_DATASETS,
+        "there is nothing to evaluate on",
+        "add a table [[eval.datasets]], or remove [eval]",
+    ),
+)
+_SWEEP = (
+    no_effect(
+        given("sweep.trials"),
+        f.GRID,
+        "a grid has one trial for each combination of values",
+        'remove it, or set search = "optuna"',
+    ),
+)
 _SAMPLING = (
     no_effect(
         given("rollout.sampling_mask"),
@@ -176,30 +193,49 @@ _SAMPLING = (
     ),
 )
 _PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
-_NOT_READ = "they do not read this key"
 _ENGINES = (
-    no_effect(_given("engine", *SGLANG_KEYS), f.NATIVE, _NOT_READ, 'remove it, or set type = "sglang"'),
+    no_effect(
+        _given("engine", *SGLANG_KEYS),
+        f.NATIVE,
+        "only SGLang servers read this key",
+        'remove it, or set type = "sglang"',
+    ),
     no_effect(
         _given("engine", "model", "weight_check", *SERVER_KEYS),
         f.EXTERNAL,
-        _NOT_READ,
+        "rlrun does not start them, and the key is about the start of SGLang servers",
         'remove it, or set type = "sglang"',
     ),
     no_effect(
         _given("engine", "urls", "api_key"),
         (f.NATIVE, f.SGLANG),
-        _NOT_READ,
+        "rlrun starts them, and knows where they are",
         'remove it, or set type = "external"',
     ),
     no_effect(
         given("engine.kept_samples"),
         (f.SGLANG, f.EXTERNAL),
-        _NOT_READ,
+        "only native engines read how many ended samples to keep",
         'remove it, or set type = "native"',
     ),
-    no_effect(given("engine.speculative"), f.EXTERNAL, _NOT_READ, 'remove it, or set type = "native"'),
-    no_effect(_given("engine", *_PROCESS_KEYS), f.EXTERNAL, _NOT_READ, "remove it"),
-    no_effect(given("engine.adapter", "engines.adapter"), f.EXTERNAL, _NOT_READ, "remove it"),
+    no_effect(
+        given("engine.speculative"),
+        f.EXTERNAL,
+        "only native engines and SGLang servers that rlrun starts speculate",
+        'remove it, or set type = "native"',
+    ),
+    no_effect(
+        _given("engine", *_PROCESS_KEYS),
+        f.EXTERNAL,
+        "rlrun does not start them, so their number and sizes are what they were started with",
+        "remove it",
+    ),
+    no_effect(
+        given("engine.adapter", "engines.adapter"),
+        f.EXTERNAL,
+        "rlrun does not load their model",
+        "remove it",
+    ),
     no_effect(
         on("engine.sglang_router"),
         f.OWN_ROUTER,
@@ -330,10 +366,11 @@ _PARALLELISM = (
         "use the other kinds of parallelism, which docs/families.md shows by family",
     ),
     refused(
-        (f.SYMMETRIC_MEMORY, f.ASYNC_TENSOR, f.DEEPEP, f.REPLAY, f.COMPILE),
+        (f.SYMMETRIC_MEMORY, f.ASYNC_TENSOR, f.DEEPEP, f.COMPILE),
         f.TRANSFORMERS,
-        "its layers have none",
+        "only the trainer's own layers are built for it",
     ),
+    refused(f.REPLAY, f.TRANSFORMERS, "its routers neither record nor replay their choices"),
     refused(f.RANDOM, f.TRANSFORMERS, "its layers are read from files"),
     refused(f.OFFLOAD_ALL, f.TRANSFORMERS, "its layers cannot keep parameters in host memory"),
 )
@@ -411,6 +448,17 @@ _OPTIMIZERS = (
 )
 _PREFIXES = (
     refused(f.SHARED_PREFIXES, f.TRANSFORMERS, "the layers of transformers see each sequence by itself"),
+    refused(f.SHARED_PREFIXES, f.DELTA_NET, "the recurrent state passes through each sequence by itself"),
+    refused(
+        f.SHARED_PREFIXES,
+        f.WINDOWS,
+        "some layers see a window of each sequence, and windows have no branches",
+    ),
+    refused(
+        f.SHARED_PREFIXES,
+        f.VISION,
+        "prefixes are compared by tokens, and the tokens of different images are alike",
+    ),
     refused(
         f.SHARED_PREFIXES, f.CONTEXT, "context-parallel ranks cut sequences without regard to their branches"
     ),
@@ -429,7 +477,7 @@ _PREFIXES = (
     ),
 )
 _MTP = (
-    refused(f.TRANSFORMERS, f.MTP, "its layers have none"),
+    refused(f.TRANSFORMERS, f.MTP, "transformers builds no MTP layer"),
     refused(f.LORA, f.MTP, "only adapters are trained, and an MTP layer has none"),
     untried(f.PRECISION, f.MTP, "an MTP layer was not compared with a reference in low precision"),
     untried(f.COMPILE, f.MTP, "an MTP layer was not compared with a reference compiled"),
@@ -443,7 +491,7 @@ _MTP = (
 )
 _PRECISION = (
     refused(f.FLOAT32, f.PRECISION, "low precision replaces products in bfloat16"),
-    refused(f.TRANSFORMERS, f.PRECISION, "its layers are not converted"),
+    refused(f.TRANSFORMERS, f.PRECISION, "only products of the trainer's own layers are replaced"),
     refused(f.COMPILE, f.PRECISION_ON_CPUS, "the products that CPUs compute instead are not compiled"),
     refused(
         f.NVFP4,
@@ -461,12 +509,18 @@ _PRECISION = (
     ),
 )
 _EXACTNESS = (
+    refused(
+        f.CUT_VOCABULARY,
+        f.EXACT,
+        "the trainer compares log-probs over the whole vocabulary",
+        "add `sampling_mask = false` under [rollout], or remove top_p and top_k",
+    ),
     refused(f.TENSOR, f.EXACT, "ranks that split a sum round it differently"),
     refused(f.CONTEXT, f.EXACT, "it splits a sequence's attention"),
     refused(f.PRECISION, f.EXACT, "engines multiply in another precision"),
     refused(f.LORA, f.EXACT, "engines round the sum of matrices and adapters"),
     refused(f.COMPILE, f.EXACT, "the compiler chooses other kernels"),
-    refused(f.TRANSFORMERS, f.EXACT, "they are other operators"),
+    refused(f.TRANSFORMERS, f.EXACT, "its layers compute with other operators than engines"),
     refused(f.ASYNC, f.EXACT, "weights change between the generation of a sample and its training"),
     refused(f.SERVED_MODEL, f.EXACT, "engines have to serve the trainer's own weights"),
     refused(f.NOT_NATIVE, f.EXACT_ON_CPUS, "only native engines compute with the trainer's operators there"),
@@ -491,9 +545,23 @@ _EXACTNESS = (
         "servers compute attention with FlashAttention 3",
     ),
     refused(f.PIPELINE, f.EXACT_ON_GPUS, "stages exchange hidden states in bfloat16"),
+    refused(
+        f.EXACT_ON_CPUS,
+        f.INEXACT_PARTS,
+        "rlrun has no operators for this part whose results do not depend on the batch",
+    ),
+    refused(
+        f.EXACT_ON_GPUS,
+        f.NOT_DENSE_QWEN3,
+        "on GPUs SGLang's layers of other families do not round as rl_on_policy_target says, or the trainer "
+        "has no layers that do",
+    ),
+    untried(
+        f.EXACT_ON_GPUS, f.SCALED_POSITIONS, "their angles were not compared with those of SGLang's servers"
+    ),
 )
 _LORA = (
-    refused(f.TRANSFORMERS, f.LORA, "its layers have no adapters"),
+    refused(f.TRANSFORMERS, f.LORA, "adapters are made for the trainer's own matrices"),
     refused(
         f.MUON,
         f.LORA,
@@ -504,7 +572,9 @@ _LORA = (
     refused(f.RANDOM, f.LORA, "adapters belong to a model that was trained"),
     refused(f.BALANCING, f.LORA, "the bias of experts is a part of the frozen model"),
     refused(f.LORA_BASE, f.PRECISION, "the matrices are decoded to trainer.dtype"),
-    untried(f.COMPILE, f.LORA_BASE, "its matrices are decoded for each product"),
+    untried(
+        f.COMPILE, f.LORA_BASE, "compiled layers that decode their matrices were not compared with others"
+    ),
     untried(
         f.COMPILED_ADAPTERS,
         (f.CONTEXT, f.PIPELINE, f.EXPERT),
@@ -516,7 +586,7 @@ _LORA = (
     refused(
         f.PRECISION,
         f.EXPERT_ADAPTERS,
-        "experts that multiply in low precision cannot have adapters",
+        "low precision and adapters each replace the experts' module, and there is none with both",
         "remove it, or the experts' names from trainer.lora.targets",
     ),
     no_effect(given("engine.lora_sync"), missing(f.LORA), "no adapters are trained"),
@@ -564,6 +634,27 @@ _SENT_ADAPTERS = (
     ),
 )
 _MODEL = (
+    refused((f.REPLAY, f.BALANCING, f.EXPERT), f.NO_EXPERTS, "the model is dense", "remove it"),
+    refused(
+        f.GIVEN_BALANCING_EXPORT,
+        f.NO_EXPERT_BIAS,
+        "engines load such checkpoints, and there is no tensor to send the bias in",
+        "remove it",
+    ),
+    no_effect(
+        f.BALANCING_UNDER_REPLAY,
+        f.NO_EXPERT_BIAS,
+        "engines choose the experts, and the bias cannot be sent to them",
+        "remove it",
+    ),
+    refused(f.CONTEXT, f.DELTA_NET, "the recurrent state passes through all tokens of a sequence in order"),
+    refused(
+        f.GIVEN_TOWER,
+        f.NO_TOWER,
+        "rlrun computes none for the model's family",
+        f"remove it; families with one: {', '.join(WITH_TOWER)}",
+    ),
+    refused(f.GIVEN_TOWER, f.TRANSFORMERS, "its layers compute text only"),
     refused(
         f.TENSOR,
         f.VISION,
@@ -571,9 +662,12 @@ _MODEL = (
     ),
     refused(f.CONTEXT, f.VISION, "context-parallel ranks have parts of an image's tokens"),
     refused(f.PIPELINE, f.VISION, "only the first stage would have images, and later stages expect text"),
-    untried(f.LORA, f.VISION, "adapters beside a vision tower were not compared with peft"),
-    untried(f.PRECISION, f.VISION, "low precision beside a vision tower was not compared with bfloat16"),
-    untried(f.SHARED_PREFIXES, f.VISION, "a shared prompt with images was not compared with separate ones"),
+    untried(f.LORA, (f.WITHOUT_ADAPTERS, f.VISION), "adapters of such models were not compared with peft"),
+    untried(
+        f.PRECISION,
+        (f.WITHOUT_PRECISION, f.VISION),
+        "low precision of such models was not compared with bfloat16",
+    ),
     refused(
         f.OVERLAPPING,
         (f.LATENT_ATTENTION, f.ATTENTION_SINKS, f.DELTA_NET, f.JOINT_NORMS),
@@ -586,6 +680,8 @@ TOPICS = (
     Topic("Rollouts", Code.ROLLOUT, _ROLLOUTS),
     Topic("Algorithms", Code.ALGORITHM, _ALGORITHMS),
     Topic("Reference, teacher and critic", Code.ALGORITHM, _OTHER_MODELS),
+    Topic("Evaluation", Code.CONFLICT, _EVALUATION),
+    Topic("Sweeps", Code.SWEEP, _SWEEP),
     Topic("Top-p and top-k", Code.ALGORITHM, _SAMPLING),
     Topic("Kinds of engines", Code.ENGINE, _ENGINES, each="engine"),
     Topic("Weights to the engines", Code.ENGINE, _WEIGHTS),

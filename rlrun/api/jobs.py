@@ -106,8 +106,8 @@ class Job:
 
         Raises SpecError with every problem.
         """
-        check_files(self.loaded)
-        return [str(problem) for problem in self.loaded.warnings()]
+        notes = check_files(self.loaded)
+        return [str(problem) for problem in [*self.loaded.warnings(), *notes]]
 
     def plan(self, *, gpu: str | None = None) -> dict[str, Any]:
         """Returns what `rlrun plan --json` prints: the batch, the devices, memory and time.

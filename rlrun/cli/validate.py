@@ -15,7 +15,7 @@ from rlrun.cli.arguments import (
     Verbose,
     load,
 )
-from rlrun.cli.error_report import print_problems
+from rlrun.cli.error_report import print_problems, print_warnings
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import SpecError, dotted, format_value, problem_without_place
@@ -52,8 +52,7 @@ def command(
 
     try:
         loaded = load(specs, overrides, profiles)
-        if explain is None:
-            check_files(loaded)
+        notes = check_files(loaded) if explain is None else []
     except SpecError as error:
         if as_json:
             print(json.dumps({"valid": False, "problems": [problem.as_dict() for problem in error.problems]}))
@@ -69,7 +68,7 @@ def command(
     if explain is not None:
         _explain(loaded, explain, as_json)
     elif as_json:
-        warnings = [problem.as_dict() for problem in loaded.warnings()]
+        warnings = [problem.as_dict() for problem in [*loaded.warnings(), *notes]]
         choices = {
             "engines": loaded.engine_reasons(),
             "dtypes": loaded.dtype_reasons(),
@@ -77,6 +76,7 @@ def command(
         }
         print(json.dumps({"valid": True, "problems": [], "warnings": warnings} | choices))
     elif not quiet:
+        print_warnings(notes)
         resolved = _resolved(loaded)
         reasons = [*loaded.engine_reasons(), *loaded.dtype_reasons(), *_sharing(resolved)]
         print_text(f"{' + '.join(specs)}: valid", *reasons, sep="\n")

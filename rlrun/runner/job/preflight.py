@@ -8,6 +8,7 @@ Nothing here imports torch or a tokenizer, so that `rlrun validate` stays fast; 
 checks before it claims a run folder.
 """
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,24 +22,29 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
-from rlrun.runner.prompts.row_preview import data_findings
+from rlrun.runner.prompts.row_preview import data_findings, few_rows
 from rlrun.runner.prompts.template import template_problem
 from rlrun.specs.derived.engine_layout import layout_of
+from rlrun.specs.derived.engine_sections import engine_sections
 from rlrun.specs.derived.policy_model import read_policy
+from rlrun.specs.derived.sglang_arguments import why_not_importable
+from rlrun.specs.local_code import is_own_interpreter
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, SpecError, coded
+from rlrun.specs.problems.findings import Finding, Problem, SpecError, coded
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.rules.engines.router_rules import launched_arguments
 from rlrun.specs.rules.family_rules import family_findings
 from rlrun.specs.sections.job import Spec
 
 
-def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_nothing) -> None:
-    """Raises SpecError with every problem of the model's and the data's files and of optional packages.
+def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_nothing) -> list[Problem]:
+    """Returns warnings; raises SpecError with every problem of the model's and the data's files.
+
+    What this host lacks, such as a package, is a warning, because another host may run the job.
 
     `online`: a job is about to start. The config.json of a model on the hub is downloaded, otherwise it is
-    checked only if it is in the cache; and the interpreters of servers are asked for their arguments. `say`
-    shows a line before the hub is asked.
+    checked only if it is in the cache; the interpreters of servers are asked for their arguments; and what
+    this host lacks is a problem. `say` shows a line before the hub is asked.
     """
     spec = loaded.spec
     findings = [
@@ -46,11 +52,18 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
         *coded(_model(spec, online, say), Code.MODEL),
         *coded(adapter_findings(spec), Code.ADAPTER),
         *coded(data_findings(spec), Code.DATA),
+    ]
+    of_host = [
         *coded(_trackers(spec), Code.PACKAGE),
         *coded(_torchao(spec), Code.PACKAGE),
+        *coded(_servers(spec), Code.ENGINE),
     ]
+    if online:
+        findings += of_host
     if findings:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
+    warnings = [*(() if online else of_host), *coded(few_rows(spec), Code.DATA)]
+    return [loaded.composition.locate(finding) for finding in warnings]
 
 
 def _model(spec: Spec, online: bool, say: Say) -> Iterator[Finding]:
@@ -141,6 +154,20 @@ def _trackers(spec: Spec) -> Iterator[Finding]:
                 f'the tracker "{tracker.type}" needs {" and ".join(missing)}, which is not installed',
                 f"pip install 'rlrun[{extra}]', or remove the tracker",
             )
+
+
+def _servers(spec: Spec) -> Iterator[Finding]:
+    """Yields a finding for each kind of SGLang server that this host cannot start.
+
+    An interpreter that the spec names is not asked. Servers of several hosts may be installed elsewhere.
+    """
+    for path, section in engine_sections(spec):
+        python = section.python or sys.executable
+        if section.type != "sglang" or spec.cluster.nodes > 1 or not is_own_interpreter(python):
+            continue
+        if (reason := why_not_importable(python)) is not None:
+            cure = "pip install 'rlrun[run,sglang]', or set engine.python to an interpreter that has SGLang"
+            yield Finding((*path, "type"), f"{reason} for {python}", cure, at_value=False)
 
 
 def _torchao(spec: Spec) -> Iterator[Finding]:

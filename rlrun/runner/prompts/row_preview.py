@@ -1,6 +1,9 @@
 """Checks a few rows of a job's data before a launch, as its rewards and its algorithm need them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 
 from rlrun.plugins.data.columns import LABEL_NAMES, RESPONSE_NAMES, likely
 from rlrun.plugins.data.rows import RowKeys
@@ -10,6 +13,7 @@ from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
 
@@ -32,25 +36,91 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
         yield Finding(("rewards",), str(error))
         return
     yield from _source(("data",), spec.data, check, needs)
+    if needs.rollout:
+        yield from _too_long(spec)
     for number, dataset in enumerate(spec.eval.datasets):
         yield from _source(("eval", "datasets", number), dataset, check, needs)
+
+
+def few_rows(spec: Spec) -> Iterator[Finding]:
+    """Warns of a source with fewer rows than a step takes: the prompts of a step repeat themselves."""
+    wanted = spec.rollout.batch_size
+    rows = list(_preview(spec.data, wanted)) if needs_of(spec).rollout else []
+    if 0 < len(rows) < wanted:
+        message = f"a step takes {wanted} prompts, and the data has {len(rows)}: each step repeats some"
+        yield Finding(("data", _naming_key(spec.data)), message, at_value=False)
+
+
+def _preview(source: DataSpec, count: int) -> Iterator[Row]:
+    """Yields about `count` rows of a source that can be looked at, without the broken ones."""
+    kind = load("data", source.type)
+    if hasattr(kind, "preview"):
+        with suppress(ImportError, ValueError):  # `data_findings` reports these
+            rows = kind.preview(checked_params("data", source.type, source.params), count)
+            yield from (row for row in rows if not isinstance(row, ValueError))
+
+
+def _too_long(spec: Spec) -> Iterator[Finding]:
+    """Yields a finding if every prompt that is looked at is longer than prompts may be.
+
+    Only the text is counted, without the tokens that a chat template adds.
+    """
+    limit, file = spec.rollout.given("max_prompt_tokens"), Path(spec.model.path) / "tokenizer.json"
+    texts = [_text(row) for row in _preview(spec.data, ROWS)]
+    if limit is None or not texts or find_spec("tokenizers") is None or not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    shortest = min(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    if shortest > limit:
+        message = f"drops every prompt: the shortest of the {len(texts)} looked at has {shortest} tokens"
+        yield Finding(("rollout", "max_prompt_tokens"), message, "raise it", found=limit)
+
+
+def _text(row: Row) -> str:
+    if isinstance(row.prompt, str):
+        return row.prompt
+    contents = (message.get("content") for message in row.prompt)
+    return "".join(content for content in contents if isinstance(content, str))
 
 
 def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> Iterator[Finding]:
     kind = load("data", source.type)
     if not hasattr(kind, "preview"):
         return
-    at = (*path, next((key for key in _NAMING_KEYS if key in source.params), "type"))
+    at = (*path, _naming_key(source))
     try:
         params = checked_params("data", source.type, source.params)
         outcomes = [_outcome(row, check) for row in kind.preview(params, ROWS)]
     except (ImportError, ValueError) as error:
         yield Finding(at, str(error))
         return
+    yield from _absent_columns(path, kind, params)
     broken = [error for error in outcomes if error is not None]
     if len(broken) > max(source.max_bad_share, TOLERATED_SHARE) * len(outcomes):
         message = f"{len(broken)} of the {len(outcomes)} rows looked at cannot be used: {broken[0]}"
         yield Finding(at, message, _missing_key(kind, params, needs, str(broken[0])))
+
+
+def _naming_key(source: DataSpec) -> str:
+    return next((key for key in _NAMING_KEYS if key in source.params), "type")
+
+
+def _absent_columns(path: KeyPath, kind: type, params: object) -> Iterator[Finding]:
+    """Yields a finding for each key that the spec sets to the name of a column which no row has.
+
+    Rows may lack these columns, so that nothing else reports a misspelt name: every label would be None.
+    """
+    if not isinstance(params, RowKeys) or not hasattr(kind, "columns"):
+        return
+    columns = kind.columns(params)
+    for key in ("label_key", "metadata_key", "tools_key"):
+        name = getattr(params, key)
+        if key in params.model_fields_set and name is not None and name not in columns:
+            meant = nearest(name, columns)
+            cure = f'did you mean "{meant}"?' if meant else f"they have {', '.join(columns)}"
+            yield Finding((*path, key), f"no row that was looked at has {name!r}", cure, meant, name)
 
 
 def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:

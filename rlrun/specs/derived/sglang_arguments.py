@@ -131,6 +131,19 @@ def installed_arguments(python: str, program: Program = SERVER) -> list[str] | N
     return list(json.loads(answer))
 
 
+def why_not_importable(python: str, program: Program = SERVER) -> str | None:
+    """Returns why an interpreter cannot start the program: it is not installed, or fails to import.
+
+    Runs the interpreter, as `installed_arguments` does, whose cache answers where it has worked before.
+    """
+    if installed_arguments(python, program) is not None:
+        return None
+    if _last_line(python, _WHERE.format(program.distribution)) is None:
+        return f"{program.distribution} is not installed"
+    error = _run(python, f"import {program.module}").stderr.strip().rpartition("\n")[2]
+    return f"{program.distribution} is installed and does not import ({error[:200]})"
+
+
 def cached_names(cache_file: Path) -> list[str] | None:
     """Returns the names in a cache file; None if the file does not exist or is broken."""
     try:
@@ -143,15 +156,19 @@ def cached_names(cache_file: Path) -> list[str] | None:
 def _last_line(python: str, code: str) -> str | None:
     """Runs `code` and returns the last line that it prints; None if it fails or prints nothing."""
     try:
-        process = subprocess.run(
-            [python, "-c", code],
-            env=os.environ | SAFE_PATH,
-            cwd="/",  # before Python 3.11, `-c` begins the path with the current folder
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=True,
-        )
+        process = _run(python, code)
     except (OSError, subprocess.SubprocessError):
         return None
-    return process.stdout.strip().rpartition("\n")[2] or None
+    return None if process.returncode else process.stdout.strip().rpartition("\n")[2] or None
+
+
+def _run(python: str, code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [python, "-c", code],
+        env=os.environ | SAFE_PATH,
+        cwd="/",  # before Python 3.11, `-c` begins the path with the current folder
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )

@@ -28,6 +28,7 @@ from rlrun.specs.rules.model_folder import model_findings
 from rlrun.specs.rules.parallel_rules import PARALLEL_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
+from rlrun.specs.rules.trainer_rules import TRAINER_RULES
 from rlrun.specs.sections.job import Spec
 
 _RULES = (
@@ -35,7 +36,7 @@ _RULES = (
     (Code.ROLLOUT, ROLLOUT_RULES),
     (Code.ENGINE, (*ENGINE_RULES, *ROUTER_RULES)),
     (Code.LAYOUT, PARALLEL_RULES),
-    (Code.TRAINER, EXACT_RULES),
+    (Code.TRAINER, (*EXACT_RULES, *TRAINER_RULES)),
     (Code.ADAPTER, (*LORA_RULES, *ADAPTER_RULES)),
     (Code.SWEEP, SWEEP_RULES),
 )

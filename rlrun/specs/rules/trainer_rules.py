@@ -1,13 +1,35 @@
-"""Warnings about `[trainer]` and engines that the job does not start."""
+"""Rules and warnings about `[trainer]`, and about engines that the job does not start."""
 
 from collections.abc import Iterator
 
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.problems.findings import Finding, dotted
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.shared_rules import Rule
 from rlrun.specs.sections.job import Spec
 
 HEAD_DTYPE: KeyPath = ("trainer", "head_dtype")
+MAX_LR, LARGE_LR = 1.0, 0.01
+_USUAL_LR = "1e-6 to 1e-5 for language models, 1e-5 to 1e-4 for adapters"
+
+
+def learning_rates(spec: Spec) -> Iterator[Finding]:
+    """Adam's and Muon's steps are about as large as the learning rate: above 1, no weight survives one."""
+    for name, section in spec.optimizers:
+        if section.optimizer != "sgd" and section.lr > MAX_LR:
+            message = f"{section.optimizer} changes every weight by about this much in each step"
+            yield Finding((name, "lr"), message, f"choose one of {_USUAL_LR}", found=section.lr)
+
+
+def large_learning_rates(spec: Spec) -> Iterator[Finding]:
+    """Warns of learning rates that are far above those of any recipe."""
+    for name, section in spec.optimizers:
+        if section.optimizer != "sgd" and LARGE_LR < section.lr <= MAX_LR:
+            message = f"is large: {section.optimizer} changes every weight by about this much in each step"
+            yield Finding((name, "lr"), message, f"usual are {_USUAL_LR}", found=section.lr)
+
+
+TRAINER_RULES: tuple[Rule, ...] = (learning_rates,)
 
 
 def external_heads(spec: Spec) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """What is wrong with a model's and a data file's contents, told at the key that names them."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,31 @@ MATH = {"type": "math"}
 
 
 def problems_of(
-    folder: Path, rows: list[Any], *, sections: str = "", reward: dict[str, Any] | None = MATH, **data: Any
+    folder: Path,
+    rows: list[Any],
+    *,
+    sections: str = "",
+    reward: dict[str, Any] | None = MATH,
+    launch: bool = False,
+    **data: Any,
 ) -> list[Problem]:
-    """The problems of a job that reads these rows, whose files are otherwise fine."""
+    """The problems of a job that reads these rows, whose files are otherwise fine, or else its warnings."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
     rewards = f'[[rewards]]\ntype = "{reward["type"]}"\n' if reward else ""
+    batch = "batch_size = 1\n" if reward else ""
     spec = folder / "job.toml"
     spec.write_text(
         '[model]\npath = "package:quickstart/model"\n'
         f'[data]\npath = "rows.jsonl"\n{keys}{rewards}'
-        "[rollout]\nmax_prompt_tokens = 48\nmax_response_tokens = 64\n"
-        f"[trainer]\nsteps = 1\nglobal_batch_size = 32\n{sections}"
+        f"[rollout]\nmax_prompt_tokens = 48\nmax_response_tokens = 64\n{batch}"
+        f"[trainer]\nsteps = 1\n{'' if reward else 'global_batch_size = 32'}\n{sections}"
     )
     try:
-        check_files(load_checked_spec([spec]))
+        return check_files(load_checked_spec([spec]), online=launch)
     except SpecError as error:
         return list(error.problems)
-    return []
 
 
 @pytest.mark.parametrize(
@@ -203,6 +210,7 @@ def test_a_family_on_the_hub_is_checked_by_its_config_alone(
     implementation = "transformers" if "gemma3" in str(config["model_type"]) else "torchtitan"
     hub, online = tmp_path / "hub", []
     hub.mkdir()
+    monkeypatch.setattr(preflight, "why_not_importable", lambda python: None)
     (hub / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("rlrun.runner.job.preflight.cached_config", lambda name, revision: hub)
     monkeypatch.setattr(
@@ -241,15 +249,18 @@ def test_a_launch_asks_the_interpreter_of_its_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "tensorboard"])
-def test_a_tracker_whose_package_is_not_installed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize("launch", [False, True])
+def test_a_tracker_whose_package_is_not_installed_is_refused_by_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, launch: bool
 ) -> None:
     tracker = f'[[trackers]]\ntype = "prometheus"\n[[trackers]]\ntype = "{name}"\n'
     keys = {"prompt_key": "question", "label_key": "answer"}
     assert problems_of(tmp_path, QUESTIONS, sections=tracker, **keys) == []
     monkeypatch.setattr("rlrun.runner.job.preflight.find_spec", lambda package: None)
-    [problem] = problems_of(tmp_path, QUESTIONS, sections=tracker, **keys)
+    [problem] = problems_of(tmp_path, QUESTIONS, sections=tracker, launch=launch, **keys)
     assert problem.key == "trackers.1.type"
+    with pytest.raises(SpecError) if launch else nullcontext():
+        check_files(load_checked_spec([tmp_path / "job.toml"]), online=launch)
     assert f'the tracker "{name}" needs' in problem.message
     assert problem.cure is not None
     assert problem.cure.startswith("pip install 'rlrun[")
@@ -263,3 +274,39 @@ def test_settings_that_need_torchao_name_the_extra_that_installs_it(tmp_path: Pa
     [problem] = problems_of(tmp_path, rows, sections=section)
     assert problem.key == "trainer.optimizer"
     assert "rlrun[low-precision]" in str(problem.cure)
+
+
+def test_a_key_that_names_a_column_no_row_has_is_refused(tmp_path: Path) -> None:
+    keys = {"prompt_key": "question", "label_key": "anser"}
+    [problem] = problems_of(tmp_path, QUESTIONS, reward={"type": "random"}, **keys)
+    assert (problem.key, problem.suggestion) == ("data.label_key", "answer")
+    assert "'anser'" in problem.message
+
+
+def test_prompts_that_are_all_too_long_are_refused(tmp_path: Path) -> None:
+    rows = [{"prompt": "1 + 2 + 3 = " * 30, "label": 6}]
+    [problem] = problems_of(tmp_path, rows)
+    assert problem.key == "rollout.max_prompt_tokens"
+    assert "the shortest of the 1 looked at has" in problem.message
+    assert problems_of(tmp_path, [*rows, {"prompt": "1", "label": 1}]) == []
+
+
+def test_fewer_rows_than_a_step_takes_are_a_warning(tmp_path: Path) -> None:
+    problems_of(tmp_path, QUESTIONS, prompt_key="question", label_key="answer")
+    for size, warned in ((5, False), (6, True)):
+        loaded = load_checked_spec([tmp_path / "job.toml"], [f"rollout.batch_size={size}"])
+        messages = [problem.message for problem in check_files(loaded)]
+        assert messages == warned * ["a step takes 6 prompts, and the data has 5: each step repeats some"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"), [(None, []), ("sglang is not installed", ["engine.type"])], ids=["here", "absent"]
+)
+def test_servers_that_this_host_cannot_start_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str | None, expected: list[str]
+) -> None:
+    monkeypatch.setattr(preflight, "why_not_importable", lambda python: reason)
+    rows = [{"prompt": "1?", "label": 0}]
+    for launch in (False, True):
+        found = problems_of(tmp_path, rows, sections='[engine]\ntype = "sglang"\n', launch=launch)
+        assert [problem.key for problem in found] == expected

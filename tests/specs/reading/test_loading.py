@@ -36,13 +36,13 @@ def test_a_valid_spec_has_absolute_paths() -> None:
 
 
 def test_extends_merges_tables_and_replaces_arrays(tmp_path: Path) -> None:
-    one = f'extends = "{BASE}"\n[trainer]\nlr = 1.0\neps = 1e-6\n[rollout]\nstop = ["a"]\n'
+    one = f'extends = "{BASE}"\n[trainer]\nlr = 1e-3\neps = 1e-6\n[rollout]\nstop = ["a"]\n'
     write(tmp_path, "a/one.toml", one)
-    write(tmp_path, "a/two.toml", "[trainer]\nlr = 2.0\n")
+    write(tmp_path, "a/two.toml", "[trainer]\nlr = 2e-3\n")
     text = 'extends = ["a/one.toml", "a/two.toml"]\n[rollout]\nstop = ["b", "c"]\n'
     top = write(tmp_path, "top.toml", text)
     loaded = load(top)
-    assert (loaded.spec.trainer.lr, loaded.spec.trainer.eps, loaded.spec.trainer.steps) == (2.0, 1e-6, 10)
+    assert (loaded.spec.trainer.lr, loaded.spec.trainer.eps, loaded.spec.trainer.steps) == (2e-3, 1e-6, 10)
     assert loaded.spec.rollout.stop == ("b", "c")
     assert Path(loaded.origin("trainer.lr")).name == "two.toml:2"
     assert Path(loaded.origin("trainer.eps")).name == "one.toml:4"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.specs.derived.sglang_arguments import cached_names, installed_arguments
+from rlrun.specs.derived.sglang_arguments import cached_names, installed_arguments, why_not_importable
 from rlrun.specs.local_code import ALLOW_LOCAL, is_own_interpreter
 from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.reading.loading import load_spec
@@ -61,6 +61,25 @@ def test_the_names_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"mem-fraction-static", "dp-size", "enable-memory-saver"} <= set(known)
     monkeypatch.delenv("PYTHONPATH")  # SGLang cannot be imported a second time
     assert installed_arguments(python()) == known
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("exit 1", "sglang is not installed"),
+        (
+            'case "$2" in *metadata*) echo "1.0 /sglang";; *) echo "ImportError: no cuda" >&2; exit 1;; esac',
+            "sglang is installed and does not import (ImportError: no cuda)",
+        ),
+        ('case "$2" in *metadata*) echo "1.0 /sglang";; *) echo \'["mem-fraction"]\';; esac', None),
+    ],
+    ids=["absent", "broken", "whole"],
+)
+def test_why_a_server_cannot_be_started(tmp_path: Path, body: str, reason: str | None) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{body}\n")
+    interpreter.chmod(0o755)
+    assert why_not_importable(str(interpreter)) == reason
 
 
 def test_a_host_without_the_server_checks_no_names(tmp_path: Path) -> None:

@@ -31,6 +31,19 @@ def own_arguments(spec: Spec) -> Iterator[Finding]:
                 yield Finding((*path, key), "is set by rlrun", cure, at_value=False, related=related)
 
 
+def separate_prefill(spec: Spec) -> Iterator[Finding]:
+    """Servers for prefill or decoding alone are not supported."""
+    for path, _, program, arguments in _tables(spec):
+        for key, value in arguments.items():
+            if (
+                program is SERVER
+                and flag_name(key).startswith("disaggregation-")
+                and value not in (None, "null")
+            ):
+                message = "prefill and decode on separate servers are not supported (docs/sglang.md)"
+                yield Finding((*path, key), message, "remove it", found=value)
+
+
 def known_arguments(spec: Spec) -> Iterator[Finding]:
     """Arguments must exist in the installed server or router.
 
@@ -104,4 +117,4 @@ def _set_by_rlrun(path: KeyPath, program: Program, name: str) -> tuple[bool, str
     return name in own, own.get(name)
 
 
-ROUTER_RULES = (own_arguments, known_arguments, router)
+ROUTER_RULES = (own_arguments, separate_prefill, known_arguments, router)

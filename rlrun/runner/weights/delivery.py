@@ -80,9 +80,15 @@ class Delivery:
 
         Where a lost engine breaks a broadcast, it makes the other engines fail too: they get another attempt.
         """
+        assert update.source is not None, "streamed weights come from a trainer"
         failures: Failures = {}
         while clients:
-            failed, served = await self._attempt(update, clients)
+            lives = tuple(self._lives[engine] for engine in clients)
+            readers = Readers(tuple(clients), lives, update.readers)
+            async with update.source.hand_over(update.version, readers) as streams:
+                transfer = Transfer(update, clients, streams)
+                await transfer.run()
+            failed, served = transfer.failures, transfer.served
             if not served and any(map(is_lost, failed.values())):
                 failed = {engine: error for engine, error in failed.items() if is_lost(error)}
             failures |= failed
@@ -90,13 +96,3 @@ class Delivery:
                 engine: client for engine, client in clients.items() if engine not in {*failed, *served}
             }
         return failures
-
-    async def _attempt(self, update: StreamedWeights, clients: Clients) -> tuple[Failures, set[int]]:
-        """Streams once; returns the errors, and the engines that serve the weights."""
-        assert update.source is not None, "streamed weights come from a trainer"
-        lives = tuple(self._lives[engine] for engine in clients)
-        readers = Readers(tuple(clients), lives, update.readers)
-        async with update.source.hand_over(update.version, readers) as streams:
-            transfer = Transfer(update, clients, streams)
-            await transfer.run()
-        return transfer.failures, transfer.served

@@ -38,9 +38,8 @@ class ServerAdapterWriter(Writer):
             self._base = self._base_checksums()
             self._has_base = True
         source = self._source
-        return on_first_rank(
-            source, source.gather, self._form.dtype, lambda tensors: self._store(tensors, version)
-        )
+        tensors = source.gather(self._form.dtype)
+        return on_first_rank(source.rank, tensors, lambda tensors: self._store(tensors, version))
 
     @abstractmethod
     def _store(self, tensors: Tensors, version: int) -> StoredWeights: ...
@@ -58,7 +57,7 @@ class ServerAdapterWriter(Writer):
                 recorder.add(name, tensor)
             return recorder.checksums()
 
-        return on_first_rank(source, source.gather_base, self._form.dtype, record)
+        return on_first_rank(source.rank, source.gather_base(self._form.dtype), record)
 
 
 def peft_config(model: Architecture, lora: LoraShape) -> dict[str, Any]:

@@ -69,15 +69,9 @@ class AdapterSource:
     """Where files for engines are written, if adapters travel by disk."""
 
 
-def on_first_rank(
-    source: AdapterSource,
-    gather: Gather,
-    dtype: torch.dtype | None,
-    store: Callable[[Tensors], Stored],
-) -> Stored | None:
+def on_first_rank(rank: int, tensors: Tensors, store: Callable[[Tensors], Stored]) -> Stored | None:
     """Gathers tensors on all ranks; returns what `store` makes of them on rank 0, None on others."""
-    tensors = gather(dtype)
-    if source.rank == 0:
+    if rank == 0:
         return store(tensors)
     for _ in tensors:  # takes part in gathering every tensor
         pass

@@ -12,7 +12,8 @@ Everything else gathers every tensor on rank 0.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -36,7 +37,7 @@ from rlrun.runner.weights.buckets import (
 )
 from rlrun.runner.weights.form import Form, engine_form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
-from rlrun.runner.weights.source import Gather, Tensors, WeightSource
+from rlrun.runner.weights.source import Gather, Tensors, WeightSource, on_first_rank
 from rlrun.runner.weights.streams import BucketSender, BucketStream
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.weight_sync import bucket_bytes
@@ -129,13 +130,8 @@ class StoredWriter(Writer):
 
     def write(self, version: int) -> StoredWeights | None:
         """Stores the current weights; see Writer."""
-        tensors = self._sent.source.gather(self._sent.dtype)
-        if self._sent.source.rank != 0:
-            for _ in tensors:  # takes part in gathering every tensor; rank 0 alone stores them
-                pass
-            return None
-        self._store = self._store or self._make_store()
-        return self._store.write(WeightSet(tensors, self._sent.form, self._sent.recorder(version)), version)
+        source = self._sent.source
+        return on_first_rank(source.rank, source.gather(self._sent.dtype), partial(self._keep, version))
 
     def close(self) -> None:
         """Removes what is stored."""
@@ -143,11 +139,16 @@ class StoredWriter(Writer):
             self._store.close()
         self._store = None
 
+    def _keep(self, version: int, tensors: Tensors) -> StoredWeights:
+        self._store = self._store or self._make_store()
+        return self._store.write(WeightSet(tensors, self._sent.form, self._sent.recorder(version)), version)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """How a carrier streams: what every rank does for it."""
 
+@dataclass(kw_only=True)
+class StreamWriter(Writer):
+    """Announces weights, and sends them bucket by bucket when engines are ready."""
+
+    sent: SentModel
     announce: Callable[[int, int, int], StreamedWeights]
     """Returns the update, given its bytes, version, and processes per engine."""
     buckets: Sequence[Bucket]
@@ -156,46 +157,34 @@ class Streaming:
     """Yields the tensors of this rank's stream."""
     make_sender: Callable[[int], BucketSender] | None
     """Returns what hands buckets over, given the bytes of the largest; None on ranks that only gather."""
-    stream: int = 0
-    """Number of this rank's stream, among several that send at the same time."""
-    is_split: bool = False
-    """Whether each pipeline stage has a stream of its own."""
+    stage: int | None = None
+    """The pipeline stage of this rank's stream, where each stage has a stream; None: there is one of all."""
     leads: bool
     """Whether this rank is the first of its stream."""
     on_device: bool = False
     """Whether buckets are in the memory of the device, which engines share."""
-
-
-class StreamWriter(Writer):
-    """Announces weights, and sends them bucket by bucket when engines are ready."""
-
-    def __init__(self, sent: SentModel, streaming: Streaming) -> None:
-        """Buffers are allocated at the first stream."""
-        self._sent, self._streaming = sent, streaming
-        self._sender: BucketSender | None = None
-        self._stream: BucketStream | None = None
-        self._version = -1
-        stream = streaming.stream
-        self._own_buckets = [b for b in streaming.buckets if not streaming.is_split or b.stage == stream]
+    _sender: BucketSender | None = field(default=None, init=False)
+    """Made at the first stream, with its buffers."""
+    _stream: BucketStream | None = field(default=None, init=False)
+    _version: int = field(default=-1, init=False)
 
     def write(self, version: int) -> StreamedWeights | None:
         """Announces the current weights; see Writer."""
         self._version = version
-        if self._sent.source.rank != 0:
+        if self.sent.source.rank != 0:
             return None
-        size = sum(bucket.size for bucket in self._streaming.buckets)
-        return self._streaming.announce(size, version, self._sent.spec.engine.tensor)
+        size = sum(bucket.size for bucket in self.buckets)
+        return self.announce(size, version, self.sent.spec.engine.tensor)
 
     def begin(self, readers: Readers) -> StreamMember:
         """Begins to stream the announced weights to these readers; collective."""
-        streaming, group = self._streaming, None
-        if streaming.make_sender is not None:
-            largest = max(bucket.size for bucket in self._own_buckets)
-            self._sender = self._sender or streaming.make_sender(largest)
+        own, group = [b for b in self.buckets if self.stage in (None, b.stage)], None
+        if self.make_sender is not None:
+            self._sender = self._sender or self.make_sender(max(bucket.size for bucket in own))
             group = self._sender.begin(readers)
-        weights = self._weight_set(streaming.gather(self._sent.dtype))
-        self._stream = BucketStream(self._own_buckets, weights, self._version, self._sender)
-        return StreamMember(streaming.stream, group)
+        weights = self._weight_set(self.gather(self.sent.dtype))
+        self._stream = BucketStream(own, weights, self._version, self._sender)
+        return StreamMember(self.stage or 0, group)
 
     def next_bucket(self) -> WeightBucket | None:
         """Sends the next bucket and returns its description; None on ranks that only gather.
@@ -212,7 +201,7 @@ class StreamWriter(Writer):
 
     def release_buffers(self) -> None:
         """Frees buffers on the device, if they are there."""
-        if self._streaming.on_device and self._sender is not None:
+        if self.on_device and self._sender is not None:
             self._sender.close()
             self._stream = None  # with a pipeline it has buffers, too
 
@@ -224,15 +213,11 @@ class StreamWriter(Writer):
 
     def _weight_set(self, tensors: Tensors) -> WeightSet:
         """Returns the tensors of one update, with checksums where servers are to be compared with them."""
-        sent, streaming, stages = self._sent, self._streaming, self._sent.source.stages
-        recorder = sent.recorder(self._version) if streaming.leads else None
-        if streaming.on_device and stages.group is not None:
+        sent, stages = self.sent, self.sent.source.stages
+        recorder = sent.recorder(self._version) if self.leads else None
+        if self.on_device and stages.group is not None:
+            device = sent.source.device
             return RelayedWeightSet(
-                tensors,
-                sent.form,
-                recorder,
-                buckets=streaming.buckets,
-                stages=stages,
-                device=sent.source.device,
+                tensors, sent.form, recorder, buckets=self.buckets, stages=stages, device=device
             )
         return WeightSet(tensors, sent.form, recorder)

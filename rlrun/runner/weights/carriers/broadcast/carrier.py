@@ -22,22 +22,21 @@ class Broadcast(Carrier):
         """Streams the buckets of each stage from the stage's first rank."""
         from rlrun.runner.weights.carriers.broadcast.sender import BroadcastSender
         from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
-        from rlrun.runner.weights.writer import SentModel, Streaming, StreamWriter
+        from rlrun.runner.weights.writer import SentModel, StreamWriter
 
         def sender(largest: int) -> BroadcastSender:
             return BroadcastSender(largest, source.host, source.device, _GROUP_SECONDS)
 
         sent, leads = SentModel(spec, source), source.stages.is_first_rank
-        streaming = Streaming(
+        return StreamWriter(
+            sent=sent,
             announce=BroadcastWeights,
             buckets=sent.buckets(by_stage=True),
             gather=source.gather_stage,
             make_sender=sender if leads else None,
-            stream=source.stages.own,
-            is_split=True,
+            stage=source.stages.own,
             leads=leads,
         )
-        return StreamWriter(sent, streaming)
 
     def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:
         """Returns the time of a broadcast from every stage, which gather at the same time."""

@@ -46,12 +46,11 @@ class SegmentAdapterWriter(Writer):
         source = self._source
         if not self._has_base:
             self._base_manifest = on_first_rank(
-                source, source.gather_base, None, lambda tensors: self._base.write(tensors, version)
+                source.rank, source.gather_base(None), lambda tensors: self._base.write(tensors, version)
             )
             self._has_base = True
-        manifest = on_first_rank(
-            source, source.gather, torch.float32, lambda tensors: self._adapters.write(tensors, version)
-        )
+        factors = source.gather(torch.float32)
+        manifest = on_first_rank(source.rank, factors, lambda tensors: self._adapters.write(tensors, version))
         if manifest is None or self._base_manifest is None:
             return None
         return SegmentAdapters(manifest, self._base_manifest, source.lora.scale)

@@ -39,7 +39,7 @@ class SharedBuffers(Carrier):
         from rlrun.runner.weights.carriers.tensor.updates import SharedBuckets
         from rlrun.runner.weights.deltas.delta_folder import delta_writer
         from rlrun.runner.weights.page_locking import HOST
-        from rlrun.runner.weights.writer import SentModel, StoredWriter, Streaming, StreamWriter
+        from rlrun.runner.weights.writer import SentModel, StoredWriter, StreamWriter
 
         sent = SentModel(spec, source)
         if spec.engine.weight_delta == "elements":
@@ -58,7 +58,8 @@ class SharedBuffers(Carrier):
 
         leads = source.rank == 0
         if buckets_on_gpus(spec):
-            streaming = Streaming(
+            return StreamWriter(
+                sent=sent,
                 announce=SharedBuckets,
                 buckets=sent.buckets(by_stage=True),
                 gather=source.gather_stage,
@@ -66,15 +67,14 @@ class SharedBuffers(Carrier):
                 leads=leads,
                 on_device=True,
             )
-        else:
-            streaming = Streaming(
-                announce=SharedBuckets,
-                buckets=sent.buckets(),
-                gather=source.gather,
-                make_sender=sender_on_host if leads else None,
-                leads=leads,
-            )
-        return StreamWriter(sent, streaming)
+        return StreamWriter(
+            sent=sent,
+            announce=SharedBuckets,
+            buckets=sent.buckets(),
+            gather=source.gather,
+            make_sender=sender_on_host if leads else None,
+            leads=leads,
+        )
 
     def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
         """Stores the factors of each version in a new buffer."""

@@ -1,5 +1,6 @@
 """Makes the settings that each kind of engine is started with, from the spec, the plan and its process."""
 
+import json
 import secrets
 import sys
 from collections.abc import Mapping
@@ -7,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlrun.converters.families.stored_adapter import read_stored_adapter
+from rlrun.models.adapters import adapters
 from rlrun.models.config_json import architecture
-from rlrun.runner.cluster.adapter_arguments import named_adapters, policy_adapters
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.sglang.delta_loader import with_delta_loader
@@ -18,6 +20,7 @@ from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.runner.prompts.image_processor import PROCESSOR_FILE
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.kept_samples import kept_samples
+from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, server_room
 from rlrun.specs.derived.on_policy_target import target_arguments
 from rlrun.specs.derived.recurrent_servers import recurrent_settings
 from rlrun.specs.derived.served_adapters import adapters_beside_policy, shares_policy
@@ -200,8 +203,59 @@ def _image_processor(served: ServedModelSetup) -> dict[str, str]:
 
 def _adapters(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
     if served.is_policy:
-        return policy_adapters(spec, served.model, served.adapters)
-    return named_adapters(spec, served.adapters)
+        return _policy_adapters(spec, served.model, served.adapters)
+    return _named_adapters(spec, served.adapters)
+
+
+def _policy_adapters(spec: Spec, model: ModelFiles, folders: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the arguments of a server that is sent adapters; none if it is sent merged weights.
+
+    `folders`: the adapters that it has besides those of the policy, by name. They are pinned: the server
+    never evicts them, and has them after a restart.
+    """
+    if spec.trainer.lora is None:
+        return {}
+    config, lora = model.config(), spec.trainer.lora.shape
+    family = str(config.get("model_type"))
+    if not sends_adapters(spec, family):
+        return {}
+    own = adapters(architecture(config), lora)
+    ranks = [lora.rank]
+    for folder in folders.values():
+        stored = read_stored_adapter(Path(folder))
+        own += stored.matrices(architecture(config))
+        ranks.append(stored.lora.rank)
+    arguments = {
+        "enable_lora": True,
+        "max_lora_rank": max(ranks),
+        "lora_target_modules": list(dict.fromkeys(adapter.target for adapter in own)),
+        "max_loras_per_batch": server_room(spec),
+        "max_loaded_loras": server_room(spec),
+    }
+    backup = {"enable_weights_cpu_backup": True} if keeps_host_copy(spec, family) else {}
+    return arguments | backup | _pinned_paths(folders) | _adapter_backend(spec)
+
+
+def _named_adapters(spec: Spec, folders: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the arguments of a server that has only these adapters, by name. It needs room for one more,
+    because SGLang never pins all of its room.
+    """
+    if not folders:
+        return {}
+    room = {"enable_lora": True, "max_loras_per_batch": len(folders) + 1}
+    return room | _pinned_paths(folders) | _adapter_backend(spec)
+
+
+def _pinned_paths(folders: Mapping[str, str]) -> dict[str, Any]:
+    paths = [
+        json.dumps({"lora_name": name, "lora_path": folder, "pinned": True})
+        for name, folder in folders.items()
+    ]
+    return {"lora_paths": paths} if paths else {}
+
+
+def _adapter_backend(spec: Spec) -> dict[str, str]:
+    return {} if spec.cluster.gpus_per_node else {"lora_backend": "torch_native"}
 
 
 def _pausable_graphs(spec: Spec, served: ServedModelSetup) -> dict[str, str]:

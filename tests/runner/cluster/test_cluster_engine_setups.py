@@ -11,7 +11,7 @@ from rlrun.runner.cluster.engine_setups import ServedModelSetup, engine_setup, p
 from rlrun.runner.cluster.ray_nodes import Node
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.sglang.server_command import command
+from rlrun.runner.engines.sglang.server import command
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.host.remote_code import CodeFile

@@ -4,8 +4,8 @@ import copy
 from pathlib import Path
 
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.trainer.roles.adapter_teacher import AdapterTeacher
 from rlrun.runner.trainer.roles.reference import Reference
+from rlrun.runner.trainer.roles.teacher import AdapterTeacher
 from tests.runner.trainer.parity_worker import keep, run_all, written
 from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 

@@ -11,7 +11,7 @@ from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.weight_updates import Checksums
-from rlrun.runner.engines.client.weight_check import check_checksums
+from rlrun.runner.engines.client.weight_client import check_checksums
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors, Sha256Hashes, rank_part
 from tests.tiny_models import make_tiny_model

@@ -8,10 +8,11 @@ SGLang server     begin_update ─▶ send … ─▶ end_update        pauses b
                   load_adapters                               without a pause
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
-from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.errors import BadAnswer, EngineError
 from rlrun.runner.contracts.weight_updates import (
     AdapterVersion,
     Checksums,
@@ -19,11 +20,10 @@ from rlrun.runner.contracts.weight_updates import (
     StoredWeights,
     UpdatedModels,
 )
-from rlrun.runner.engines.client.answer_fields import version_number
+from rlrun.runner.engines.client.answer_fields import quoted, version_number
 from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.control import ControlClient
 from rlrun.runner.engines.client.served_adapters import ServedAdapters
-from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.engines.client.wire import group_body
 from rlrun.runner.weights.carriers.bodies import TENSORS
 
@@ -167,3 +167,27 @@ class WeightClient(ControlClient):
         """Returns the weight version in an answer."""
         version = self._table(path, raw).get("weight_version")
         return self._read(path, lambda: version_number(version))
+
+
+def check_checksums(url: str, sent: Checksums, answer: Any) -> None:
+    """Raises EngineError, naming the first tensor that differs or is missing.
+
+    `answer`: the value of `ranks` in the server's answer to `/weights_checker`. Raises BadAnswer if it
+    does not contain checksums.
+    """
+    by_rank = _checksums_by_rank(answer)
+    for rank, expected in enumerate(sent.ranks):
+        reported = by_rank.get(rank, {})
+        wrong = [name for name, checksum in expected.items() if reported.get(name) != checksum]
+        if wrong:
+            what = "holds other bytes than were sent for" if wrong[0] in reported else "does not hold"
+            more = f", and {len(wrong) - 1} more of {len(expected)} tensors compared" if wrong[1:] else ""
+            raise EngineError(f"engine {url} {what} {wrong[0]} (rank {rank}){more}")
+
+
+def _checksums_by_rank(answer: Any) -> Mapping[int, Mapping[str, Any]]:
+    """Returns the checksums of each tensor-parallel rank, by name of the tensor."""
+    try:
+        return {info["parallelism_info"][0]["tp_rank"]: dict(info["checksums"]) for info in answer or []}
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise BadAnswer(f"{quoted(answer)} instead of checksums by rank") from None

@@ -5,6 +5,7 @@ setup ──▶ command line ──▶ process ──GET /health until it answer
 """
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,12 +18,16 @@ import psutil
 
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.process.health import ask_health
-from rlrun.runner.engines.process.last_words import ending, last_error, last_line, written
 from rlrun.runner.engines.process.ports import usable_port
 
 _POLL_SECONDS = 0.2
 _HEALTH_SECONDS = 20.0
 _END_SECONDS = 3.0
+_TAIL_BYTES = 200_000
+"""How much of a log is searched for the error that a server died of."""
+_ERROR = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b|error:|.*: error:).*)")
+"""`ValueError: …` at the end of a traceback, `launch_server.py: error: …` of its argument parser."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ServerSetup(Protocol):
@@ -156,7 +161,7 @@ class ServerProcess(ABC):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"the {self.what} did not answer within {self._setup.start_timeout:g} s "
-                    f"(engine.start_timeout); its last line: {last_line(self._output())}"
+                    f"(engine.start_timeout); its last line: {_last_line(self._output())}"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -171,10 +176,10 @@ class ServerProcess(ABC):
         assert self._process is not None
         status = self._process.poll()
         if status is not None:
-            raise EngineError(f"the {self.what} ended ({ending(status)}): {last_error(self._output())}")
+            raise EngineError(f"the {self.what} ended ({_ending(status)}): {last_error(self._output())}")
 
     def _output(self) -> str:
-        return written(self._setup.log, self._log_start)
+        return _written(self._setup.log, self._log_start)
 
 
 def _write_secret(path: Path, text: str) -> None:
@@ -202,3 +207,27 @@ def _resident(process: psutil.Process) -> int:
 def _signal(process: psutil.Process, number: int) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
+
+
+def _written(log: Path, start: int) -> str:
+    """Returns the text of a log from byte `start` on, without colours; only the end of a very long one."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
+        return _COLOURS.sub("", file.read().decode(errors="replace"))
+
+
+def last_error(output: str) -> str:
+    """Returns the last line of a log that states an error; the last line if none does."""
+    lines = [line.strip() for line in output.splitlines()]
+    errors = [match[1] for line in lines if (match := _ERROR.match(line))]
+    return errors[-1] if errors else _last_line(output)
+
+
+def _last_line(output: str) -> str:
+    """Returns the last line that is not empty."""
+    return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "nothing")
+
+
+def _ending(status: int) -> str:
+    """Returns how a process ended, from its exit status."""
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"

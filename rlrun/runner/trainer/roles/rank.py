@@ -32,11 +32,10 @@ from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_policy
 from rlrun.runner.trainer.process import start_process, stop_process
 from rlrun.runner.trainer.profiling import StepProfiler
-from rlrun.runner.trainer.roles.adapter_teacher import AdapterTeacher
 from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
-from rlrun.runner.trainer.roles.teacher import Teacher
+from rlrun.runner.trainer.roles.teacher import AdapterTeacher, Teacher
 from rlrun.runner.weights.writer import StreamWriter
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import read_policy

@@ -1,4 +1,4 @@
-"""The teacher on one rank: another, frozen model, in its own layout over all ranks."""
+"""The teacher on one rank: another, frozen model in its own layout, or the policy's with another adapter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlrun.converters.families.adapter_folder import AdapterFolder
 from rlrun.converters.families.merged_folder import MergedFolder
 from rlrun.converters.families.model_folder import WeightFolder
+from rlrun.converters.families.stored_adapter import read_stored_adapter
+from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_architecture
+from rlrun.models.hf_tensor import HfTensor
 from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainSequence
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.prompts.shared_vocabulary import known_tokens
@@ -18,15 +22,18 @@ from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.trainer.parameters.stored_layout import copy_part, to_parameter
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.process import build_mesh
+from rlrun.runner.trainer.roles.learner import Learner
+from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.job import Spec
 
 
 class Teacher:
-    """One rank's share of the teacher."""
+    """One rank's share of a teacher that is another model."""
 
     def __init__(self, setup: TrainerSetup, spec: Spec, device: torch.device) -> None:
         """Builds the model and loads its weights. Raises ValueError if the teacher cannot be used."""
@@ -82,3 +89,47 @@ class Teacher:
 
 def _weights(folder: Path, model: Architecture, adapter: str | None) -> WeightFolder:
     return WeightFolder(folder, model) if adapter is None else MergedFolder(folder, model, Path(adapter))
+
+
+class AdapterTeacher(Reference):
+    """A teacher that is the policy's frozen model with another adapter.
+
+    Its factors are in host memory, and replace the policy's while the teacher computes. They are enlarged to
+    the policy's rank with zeros, and multiplied so that the policy's scale gives the adapter's own product.
+    """
+
+    def __init__(self, learner: Learner, folder: Path, model: Architecture, lora: LoraShape) -> None:
+        """Reads the adapter. Raises ValueError if the policy's adapters cannot hold it."""
+        super().__init__(learner)
+        parameters = self._parameters
+        with EnlargedAdapter(folder, model, lora) as enlarged, parameters.swapped(self._weights):
+            with torch.no_grad():
+                for name, parameter in parameters.computing.items():
+                    copy_part(parameter, enlarged.parameter(name))
+            self._weights = parameters.host_copy()
+
+
+class EnlargedAdapter(AdapterFolder):
+    """A stored adapter as one of a larger rank, and of more matrices; a context manager."""
+
+    def __init__(self, folder: Path, model: Architecture, lora: LoraShape) -> None:
+        """Opens the folder. Raises ValueError if adapters of the shape `lora` cannot hold it."""
+        stored = read_stored_adapter(folder)
+        stored.check_fits_into(model, lora)
+        matrices = stored.matrices(model)
+        super().__init__(folder, matrices, stored.lora)
+        self._ratio = stored.lora.scale / lora.scale
+        self._shapes = {
+            tensor.parameter: tensor.parameter_shape for tensor in adapter_tensors(adapters(model, lora))
+        }
+        self._stored = {tensor.parameter: tensor for tensor in adapter_tensors(matrices)}
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """Returns a factor in float32, by the trainer's name and in its layout; zeros where it has none."""
+        whole = torch.zeros(self._shapes[name])
+        tensor: HfTensor | None = self._stored.get(name)
+        if tensor is not None:
+            factor = to_parameter(tensor, self.read(tensor.name))
+            is_second = ".lora_B." in tensor.name
+            whole[tuple(slice(size) for size in factor.shape)] = factor * self._ratio if is_second else factor
+        return whole

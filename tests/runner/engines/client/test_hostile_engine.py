@@ -17,7 +17,7 @@ from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.external import ExpectedModel, ExternalEngine
 from rlrun.runner.engines.client.parsing import ModelLimits, max_answer_bytes
-from rlrun.runner.engines.client.weight_check import check_checksums
+from rlrun.runner.engines.client.weight_client import check_checksums
 from rlrun.runner.engines.pool import routing
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights

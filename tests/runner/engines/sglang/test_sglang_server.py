@@ -25,9 +25,8 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.served_model import ServedModel
-from rlrun.runner.engines.process.last_words import last_error
-from rlrun.runner.engines.sglang.server import SglangServer
-from rlrun.runner.engines.sglang.server_command import command, environment, key_file
+from rlrun.runner.engines.process.server_process import last_error
+from rlrun.runner.engines.sglang.server import SglangServer, command, environment, key_file
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.settings import RolloutSettings
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead
-from rlrun.runner.trainer.model.wide_products import split_in_two
+from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead, split_in_two
 from tests.runner.trainer.model.wide_head_worker import measure
 from tests.runner.trainer.trainer_cases import MODELS, run_ranks
 from tests.tiny_models import make_tiny_model

@@ -53,7 +53,7 @@ from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, at
 from rlrun.runner.weights.carriers.native.tensor_slots import num_bytes
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.source import WeightSource
+from rlrun.runner.weights.rank_weights import RankWeights
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import Writer
 from tests.resolved_specs import resolved
@@ -219,7 +219,7 @@ def make_writer(
     spec = resolved({"model": {"path": str(folder)}, "data": {}, "engine": engine})
     return carrier_for(spec).writer(
         spec,
-        WeightSource(
+        RankWeights(
             0,
             model,
             {name: tuple(tensors[name].shape) for name in names},

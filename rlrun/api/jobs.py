@@ -27,7 +27,7 @@ from rlrun.runner.host.atomic_files import write_text
 from rlrun.runner.job.preflight import check_files
 from rlrun.specs.cache import private_folder
 from rlrun.specs.local_code import ALLOW_LOCAL
-from rlrun.specs.problems.findings import Source
+from rlrun.specs.problems.findings import SpecText
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.reading.reference import as_toml
 from rlrun.specs.sections.job import Spec
@@ -71,7 +71,7 @@ def load(
     does; functions given here allow it, too.
     Raises SpecError with every problem of the spec.
     """
-    files = [Source("spec", _as_document(spec), Path.cwd())] if isinstance(spec, Mapping) else _paths(spec)
+    files = [SpecText("spec", _as_document(spec), Path.cwd())] if isinstance(spec, Mapping) else _paths(spec)
     settings = [f"{key}={as_toml(value)}" for key, value in (overrides or {}).items()]
     for table, functions in (("rewards", rewards), ("filters", filters)):
         if functions:
@@ -91,7 +91,7 @@ class Job:
 
     loaded: LoadedSpec
     """The spec, with where each key was set."""
-    files: tuple[Path | Source, ...]
+    files: tuple[Path | SpecText, ...]
     settings: tuple[str, ...]
     """The overrides, as `--set` takes them."""
     profiles: tuple[str, ...]
@@ -145,7 +145,7 @@ class Job:
 
     def _arguments(self, settings: Sequence[str], name: str | None, *, resume: bool) -> list[str]:
         """Returns the arguments of `rlrun launch` and `rlrun sweep launch`."""
-        files = ["-" if isinstance(file, Source) else str(file) for file in self.files]
+        files = ["-" if isinstance(file, SpecText) else str(file) for file in self.files]
         options = [f"--set={setting}" for setting in settings]
         options += [f"--profile={profile}" for profile in self.profiles]
         return [*files, *options, *([f"--name={name}"] if name else []), *["--resume"] * resume]
@@ -153,10 +153,10 @@ class Job:
     @property
     def _document(self) -> str:
         """The text that a file `-` stands for."""
-        return "".join(file.text for file in self.files if isinstance(file, Source))
+        return "".join(file.text for file in self.files if isinstance(file, SpecText))
 
 
-def _paths(spec: str | Path | Sequence[str | Path]) -> list[Path | Source]:
+def _paths(spec: str | Path | Sequence[str | Path]) -> list[Path | SpecText]:
     names = [spec] if isinstance(spec, str | Path) else list(spec)
     return [spec_path(str(name)) for name in names]
 

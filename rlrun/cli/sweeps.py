@@ -18,7 +18,7 @@ from rlrun.cli.arguments import (
     spec_path,
 )
 from rlrun.runner.host.printed_text import print_text
-from rlrun.specs.problems.findings import Source, SpecError, format_value
+from rlrun.specs.problems.findings import SpecError, SpecText, format_value
 
 if TYPE_CHECKING:
     from rlrun.runner.sweeps.sweep_folder import SweepFolder, TrialState
@@ -137,7 +137,7 @@ def load_sweep(specs: list[str], settings: list[str], profiles: list[str] | None
             raise SpecError([loaded.composition.locate(finding)])
         return loaded
     document = _document(loaded, specs)
-    files = [Source("-", document, Path.cwd()) if name == "-" else spec_path(name) for name in specs]
+    files = [SpecText("-", document, Path.cwd()) if name == "-" else spec_path(name) for name in specs]
     check_trials(trials_of(sweep), files, settings, profiles or ())
     return loaded
 

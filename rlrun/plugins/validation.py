@@ -13,7 +13,7 @@ from rlrun.plugins.kinds import METHODS, how_to_install, names_in_packages
 from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.types import Needs
 from rlrun.specs.paths import path_fields
-from rlrun.specs.problems.findings import Finding, Source
+from rlrun.specs.problems.findings import Finding, SpecText
 from rlrun.specs.problems.messages import Explainer
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
@@ -43,7 +43,7 @@ _NOUNS = {"data": "data source"}
 
 
 def load_checked_spec(
-    files: Sequence[Path | Source],
+    files: Sequence[Path | SpecText],
     overrides: Sequence[str] = (),
     profiles: Sequence[str] = (),
     *,

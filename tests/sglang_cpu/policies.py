@@ -19,7 +19,7 @@ from rlrun.runner.contracts.weight_updates import (
     WeightUpdate,
 )
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.source import WeightSource
+from rlrun.runner.weights.rank_weights import RankWeights
 from rlrun.runner.weights.stages import Stages
 from tests.resolved_specs import resolved
 
@@ -39,7 +39,7 @@ class LocalPolicy:
         job = resolved(spec)
         self.writer = carrier_for(job).writer(
             job,
-            WeightSource(
+            RankWeights(
                 0,
                 architecture,
                 self.shapes,
@@ -63,7 +63,7 @@ class LocalPolicy:
         self._weights = weights
         update = self.writer.write(version)
         assert update is not None
-        return replace(update, source=self) if isinstance(update, StreamedWeights) else update
+        return replace(update, trainer=self) if isinstance(update, StreamedWeights) else update
 
     @asynccontextmanager
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:

@@ -21,7 +21,7 @@ from rlrun.converters.families.families import alias_names, check_family, map_to
 from rlrun.converters.families.lora import merge_adapter
 from rlrun.converters.families.mapping import STRICT, Lenience, Mapped
 from rlrun.converters.families.tying import set_tying
-from rlrun.converters.folders.hf_folder import companions
+from rlrun.converters.folders.hf_folder import files_beside_weights
 from rlrun.converters.folders.locate import Checkpoint, Format
 from rlrun.converters.folders.output_files import OutputFile, distcp_files, safetensors_files, small_file
 from rlrun.converters.quantised.kinds import Kind, quantise
@@ -136,7 +136,7 @@ def plan_conversion(source: Checkpoint, target: Format, options: Options) -> Con
         contents = mapped.contents
         aliases = {new: old for new, old in alias_names(config).items() if old in contents}
         files = distcp_files(contents, aliases, options.shard_bytes)
-    files += _companion_files(source, _with_dtype(config, options.dtype))
+    files += _files_beside_weights(source, _with_dtype(config, options.dtype))
     return Conversion(
         source, target, files, contents, _opened(files), _identity(source, target, files, options), mapped
     )
@@ -174,12 +174,12 @@ def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, 
     return config | tables | {key: str(dtype).removeprefix("torch.")}
 
 
-def _companion_files(source: Checkpoint, config: dict[str, Any]) -> list[OutputFile]:
+def _files_beside_weights(source: Checkpoint, config: dict[str, Any]) -> list[OutputFile]:
     """Returns the new config.json, and copies of the tokenizer and other small files."""
     assert source.model is not None
     original = read_config(source.model)
     files = []
-    for name, path in companions(source.model).items():
+    for name, path in files_beside_weights(source.model).items():
         changed = name == "config.json" and config != original
         data = json.dumps(config, indent=2).encode() + b"\n" if changed else path.read_bytes()
         files.append(small_file(name, data))

@@ -13,7 +13,7 @@ import torch
 
 from rlrun.converters.families.expert_storage import each_expert
 from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
-from rlrun.converters.folders.hf_folder import INDEX, companions, is_hf_folder, read_tensors
+from rlrun.converters.folders.hf_folder import INDEX, files_beside_weights, is_hf_folder, read_tensors
 from rlrun.converters.tensors.precision import is_code, keeps_precision
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
@@ -103,7 +103,7 @@ def write_folder(
     One tensor is in memory at a time. Raises OSError, for instance for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, path in companions(source).items():
+    for name, path in files_beside_weights(source).items():
         (folder / name).write_bytes(path.read_bytes())
     config = read_config(source)
     if (completed := with_missing_keys(config)) != config:

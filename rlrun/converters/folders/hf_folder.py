@@ -10,7 +10,7 @@ from rlrun.models.json_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py", ".tiktoken"}
+_SUFFIXES_BESIDE_WEIGHTS = {".json", ".jinja", ".txt", ".model", ".py", ".tiktoken"}
 """File extensions of config, generation config, tokenizer, templates, and the code of custom models."""
 
 
@@ -37,12 +37,14 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def companions(folder: Path) -> dict[str, Path]:
+def files_beside_weights(folder: Path) -> dict[str, Path]:
     """Returns config, tokenizer, templates and other small files, by name."""
     return {
         path.name: file_inside(folder, path.name)
         for path in sorted(folder.iterdir())
-        if path.suffix in _COMPANIONS and not path.name.endswith(".index.json") and path.is_file()
+        if path.suffix in _SUFFIXES_BESIDE_WEIGHTS
+        and not path.name.endswith(".index.json")
+        and path.is_file()
     }
 
 

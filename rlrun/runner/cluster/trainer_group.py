@@ -121,7 +121,7 @@ class TrainerGroup:
             updates = await self._broadcast(lambda rank: rank.write_weights(version))
             self._written = version
         [update] = [update for update in updates if update is not None]
-        return replace(update, source=self) if isinstance(update, StreamedWeights) else update
+        return replace(update, trainer=self) if isinstance(update, StreamedWeights) else update
 
     @asynccontextmanager
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:

@@ -231,7 +231,7 @@ class WeightsMoved(Exception):
     """Raised when the trainer no longer has the version of the weights that it is asked for."""
 
 
-class StreamSource(Protocol):
+class WeightStreamer(Protocol):
     """The trainer, which streams the weights it has announced (rlrun.runner.cluster.trainer_group)."""
 
     def hand_over(
@@ -252,7 +252,7 @@ class StreamedWeights(ABC):
     version: int
     readers: int
     """Processes of each engine."""
-    source: StreamSource | None = None
+    trainer: WeightStreamer | None = None
     """The trainer; set on the driver."""
     is_collective: ClassVar[bool]
     """Whether all engines receive a bucket in one call of a process group: an engine that fails breaks it for

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.derived.sweep_trials import Values, axes_of, grid
-from rlrun.specs.problems.findings import Problem, Source, SpecError
+from rlrun.specs.problems.findings import Problem, SpecError, SpecText
 from rlrun.specs.reading.reference import as_toml
 from rlrun.specs.reading.variables import toml_value
 from rlrun.specs.sections.job import Spec
@@ -90,7 +90,7 @@ def best_of(scores: Sequence[float | None], *, larger: bool) -> int | None:
 
 def check_trials(
     trials: Sequence[Trial],
-    files: Sequence[Path | Source],
+    files: Sequence[Path | SpecText],
     overrides: Sequence[str],
     profiles: Sequence[str],
 ) -> None:

@@ -80,12 +80,12 @@ class Delivery:
 
         Where a lost engine breaks a broadcast, it makes the other engines fail too: they get another attempt.
         """
-        assert update.source is not None, "streamed weights come from a trainer"
+        assert update.trainer is not None, "streamed weights come from a trainer"
         failures: Failures = {}
         while clients:
             lives = tuple(self._lives[engine] for engine in clients)
             readers = Readers(tuple(clients), lives, update.readers)
-            async with update.source.hand_over(update.version, readers) as streams:
+            async with update.trainer.hand_over(update.version, readers) as streams:
                 transfer = Transfer(update, clients, streams)
                 await transfer.run()
             failed, served = transfer.failures, transfer.served

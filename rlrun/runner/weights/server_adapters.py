@@ -13,8 +13,8 @@ from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.weight_updates import Checksums, StoredWeights
 from rlrun.runner.weights.buckets import plan_buckets
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.rank_weights import RankAdapters, Tensors, on_first_rank
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
-from rlrun.runner.weights.source import AdapterSource, Tensors, on_first_rank
 from rlrun.runner.weights.writer import Writer
 from rlrun.specs.derived.lora_sync import adapter_room
 from rlrun.specs.sections.job import Spec
@@ -23,7 +23,7 @@ from rlrun.specs.sections.job import Spec
 class ServerAdapterWriter(Writer):
     """Stores the factors of each version, and once the checksums of the frozen model."""
 
-    def __init__(self, spec: Spec, source: AdapterSource) -> None:
+    def __init__(self, spec: Spec, source: RankAdapters) -> None:
         self._spec, self._source = spec, source
         self._form = Form(parse_dtype(spec.engine.dtype))
         [self._bucket] = plan_buckets(source.shapes, self._form, None)

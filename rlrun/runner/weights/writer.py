@@ -36,8 +36,8 @@ from rlrun.runner.weights.buckets import (
     plan_stage_buckets,
 )
 from rlrun.runner.weights.form import Form, engine_form
+from rlrun.runner.weights.rank_weights import Gather, RankWeights, Tensors, on_first_rank
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
-from rlrun.runner.weights.source import Gather, Tensors, WeightSource, on_first_rank
 from rlrun.runner.weights.streams import BucketSender, BucketStream
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.weight_sync import bucket_bytes
@@ -76,7 +76,7 @@ class Store(Protocol):
 class SentModel:
     """The form in which engines get the policy, and what is compared when they have it."""
 
-    def __init__(self, spec: Spec, source: WeightSource, *, converted: bool = True) -> None:
+    def __init__(self, spec: Spec, source: RankWeights, *, converted: bool = True) -> None:
         """`converted`: the engines may serve another form than `engine.dtype`, which their config.json names.
 
         Raises ValueError if engines hold weights in a form that rlrun cannot produce.

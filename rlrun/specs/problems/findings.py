@@ -18,7 +18,7 @@ _FOREIGN = ("CYRILLIC", "GREEK")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class SpecText:
     """A text that sets keys: a file, or the argument of one `--set`."""
 
     name: str
@@ -118,7 +118,7 @@ class SpecError(ValueError):
         return "\n".join(map(str, self.problems))
 
 
-def problem_at(finding: Finding, source: Source, start: int, end: int) -> Problem:
+def problem_at(finding: Finding, source: SpecText, start: int, end: int) -> Problem:
     """Returns the problem of a finding about characters `start` to `end` of a source."""
     line, column = line_and_column(source.text, start)
     source_line = source.text.split("\n")[line - 1]
@@ -141,7 +141,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
     )
 
 
-def _override_cure(finding: Finding, source: Source) -> str | None:
+def _override_cure(finding: Finding, source: SpecText) -> str | None:
     """Returns how to write a `--set` whose key belongs to another table; None for every other finding."""
     suggestion = finding.suggestion or ""
     if not source.name.startswith("--set") or finding.at_value or not finding.path:

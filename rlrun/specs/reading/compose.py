@@ -17,7 +17,7 @@ from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import (
     Finding,
     Problem,
-    Source,
+    SpecText,
     coded,
     format_value,
     problem_at,
@@ -43,16 +43,16 @@ STANDARD_INPUT = Path("/dev/stdin")
 
 
 def compose(
-    files: Sequence[Path | Source], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
+    files: Sequence[Path | SpecText], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
 ) -> Composition:
     """Returns the merged document of the files, the profiles and the `--set` overrides.
 
-    A `Source` is a document that is not a file; its relative paths start from its folder.
+    A `SpecText` is a document that is not a file; its relative paths start from its folder.
     """
     composition = Composition()
     files, overrides = _without_spaces(files, overrides, composition)
     for file in files:
-        if isinstance(file, Source):
+        if isinstance(file, SpecText):
             _add_source(composition, file, ())
         else:
             _add_file(composition, file, display_path(file), ())
@@ -64,8 +64,8 @@ def compose(
 
 
 def _without_spaces(
-    files: Sequence[Path | Source], overrides: Sequence[str], composition: Composition
-) -> tuple[Sequence[Path | Source], Sequence[str]]:
+    files: Sequence[Path | SpecText], overrides: Sequence[str], composition: Composition
+) -> tuple[Sequence[Path | SpecText], Sequence[str]]:
     """Reports `--set KEY VALUE`, of which the command line takes the value for a file; returns the others."""
     keys = [override for override in overrides if "=" not in override]
     values = [file for file in files if isinstance(file, Path) and path_kind(file) is None]
@@ -96,10 +96,10 @@ def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path
         composition.add_unreadable(problem_without_place(message, name, Code.FILE, "save the file as UTF-8"))
         return
     folder = Path.cwd() if path == STANDARD_INPUT else path.parent.absolute()
-    _add_source(composition, Source(name, text, folder), (*chain, path.resolve()))
+    _add_source(composition, SpecText(name, text, folder), (*chain, path.resolve()))
 
 
-def _add_source(composition: Composition, source: Source, chain: tuple[Path, ...]) -> None:
+def _add_source(composition: Composition, source: SpecText, chain: tuple[Path, ...]) -> None:
     """Merges a document after the files that it extends. `chain`: the files that led here, and its own."""
     parsed = parse(source)
     for problem in parsed.problems:
@@ -113,7 +113,7 @@ def _add_source(composition: Composition, source: Source, chain: tuple[Path, ...
 def _add_bases(
     composition: Composition,
     bases: object,
-    source: Source,
+    source: SpecText,
     marks: dict[KeyPath, Mark],
     chain: tuple[Path, ...],
 ) -> None:
@@ -156,7 +156,7 @@ def _add_override(composition: Composition, override: str) -> None:
     """Merges `a.b=value`. A value that is not valid TOML is a string."""
     key, equals, value = override.partition("=")
     name = f"--set {key.strip()}" if equals and key.strip() else "--set"
-    source = Source(name, override, Path.cwd())
+    source = SpecText(name, override, Path.cwd())
     if not equals or not key.strip():
         composition.add_unreadable(
             problem_without_place(
@@ -178,7 +178,7 @@ def _add_override(composition: Composition, override: str) -> None:
                 )
             )
             return
-    source = Source(name, text, Path.cwd())
+    source = SpecText(name, text, Path.cwd())
     for key, cure in (
         ("extends", "name the file before this one"),
         ("profiles", "choose one: --profile NAME"),
@@ -202,7 +202,7 @@ def _escaped(character: str) -> str:
 
 
 def _merge(
-    composition: Composition, data: dict[str, Any], source: Source, marks: dict[KeyPath, Mark]
+    composition: Composition, data: dict[str, Any], source: SpecText, marks: dict[KeyPath, Mark]
 ) -> None:
     origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
     composition.referenced.update(variable_names(data))

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlrun.specs.paths import PathError, PathMarker, absolute_path, path_fields, resolve_path
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at
+from rlrun.specs.problems.findings import Finding, Problem, SpecText, problem_at
 from rlrun.specs.problems.positions import KeyPath, line_and_column
 from rlrun.specs.problems.suggestions import section_models
 from rlrun.specs.reading.overlay import Origin
@@ -30,9 +30,9 @@ class Composition:
     """Where each key was set."""
     problems: list[Problem] = field(default_factory=list)
     """Files, statements and arguments that could not be read."""
-    files: list[Source] = field(default_factory=list)
+    files: list[SpecText] = field(default_factory=list)
     """All files, in the order of merging. The last one is the file that the user named last."""
-    overrides: list[Source] = field(default_factory=list)
+    overrides: list[SpecText] = field(default_factory=list)
     """All `--set` arguments."""
     complete: bool = True
     """False if a file or statement could not be read. A key that seems to be missing may then be in it."""
@@ -66,7 +66,7 @@ class Composition:
                     (mark.value_start, mark.value_end) if at_value else (mark.key_start, mark.key_end)
                 )
                 return problem_at(finding, origin.source, start, end)
-        source = self.files[-1] if self.files else Source("--set", "", Path())
+        source = self.files[-1] if self.files else SpecText("--set", "", Path())
         return problem_at(finding, source, 0, 1)
 
 

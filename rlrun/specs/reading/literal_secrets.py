@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at
+from rlrun.specs.problems.findings import Finding, Problem, SpecText, problem_at
 from rlrun.specs.problems.positions import KeyPath
 
 _KEY = re.compile(
@@ -107,7 +107,7 @@ def _variable(name: str) -> str:
     return re.sub(r"\W", "_", name).upper()
 
 
-def secret_warnings(sources: Sequence[Source]) -> Iterator[Problem]:
+def secret_warnings(sources: Sequence[SpecText]) -> Iterator[Problem]:
     """Yields text that looks like a secret in files and `--set`, including comments and unused profiles."""
     for source in sources:
         for start, end in _suspects(source.text):

@@ -22,7 +22,7 @@ from rlrun.specs.derived.recurrent_servers import recurrent_lines
 from rlrun.specs.needs import Needs
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, Problem, Source, SpecError, coded
+from rlrun.specs.problems.findings import Finding, Problem, SpecError, SpecText, coded
 from rlrun.specs.problems.messages import Explainer
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.suggestions import KeyIndex
@@ -149,7 +149,7 @@ class LoadedSpec:
 
 
 def load_spec(
-    files: Sequence[Path | Source],
+    files: Sequence[Path | SpecText],
     overrides: Sequence[str] = (),
     plugin_check: PluginCheck | None = None,
     profiles: Sequence[str] = (),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_origin
 
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at
+from rlrun.specs.problems.findings import Finding, Problem, SpecText, problem_at
 from rlrun.specs.problems.positions import KeyPath, Mark
 from rlrun.specs.problems.suggestions import section_models
 from rlrun.specs.sections.job import Spec
@@ -30,7 +30,7 @@ _INDEX = re.compile(r"[0-9]{1,6}")
 class Origin(NamedTuple):
     """The position where a key was set."""
 
-    source: Source
+    source: SpecText
     mark: Mark
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tomli
 
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at
+from rlrun.specs.problems.findings import Finding, Problem, SpecText, problem_at
 from rlrun.specs.problems.positions import KeyPath, find_positions, line_and_column
 
 _MAX_ERRORS = 20
@@ -32,7 +32,7 @@ class Parsed:
     problems: tuple[Problem, ...]
 
 
-def parse(source: Source) -> Parsed:
+def parse(source: SpecText) -> Parsed:
     """Parses a source, with a problem per syntax error that does not follow from an earlier one."""
     text = source.text
     problems: list[Problem] = []
@@ -72,7 +72,7 @@ def _without(text: str, first: int, last: int) -> str:
     return "\n".join([*lines[: first - 1], *blank, *lines[last:]])
 
 
-def _problem(source: Source, text: str, error: tomli.TOMLDecodeError, first: int, line: int) -> Problem:
+def _problem(source: SpecText, text: str, error: tomli.TOMLDecodeError, first: int, line: int) -> Problem:
     lines = text.split("\n")
     line_start = sum(len(earlier) + 1 for earlier in lines[: first - 1])
     start = (

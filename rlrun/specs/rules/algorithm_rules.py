@@ -9,7 +9,7 @@ from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.companion_rules import (
+from rlrun.specs.rules.auxiliary_rules import (
     critic_only_steps,
     layouts,
     teacher,

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from rlrun.converters.folders.hf_folder import companions, read_tensors
+from rlrun.converters.folders.hf_folder import files_beside_weights, read_tensors
 from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import (
     CODES,
@@ -218,7 +218,7 @@ def test_links_that_lead_out_of_the_folder(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(tmp_path / "secret")
     with pytest.raises(ValueError, match=r"tokenizer.json is a link that leads out of its folder"):
-        companions(folder)
+        files_beside_weights(folder)
     weights = folder / "model.safetensors"
     weights.rename(tmp_path / "elsewhere.safetensors")
     weights.symlink_to(tmp_path / "elsewhere.safetensors")
@@ -235,4 +235,4 @@ def test_links_of_the_hub_s_cache_are_followed(folder, tmp_path):
         path.rename(blobs / str(number))
         (cached / path.name).symlink_to(f"../../blobs/{number}")
     assert len(read_tensors(cached)) == 25
-    assert "tokenizer.json" in companions(cached)
+    assert "tokenizer.json" in files_beside_weights(cached)

@@ -12,7 +12,7 @@ from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.weight_updates import StoredWeights
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.source import AdapterSource
+from rlrun.runner.weights.rank_weights import RankAdapters
 from tests.resolved_specs import resolved
 
 LORA = LoraShape(4, 3.0, rslora=True)
@@ -33,7 +33,7 @@ class Trainer:
         self.factors: dict[str, torch.Tensor] = {}
         tensors = adapter_tensors(adapters(self.architecture, LORA))
         self.shapes = {tensor.name: tensor.shape for tensor in tensors}
-        source = AdapterSource(
+        source = RankAdapters(
             0,
             self.architecture,
             LORA,

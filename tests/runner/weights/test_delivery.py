@@ -134,18 +134,18 @@ async def test_every_engine_takes_part_in_every_bucket() -> None:
     engines = [Engine(), Engine()]
     trainer = Trainer()
     made = Delivery(2)
-    assert await deliver(made, replace(TOGETHER, source=trainer), engines) == {}
+    assert await deliver(made, replace(TOGETHER, trainer=trainer), engines) == {}
     assert [engine.log for engine in engines] == [
         ["begin g1 1", "receive a in g1", "receive b in g1", "end"],
         ["begin g1 3", "receive a in g1", "receive b in g1", "end"],
     ]
-    await deliver(made, replace(TOGETHER, source=trainer), engines)
+    await deliver(made, replace(TOGETHER, trainer=trainer), engines)
     assert trainer.members == ["0.0 1.0", "0.0 1.0"]  # the same group
 
 
 async def test_engines_take_a_bucket_of_each_stage_in_turn() -> None:
     engine = Engine()
-    assert await deliver(Delivery(1), replace(TOGETHER, source=Trainer(stages=2)), [engine]) == {}
+    assert await deliver(Delivery(1), replace(TOGETHER, trainer=Trainer(stages=2)), [engine]) == {}
     assert engine.log == [
         "begin g1,g1- 1",
         "receive a in g1",
@@ -161,14 +161,14 @@ async def test_engines_take_a_bucket_of_each_stage_in_turn() -> None:
 async def test_a_stage_that_cannot_send_ends_the_update_of_all_stages() -> None:
     engine, trainer = Engine(), Trainer(stages=2)
     trainer.error = "no room"
-    failures = await deliver(Delivery(1), replace(TOGETHER, source=trainer), [engine])
+    failures = await deliver(Delivery(1), replace(TOGETHER, trainer=trainer), [engine])
     assert [str(error) for error in failures.values()] == ["engine engine was not given its weights: no room"]
     assert engine.log[-1] == "give up"
 
 
 async def test_each_engine_reads_its_own_payloads() -> None:
     engines = [Engine(), Engine()]
-    assert await deliver(Delivery(2), replace(APART, source=Trainer(together=False)), engines) == {}
+    assert await deliver(Delivery(2), replace(APART, trainer=Trainer(together=False)), engines) == {}
     assert engines[1].log == ["begin None 3", "load a2,a3", "load b2,b3", "end"]
 
 
@@ -178,7 +178,7 @@ async def test_a_broadcast_is_repeated_without_the_engine_that_broke_it(error: E
     engines[1].failures["load"] = error
     engines[2].failures["load"] = EngineError("failed to receive: connection closed by peer")
     trainer = Trainer()
-    assert await deliver(Delivery(3), replace(TOGETHER, source=trainer), engines) == {1: error}
+    assert await deliver(Delivery(3), replace(TOGETHER, trainer=trainer), engines) == {1: error}
     assert trainer.members == ["0.0 1.0 2.0", "0.0 2.0"]
     again = ["receive a in g2", "receive b in g2", "end"]
     assert engines[0].log == ["begin g1 1", "receive a in g1", "give up", "begin g2 1", *again]
@@ -212,7 +212,7 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
     engines = [Engine(), Waiting(trainer, hangs=hangs)]
     engines[0].failures["load"] = lost
     failures = await asyncio.wait_for(
-        deliver(Delivery(2), replace(TOGETHER, source=trainer), engines), PATIENCE
+        deliver(Delivery(2), replace(TOGETHER, trainer=trainer), engines), PATIENCE
     )
     assert failures.pop(0) is lost
     assert trainer.aborted == ["an engine failed or was lost during the broadcast"] * trainer.stages
@@ -227,7 +227,9 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
 async def test_an_engine_that_refuses_a_bucket_is_named_and_the_other_engines_get_all_weights() -> None:
     engines, refusal = [Engine(), Engine()], EngineError("no such parameter")
     engines[0].failures["load"] = refusal
-    assert await deliver(Delivery(2), replace(APART, source=Trainer(together=False)), engines) == {0: refusal}
+    assert await deliver(Delivery(2), replace(APART, trainer=Trainer(together=False)), engines) == {
+        0: refusal
+    }
     assert engines[0].log[-1] == "give up"
     assert engines[1].log[-1] == "end"
 
@@ -235,7 +237,7 @@ async def test_an_engine_that_refuses_a_bucket_is_named_and_the_other_engines_ge
 async def test_an_update_that_the_trainer_could_not_send_fails_for_every_engine() -> None:
     engines, trainer = [Engine("one"), Engine("two")], Trainer()
     trainer.error = "no room"
-    failures = await deliver(Delivery(2), replace(TOGETHER, source=trainer), engines)
+    failures = await deliver(Delivery(2), replace(TOGETHER, trainer=trainer), engines)
     assert {str(error) for error in failures.values()} == {
         f"engine {name} was not given its weights: no room" for name in ("one", "two")
     }
@@ -285,7 +287,7 @@ async def test_a_failed_engine_gets_the_weights_once_it_is_restarted() -> None:
     engines, trainer = [Engine(), Engine()], Trainer()
     pool = EnginePool(engines, supervised=True)  # type: ignore[arg-type]
     engines[1].failures["end"] = EngineError("holds other bytes")
-    assert await pool.update_weights(replace(TOGETHER, source=trainer)) == 5
+    assert await pool.update_weights(replace(TOGETHER, trainer=trainer)) == 5
     await pool.wait_until_down(1)
     assert pool.cause(1) == "holds other bytes"
     await pool.readmit(1, Engine())  # type: ignore[arg-type]
@@ -296,7 +298,7 @@ async def test_a_failed_engine_gets_the_weights_once_it_is_restarted() -> None:
 async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_update() -> None:
     trainer = Trainer()
     pool = EnginePool([Engine(), Engine()], supervised=True)  # type: ignore[list-item]
-    await pool.update_weights(replace(TOGETHER, source=trainer))
+    await pool.update_weights(replace(TOGETHER, trainer=trainer))
     pool.mark_down(0)
     trainer.moved = True
     mending = asyncio.create_task(pool.readmit(0, Engine()))  # type: ignore[arg-type]
@@ -312,7 +314,7 @@ async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error
     trainer, mended = Trainer(), Engine()
     mended.failures["load"] = EngineError("no such parameter")
     pool = EnginePool([Engine(), Engine()], supervised=True)  # type: ignore[list-item]
-    await pool.update_weights(replace(TOGETHER, source=trainer))
+    await pool.update_weights(replace(TOGETHER, trainer=trainer))
     pool.mark_down(0)
     trainer.moved = True
     mending = asyncio.create_task(pool.readmit(0, mended))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.specs.paths import RECIPES
-from rlrun.specs.problems.findings import Source, SpecError
+from rlrun.specs.problems.findings import SpecError, SpecText
 from rlrun.specs.reading.literal_secrets import literal_secrets, secret_warnings
 from rlrun.specs.reading.loading import load_spec
 
@@ -106,7 +106,7 @@ KEYS = [
     ],
 )
 def test_what_looks_like_a_secret_is_told_with_its_place(key: str, line: str) -> None:
-    source = Source("job.toml", line.format(key), Path())
+    source = SpecText("job.toml", line.format(key), Path())
     [warning] = secret_warnings([source])
     assert warning.line == 1 + line.count("\n")
     assert "looks like a secret" in warning.message and "ps" not in warning.message
@@ -123,11 +123,11 @@ def test_set_says_that_others_can_see_it(tmp_path: Path) -> None:
 @given(st.integers(24, 64))
 def test_keys_drawn_at_random_are_told_and_hashes_are_not(length: int) -> None:
     key = drawn.token_urlsafe(64).replace("-", "").replace("_", "")[:length] + "aB3"
-    assert list(secret_warnings([Source("a", f'x = "{key}"', Path())]))
-    assert not list(secret_warnings([Source("a", f'x = "{drawn.token_hex(length)}"', Path())]))
+    assert list(secret_warnings([SpecText("a", f'x = "{key}"', Path())]))
+    assert not list(secret_warnings([SpecText("a", f'x = "{drawn.token_hex(length)}"', Path())]))
 
 
 def test_nothing_that_is_shipped_looks_like_a_secret() -> None:
     files = [*RECIPES.rglob("*.toml"), *Path(__file__).parents[3].glob("examples/**/*.toml")]
     assert files
-    assert not list(secret_warnings([Source(str(file), file.read_text(), file.parent) for file in files]))
+    assert not list(secret_warnings([SpecText(str(file), file.read_text(), file.parent) for file in files]))

@@ -19,7 +19,7 @@ from rlrun.runner.trainer.parameters.gathering import Present, as_it_is
 from rlrun.runner.trainer.parameters.moved_weights import Gather, MovedWeights
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.source import AdapterSource, WeightSource
+from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
 from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import Writer
 from rlrun.specs.derived.lora_sync import sends_adapters
@@ -58,7 +58,7 @@ def make_writer(
         gather, gather_stage = _checked(gathers, setup.rank, spec, parameters, present)
     return carrier_for(spec).writer(
         spec,
-        WeightSource(
+        RankWeights(
             setup.rank,
             model,
             sent,
@@ -88,7 +88,7 @@ def _adapter_writer(
     shapes = parameters.adapter_shapes
     second = {name for name in shapes if name.endswith(".lora_B.weight")}
     moved = MovedWeights(_second_factors(parameters), second, list(shapes)[-1], as_it_is)
-    source = AdapterSource(
+    source = RankAdapters(
         setup.rank,
         model,
         spec.trainer.lora.shape,

@@ -16,7 +16,7 @@ from rlrun.runner.weights.carriers.costs import Links, PlannedUpdate, SyncTime
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
-    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
 
@@ -24,10 +24,10 @@ class Carrier(ABC):
     """One way in which weights travel."""
 
     @abstractmethod
-    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+    def writer(self, spec: Spec, source: "RankWeights") -> "Writer":
         """Returns one rank's side for the whole model, or for the elements that change."""
 
-    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+    def adapter_writer(self, spec: Spec, source: "RankAdapters") -> "Writer":
         """Returns one rank's side for adapters alone. ValueError if the carrier does not take them."""
         raise ValueError(f"adapters do not travel by {type(self).__name__}")
 

@@ -55,7 +55,9 @@ def mixed_samples() -> list[SampleInProgress]:
     ]
 
 
-def test_a_sample_does_not_depend_on_its_companions(make_scheduler: MakeScheduler, operations: str) -> None:
+def test_a_sample_does_not_depend_on_others_in_its_batch(
+    make_scheduler: MakeScheduler, operations: str
+) -> None:
     together = run(make_scheduler(max_running=5), mixed_samples())
     assert_same(together, alone(make_scheduler, mixed_samples()))
 

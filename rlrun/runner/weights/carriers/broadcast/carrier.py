@@ -7,7 +7,7 @@ from rlrun.runner.weights.carriers.costs import Links, PlannedUpdate, SyncTime
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
-    from rlrun.runner.weights.source import WeightSource
+    from rlrun.runner.weights.rank_weights import RankWeights
     from rlrun.runner.weights.writer import Writer
 
 
@@ -18,7 +18,7 @@ _GROUP_SECONDS = 120.0
 class Broadcast(Carrier):
     """Process groups."""
 
-    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+    def writer(self, spec: Spec, source: "RankWeights") -> "Writer":
         """Streams the buckets of each stage from the stage's first rank."""
         from rlrun.runner.weights.carriers.broadcast.sender import BroadcastSender
         from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights

@@ -12,7 +12,7 @@ from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, S
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
-    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
 _WAYS: dict[Payload, str] = {
@@ -27,7 +27,7 @@ class Disk(Carrier):
 
     held_models = 1  # the version that engines have, for comparison
 
-    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+    def writer(self, spec: Spec, source: "RankWeights") -> "Writer":
         """Writes the whole model, or what changed."""
         from rlrun.runner.weights.carriers.disk.folder_writer import FolderWriter
         from rlrun.runner.weights.deltas.delta_folder import delta_writer
@@ -42,7 +42,7 @@ class Disk(Carrier):
             lambda: FolderWriter(source.folder, buckets, changed_only=changed_only, source=source.device),
         )
 
-    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+    def adapter_writer(self, spec: Spec, source: "RankAdapters") -> "Writer":
         """Writes a folder for each version. Native engines read whole models only."""
         from rlrun.runner.weights.carriers.disk.folder_writer import FolderAdapterWriter
 

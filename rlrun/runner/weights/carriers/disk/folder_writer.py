@@ -23,8 +23,8 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header,
 from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.carriers.disk.updates import FolderAdapters, FolderWeights
 from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
+from rlrun.runner.weights.rank_weights import RankAdapters, Tensors
 from rlrun.runner.weights.server_adapters import ServerAdapterWriter
-from rlrun.runner.weights.source import AdapterSource, Tensors
 from rlrun.specs.sections.job import Spec
 
 
@@ -152,7 +152,7 @@ class FolderWriter:
 class FolderAdapterWriter(ServerAdapterWriter):
     """Writes folders that servers on all nodes see."""
 
-    def __init__(self, spec: Spec, source: AdapterSource) -> None:
+    def __init__(self, spec: Spec, source: RankAdapters) -> None:
         super().__init__(spec, source)
         settings = {"adapter_config.json": orjson.dumps(self._config)}
         self._writer = FolderWriter(

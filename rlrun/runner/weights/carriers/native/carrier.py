@@ -12,7 +12,7 @@ from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, S
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
-    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
 _WAYS: dict[Payload, str] = {
@@ -24,7 +24,7 @@ _WAYS: dict[Payload, str] = {
 class SharedMemory(Carrier):
     """Segments of shared memory."""
 
-    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+    def writer(self, spec: Spec, source: "RankWeights") -> "Writer":
         """Writes the model in `engine.dtype`, whatever the config.json: engines use the bytes in place."""
         from rlrun.runner.weights.carriers.native.segment_store import SegmentStore
         from rlrun.runner.weights.writer import SentModel, StoredWriter
@@ -32,7 +32,7 @@ class SharedMemory(Carrier):
         sent = SentModel(spec, source, converted=False)
         return StoredWriter(sent, lambda: SegmentStore(spec, source))
 
-    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+    def adapter_writer(self, spec: Spec, source: "RankAdapters") -> "Writer":
         """Writes the frozen model once, and the factors of every version."""
         from rlrun.runner.weights.carriers.native.segment_store import SegmentAdapterWriter
 

@@ -5,7 +5,7 @@ import torch
 from rlrun.runner.weights.buckets import WeightSet
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
-from rlrun.runner.weights.source import AdapterSource, WeightSource, on_first_rank
+from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights, on_first_rank
 from rlrun.runner.weights.writer import Writer
 from rlrun.specs.sections.job import Spec
 
@@ -13,7 +13,7 @@ from rlrun.specs.sections.job import Spec
 class SegmentStore:
     """Two segments with the whole model."""
 
-    def __init__(self, spec: Spec, source: WeightSource) -> None:
+    def __init__(self, spec: Spec, source: RankWeights) -> None:
         self._segments = SharedWeights(source.job, source.shapes, spec.engine.dtype, device=source.device)
 
     def write(self, weights: WeightSet, version: int) -> WeightManifest:
@@ -33,7 +33,7 @@ class SegmentAdapterWriter(Writer):
     merged weights.
     """
 
-    def __init__(self, source: AdapterSource) -> None:
+    def __init__(self, source: RankAdapters) -> None:
         """Nothing is gathered or allocated before the first write."""
         self._source = source
         self._adapters = SharedWeights(source.job, source.shapes, "float32", device=source.device)

@@ -16,7 +16,7 @@ from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
-    from rlrun.runner.weights.source import AdapterSource, WeightSource
+    from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
 _WAYS: dict[Payload, str] = {
@@ -31,7 +31,7 @@ class SharedBuffers(Carrier):
 
     held_models = 3  # the version that engines have; full versions and deltas, each at most the model
 
-    def writer(self, spec: Spec, source: "WeightSource") -> "Writer":
+    def writer(self, spec: Spec, source: "RankWeights") -> "Writer":
         """Stores the whole model or what changed, or streams buckets."""
         from rlrun.runner.host.segment_files import FOLDER, new_segment_name
         from rlrun.runner.weights.carriers.tensor.buffer_sender import SharedBufferSender
@@ -76,7 +76,7 @@ class SharedBuffers(Carrier):
             leads=leads,
         )
 
-    def adapter_writer(self, spec: Spec, source: "AdapterSource") -> "Writer":
+    def adapter_writer(self, spec: Spec, source: "RankAdapters") -> "Writer":
         """Stores the factors of each version in a new buffer."""
         from rlrun.runner.weights.carriers.tensor.serialized import BufferAdapterWriter
 

@@ -14,8 +14,8 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer
 from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights, ServerAdapters
 from rlrun.runner.weights.page_locking import HOST
+from rlrun.runner.weights.rank_weights import RankAdapters, Tensors
 from rlrun.runner.weights.server_adapters import ServerAdapterWriter
-from rlrun.runner.weights.source import AdapterSource, Tensors
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.sections.job import Spec
 
@@ -54,7 +54,7 @@ class SerializedWriter:
 class BufferAdapterWriter(ServerAdapterWriter):
     """Writes to buffers in host memory, for servers on this host."""
 
-    def __init__(self, spec: Spec, source: AdapterSource) -> None:
+    def __init__(self, spec: Spec, source: RankAdapters) -> None:
         super().__init__(spec, source)
         self._buffer: SharedBuffer | None = None
 

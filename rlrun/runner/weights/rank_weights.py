@@ -18,7 +18,7 @@ Stored = TypeVar("Stored")
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSource:
+class RankWeights:
     """The policy on one rank, and the places that its weights are written to."""
 
     rank: int
@@ -46,7 +46,7 @@ class WeightSource:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSource:
+class RankAdapters:
     """The policy's adapters and frozen model on one rank."""
 
     rank: int

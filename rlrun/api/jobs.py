@@ -8,7 +8,6 @@ packs it, into a file that defines the function again.
 import base64
 import hashlib
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from rlrun.specs.cache import private_folder
 from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import SpecText
 from rlrun.specs.reading.loading import LoadedSpec
-from rlrun.specs.reading.reference import as_toml
+from rlrun.specs.reading.reference import as_document, as_toml
 from rlrun.specs.sections.job import Spec
 
 Function = Callable[..., Any]
@@ -71,7 +70,7 @@ def load(
     does; functions given here allow it, too.
     Raises SpecError with every problem of the spec.
     """
-    files = [SpecText("spec", _as_document(spec), Path.cwd())] if isinstance(spec, Mapping) else _paths(spec)
+    files = [SpecText("spec", as_document(spec), Path.cwd())] if isinstance(spec, Mapping) else _paths(spec)
     settings = [f"{key}={as_toml(value)}" for key, value in (overrides or {}).items()]
     for table, functions in (("rewards", rewards), ("filters", filters)):
         if functions:
@@ -159,11 +158,6 @@ class Job:
 def _paths(spec: str | Path | Sequence[str | Path]) -> list[Path | SpecText]:
     names = [spec] if isinstance(spec, str | Path) else list(spec)
     return [spec_path(str(name)) for name in names]
-
-
-def _as_document(table: Mapping[str, Any]) -> str:
-    """Returns a table as TOML, with one line for each of its keys."""
-    return "".join(f"{json.dumps(key)} = {as_toml(value)}\n" for key, value in table.items())
 
 
 def plugin_file(function: Callable[..., Any]) -> str:

@@ -32,7 +32,7 @@ WRONG = 2
 INTERRUPTED = 130
 ENTRY_POINTS = "rlrun.commands"
 OTHER_NAMES = {
-    **dict.fromkeys(("train", "run", "start", "fit", "grpo", "sft", "rl", "resume"), "launch"),
+    **dict.fromkeys(("train", "run", "start", "fit", "grpo", "sft", "rl"), "launch"),
     **dict.fromkeys(("check", "lint"), "validate"),
     **dict.fromkeys(("ls", "list", "ps"), "runs"),
     **dict.fromkeys(("kill", "cancel"), "stop"),

@@ -36,7 +36,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         from rlrun.runner.checkpoints.folder import newest_step
         from rlrun.runner.job.stopping import resume_hint
 
-        print_text(f"logs: rlrun logs {run.name}; to continue: rlrun launch SPEC --name {run.name} --resume")
+        print_text(f"logs: rlrun logs {run.name}; to continue: rlrun resume {run.name}")
         print_text(resume_hint(state["step"], newest_step(run.checkpoints)))
     if diagnosis.bottleneck is not None:
         print_text(f"speed: {diagnosis.bottleneck.sentence}")

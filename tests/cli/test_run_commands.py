@@ -316,6 +316,26 @@ def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_
     assert len(launched) == 1
 
 
+def test_a_run_is_resumed_with_what_its_launch_was_given(
+    rlrun: Command, launched: list[Any], tmp_path: Path
+) -> None:
+    write_run(tmp_path, "job-2", status="interrupted")
+    given = load_checked_spec([BASE], ["trainer.lr=1e-3"])
+    lock = make_lock(given, fetch_model(given.spec.model))
+    (tmp_path / "job-2" / "spec.lock.json").write_text(json.dumps(lock))
+    outcome = rlrun("resume", "job-2", "--runs-dir", tmp_path, "--set", "trainer.steps=99")
+    assert outcome.code == 3, outcome.err
+    [(loaded, options)] = launched
+    assert options["resume"]
+    spec = loaded.spec
+    assert (spec.name, spec.runs_dir, spec.trainer.lr, spec.trainer.steps) == (
+        "job-2",
+        str(tmp_path),
+        1e-3,
+        99,
+    )
+
+
 def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def imports(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'psutil'", name="psutil")

@@ -22,9 +22,11 @@ from rlrun.plugins.registry import PluginError, load
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.model_files import ModelFiles, fingerprint
 from rlrun.specs.paths import display_path, path_fields
+from rlrun.specs.problems.findings import SpecText
 from rlrun.specs.problems.suggestions import all_models
 from rlrun.specs.reading.differences import Difference, find_differences
 from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.reading.reference import as_document
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.section import is_derived
@@ -45,6 +47,7 @@ def make_lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
     """Returns the lock of a launch; hashing the files of model and data may take long."""
     return {
         "spec": loaded.spec.model_dump(mode="json"),
+        "given": loaded.spec.model_dump(mode="json", exclude_unset=True),
         "engines": loaded.engine_reasons(),
         "sources": {source.name: source.text for source in loaded.composition.files},
         "model": {
@@ -81,6 +84,20 @@ def read_lock(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{display_path(path)} cannot be read: {error}") from None
     return dict(locked)
+
+
+def launched_spec(locked: Mapping[str, Any]) -> SpecText:
+    """Returns the spec of a launch as a document: all keys that were given, also by `--set` and profiles.
+
+    Raises RunFolderError for a lock of an earlier version of rlrun, which has none.
+    """
+    given = locked.get("given")
+    if not isinstance(given, dict):
+        raise RunFolderError(
+            "an earlier version of rlrun launched this run, and did not store what was given: continue it "
+            "with rlrun launch SPEC --resume, and with every --set of its launch"
+        )
+    return SpecText("spec.lock.json", as_document(given), Path.cwd())
 
 
 def lock_differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:

@@ -2,7 +2,9 @@
 init`."""
 
 import json
+import re
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -36,6 +38,7 @@ _NAMES: dict[Any, str] = {
     str: "string",
     Any: "anything",
 }
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
@@ -66,9 +69,20 @@ def as_toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, dict):
-        pairs = ", ".join(f"{name} = {as_toml(inner)}" for name, inner in value.items() if inner is not None)
+        pairs = ", ".join(
+            f"{_key(name)} = {as_toml(inner)}" for name, inner in value.items() if inner is not None
+        )
         return f"{{ {pairs} }}" if pairs else "{}"
     return str(value)
+
+
+def as_document(table: Mapping[str, Any]) -> str:
+    """Returns a table as a TOML document, with one line for each of its keys."""
+    return "".join(f"{_key(key)} = {as_toml(value)}\n" for key, value in table.items() if value is not None)
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def _default_of(field: FieldInfo) -> str:

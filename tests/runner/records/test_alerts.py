@@ -29,6 +29,10 @@ def steps(first: Numbers, last: Numbers) -> list[Numbers]:
             id="entropy is gone, and the task is solved",
         ),
         pytest.param(
+            {ENTROPY: 0.38, REWARD: 0.61, SPREAD: 0.43}, {ENTROPY: 0.024, REWARD: 0.94, SPREAD: 0.24}, [],
+            id="the quickstart at step 20",
+        ),
+        pytest.param(
             {ENTROPY: 1.0, REWARD: 0.2, SPREAD: 0.4}, {ENTROPY: 0.01, REWARD: 0.5, SPREAD: 0.5},
             ["entropy_collapse"], id="entropy is gone, and half of the answers are wrong",
         ),

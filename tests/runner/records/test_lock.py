@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.contracts.errors import LaunchRefused, RunFolderError
 from rlrun.runner.host.model_files import fetch_model, fingerprint
-from rlrun.runner.records.lock import check_same_code, check_same_run, git_state, lock_differences, make_lock
+from rlrun.runner.records.lock import (
+    check_same_code,
+    check_same_run,
+    git_state,
+    launched_spec,
+    lock_differences,
+    make_lock,
+)
+from rlrun.specs.paths import RECIPES
 from rlrun.specs.reading.differences import Difference
 from rlrun.specs.reading.loading import load_spec
 from rlrun.specs.sections.model import ModelSpec
@@ -153,3 +162,20 @@ def test_a_default_that_a_new_version_resolves_is_no_change_of_the_spec(tmp_path
     now = {"spec": {"trainer": {"old_log_probs": "rollout", "lr": 1e-5}}, "model": {"sha256": {}}}
     before = {"spec": {"trainer": {"old_log_probs": None, "lr": 1e-6}}, "model": {"sha256": {}}}
     assert [difference.key for difference in check_same_run(before, now)] == ["trainer.lr"]
+
+
+FULL = Path(__file__).parents[2] / "specs" / "full.toml"
+
+
+@pytest.mark.parametrize("path", [*sorted(RECIPES.glob("*.toml")), FULL], ids=lambda path: path.stem)
+def test_the_spec_of_a_launch_is_read_back_from_its_lock(path: Path) -> None:
+    loaded = load_checked_spec([path], ["trainer.lr=3e-6"], planning=True)
+    given = json.loads(json.dumps(loaded.spec.model_dump(mode="json", exclude_unset=True)))
+    again = load_checked_spec([launched_spec({"given": given})], planning=True)
+    assert again.spec.model_dump() == loaded.spec.model_dump()
+    assert again.spec.trainer.given("lr") == 3e-6
+
+
+def test_a_lock_without_the_spec_that_was_given_says_how_to_resume() -> None:
+    with pytest.raises(RunFolderError, match="rlrun launch SPEC --resume"):
+        launched_spec({"spec": {}})

@@ -1,0 +1,41 @@
+"""`rlrun resume`: continues a run as it was launched."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlrun.cli import launch as launching
+from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Quiet, RunsDir
+from rlrun.cli.error_report import print_warnings
+from rlrun.specs.problems.findings import SpecError
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    overrides: Overrides = None,
+    allow_local_plugins: AllowLocalPlugins = False,
+    quiet: Quiet = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also print the messages of the driver's log.")
+    ] = False,
+) -> None:
+    """Continue a run from its newest checkpoint, with the spec that it was launched with.
+
+    The spec is the run's own (spec.lock.json), with every --set and profile of its launch; the file may have
+    changed since. To continue with a changed file: rlrun launch SPEC --resume.
+    """
+    from rlrun.cli.run_states import find_run
+    from rlrun.plugins.validation import load_checked_spec
+    from rlrun.runner.job.launch import launch
+    from rlrun.runner.records.lock import launched_spec, read_lock
+
+    folder = find_run(runs_dir, name)
+    own = [f'name="{folder.name}"', f"runs_dir={str(folder.path.parent.resolve())!r}"]
+    loaded = load_checked_spec([launched_spec(read_lock(folder.lock))], [*(overrides or ()), *own])
+    print_warnings(loaded.warnings())
+    if unset := loaded.unset_references():
+        raise SpecError(unset)
+    launching.end_process(launch(loaded, resume=True, quiet=quiet, verbose=verbose))

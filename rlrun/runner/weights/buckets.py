@@ -7,8 +7,7 @@ bucket the pieces with the widest numbers come first, without gaps: every piece 
 its item size, which a typed view of the buffer needs.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from math import prod
@@ -20,9 +19,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.runner.contracts.weight_updates import Checksums, TensorSlot
 from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.relay import Relay
 from rlrun.runner.weights.server_checksums import ChecksumRecorder
-from rlrun.runner.weights.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +52,6 @@ def plan_stage_buckets(
     ]
     rounds = zip_longest(*buckets_of_stages)
     return [bucket for buckets in rounds for bucket in buckets if bucket is not None]
-
-
-def split_into_rounds(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
-    """Yields the rounds of `plan_stage_buckets`: in each the stages' numbers rise."""
-    current: list[Bucket] = []
-    for bucket in buckets:
-        if current and bucket.stage <= current[-1].stage:
-            yield current
-            current = []
-        current.append(bucket)
-    yield current
 
 
 def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int | None) -> list[Bucket]:
@@ -144,57 +130,6 @@ class WeightSet:
     def checksums(self) -> Checksums | None:
         """Returns the checksums of all tensors that were copied; None without a recorder."""
         return None if self._recorder is None else self._recorder.checksums()
-
-
-class RelayedWeightSet(WeightSet):
-    """The tensors of one update, for a rank that needs those of every pipeline stage.
-
-    Every stage gathers the bucket that it has in a round before the first bucket of the round is relayed.
-    """
-
-    def __init__(
-        self,
-        tensors: Iterator[tuple[str, torch.Tensor]],
-        form: Form,
-        recorder: ChecksumRecorder | None,
-        *,
-        buckets: Sequence[Bucket],
-        stages: Stages,
-        device: torch.device,
-    ) -> None:
-        """`tensors`: those of this rank's stage. `buckets`: those of all stages. `device`: that of the
-        buffers.
-        """
-        super().__init__(tensors, form, recorder)
-        self._rounds = split_into_rounds(buckets)
-        self._current: deque[Bucket] = deque()
-        """The buckets of the current round that were not relayed yet."""
-        self._stages = stages
-        self._device = device
-        self._relay = Relay(stages, max(bucket.size for bucket in buckets), device)
-
-    def skip(self, bucket: Bucket) -> None:
-        """Takes part in gathering the bucket and in sending it to other stages, without keeping it."""
-        size = self._stages.padded(bucket.size)
-        self._gather_into(torch.empty(size, dtype=torch.uint8, device=self._device), bucket)
-
-    def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
-        try:
-            if not self._current:
-                self._begin_round()
-        finally:  # after a failure too: the other stages wait for the bucket, and learn of it from the driver
-            assert self._current.popleft() is bucket, "buckets are taken in the order of the plan"
-            self._relay.receive(buffer, bucket.size, bucket.stage)
-
-    def _begin_round(self) -> None:
-        """Gathers this stage's bucket of the next round, and begins to send slices of all its buckets."""
-        self._current.extend(next(self._rounds))
-        try:
-            for bucket in self._current:
-                if bucket.stage == self._stages.own:
-                    super()._gather_into(self._relay.own, bucket)
-        finally:
-            self._relay.begin((bucket.stage, bucket.size) for bucket in self._current)
 
 
 def _bucket(sources: list[str], pieces: Mapping[str, TensorInfo]) -> Bucket:

@@ -17,27 +17,33 @@ Gather = Callable[[torch.dtype | None], Tensors]
 Stored = TypeVar("Stored")
 
 
-@dataclass(frozen=True, slots=True)
-class RankWeights:
-    """The policy on one rank, and the places that its weights are written to."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankTensors:
+    """What a rank sends at each update, and the places that it is written to."""
 
     rank: int
     model: Architecture
     shapes: dict[str, tuple[int, ...]]
-    """Shape of every tensor, by Hugging Face name."""
+    """Shape of every tensor that is sent, by its name in the files of Hugging Face or peft."""
     gather: Gather
     """Yields every tensor in full on rank 0. It is collective: all ranks must run through it together."""
-    gather_stage: Gather
-    """Yields the tensors of this rank's pipeline stage in full on all ranks of the stage, which must run
-    through it together."""
-    stages: Stages
     device: torch.device
-    host: str
-    """Address at which other processes reach this rank."""
     job: str
     """Name of the job; part of the names of its shared-memory segments."""
     folder: Path
     """Folder of the disk carrier, on a disk that engines see too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights(_RankTensors):
+    """The whole policy on one rank."""
+
+    gather_stage: Gather
+    """Yields the tensors of this rank's pipeline stage in full on all ranks of the stage, which must run
+    through it together."""
+    stages: Stages
+    host: str
+    """Address at which other processes reach this rank."""
     model_folder: Path
     """Hugging Face folder that engines start from."""
     engine_process: int | None = None
@@ -45,28 +51,17 @@ class RankWeights:
     there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankAdapters:
-    """The policy's adapters and frozen model on one rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAdapters(_RankTensors):
+    """The policy's adapters on one rank, and the frozen model."""
 
-    rank: int
-    model: Architecture
     lora: LoraShape
-    shapes: dict[str, tuple[int, ...]]
-    """Shape of every tensor of the adapters, by peft's name."""
     base_shapes: dict[str, tuple[int, ...]]
     """Shape of every tensor of the frozen model, by Hugging Face name."""
     base_dtype: str
     """A precision that holds the frozen model without loss."""
-    gather: Gather
-    """Yields every tensor of the adapters in full on rank 0. It is collective."""
     gather_base: Gather
     """Yields every tensor of the frozen model in full on rank 0. It is collective."""
-    device: torch.device
-    job: str
-    """Name of the job; part of the names of its shared-memory segments."""
-    folder: Path
-    """Where files for engines are written, if adapters travel by disk."""
 
 
 def on_first_rank(rank: int, tensors: Tensors, store: Callable[[Tensors], Stored]) -> Stored | None:

@@ -9,12 +9,78 @@ of a node put the slices of one bucket together while those of the next are unde
               in each node                         bucket 0 complete  │ bucket 1 complete  │ …
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
+from rlrun.runner.weights.buckets import Bucket, WeightSet
+from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.server_checksums import ChecksumRecorder
 from rlrun.runner.weights.stages import Stages
+
+
+class RelayedWeightSet(WeightSet):
+    """The tensors of one update, for a rank that needs those of every pipeline stage.
+
+    Every stage gathers the bucket that it has in a round before the first bucket of the round is relayed.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterator[tuple[str, torch.Tensor]],
+        form: Form,
+        recorder: ChecksumRecorder | None,
+        *,
+        buckets: Sequence[Bucket],
+        stages: Stages,
+        device: torch.device,
+    ) -> None:
+        """`tensors`: those of this rank's stage. `buckets`: those of all stages. `device`: that of the
+        buffers.
+        """
+        super().__init__(tensors, form, recorder)
+        self._rounds = split_into_rounds(buckets)
+        self._current: deque[Bucket] = deque()
+        """The buckets of the current round that were not relayed yet."""
+        self._stages = stages
+        self._device = device
+        self._relay = Relay(stages, max(bucket.size for bucket in buckets), device)
+
+    def skip(self, bucket: Bucket) -> None:
+        """Takes part in gathering the bucket and in sending it to other stages, without keeping it."""
+        size = self._stages.padded(bucket.size)
+        self._gather_into(torch.empty(size, dtype=torch.uint8, device=self._device), bucket)
+
+    def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
+        try:
+            if not self._current:
+                self._begin_round()
+        finally:  # after a failure too: the other stages wait for the bucket, and learn of it from the driver
+            assert self._current.popleft() is bucket, "buckets are taken in the order of the plan"
+            self._relay.receive(buffer, bucket.size, bucket.stage)
+
+    def _begin_round(self) -> None:
+        """Gathers this stage's bucket of the next round, and begins to send slices of all its buckets."""
+        self._current.extend(next(self._rounds))
+        try:
+            for bucket in self._current:
+                if bucket.stage == self._stages.own:
+                    super()._gather_into(self._relay.own, bucket)
+        finally:
+            self._relay.begin((bucket.stage, bucket.size) for bucket in self._current)
+
+
+def split_into_rounds(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Yields the rounds of `plan_stage_buckets`: in each the stages' numbers rise."""
+    current: list[Bucket] = []
+    for bucket in buckets:
+        if current and bucket.stage <= current[-1].stage:
+            yield current
+            current = []
+        current.append(bucket)
+    yield current
 
 
 class Relay:

@@ -30,13 +30,13 @@ from rlrun.runner.contracts.weight_updates import (
 )
 from rlrun.runner.weights.buckets import (
     Bucket,
-    RelayedWeightSet,
     WeightSet,
     plan_buckets,
     plan_stage_buckets,
 )
 from rlrun.runner.weights.form import Form, engine_form
 from rlrun.runner.weights.rank_weights import Gather, RankWeights, Tensors, on_first_rank
+from rlrun.runner.weights.relay import RelayedWeightSet
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.streams import BucketSender, BucketStream
 from rlrun.specs.derived.on_policy_target import rounds_as_target

@@ -34,17 +34,17 @@ class Trainer:
         tensors = adapter_tensors(adapters(self.architecture, LORA))
         self.shapes = {tensor.name: tensor.shape for tensor in tensors}
         source = RankAdapters(
-            0,
-            self.architecture,
-            LORA,
-            self.shapes,
-            {name: tuple(tensor.shape) for name, tensor in self.base.items()},
-            "float32",
-            lambda dtype: iter(self.factors.items()),
-            lambda dtype: iter(self.base.items()),
-            torch.device("cpu"),
-            "test",
-            weights,
+            rank=0,
+            model=self.architecture,
+            shapes=self.shapes,
+            gather=lambda dtype: iter(self.factors.items()),
+            device=torch.device("cpu"),
+            job="test",
+            folder=weights,
+            lora=LORA,
+            base_shapes={name: tuple(tensor.shape) for name, tensor in self.base.items()},
+            base_dtype="float32",
+            gather_base=lambda dtype: iter(self.base.items()),
         )
         job = resolved(spec)
         self.writer = carrier_for(job).adapter_writer(job, source)

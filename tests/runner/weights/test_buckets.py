@@ -7,11 +7,11 @@ from rlrun.runner.weights.buckets import (
     WeightSet,
     plan_buckets,
     plan_stage_buckets,
-    split_into_rounds,
     views_of,
 )
 from rlrun.runner.weights.fill import SegmentError
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.relay import split_into_rounds
 
 SHAPES = {
     "model.embed_tokens.weight": (8, 4),

@@ -59,14 +59,14 @@ def make_writer(
     return carrier_for(spec).writer(
         spec,
         RankWeights(
-            setup.rank,
-            model,
-            sent,
-            gather,
-            gather_stage,
-            _stages(setup.rank, spec, parameters),
-            device,
-            setup.host or setup.master_addr,
+            rank=setup.rank,
+            model=model,
+            shapes=sent,
+            gather=gather,
+            gather_stage=gather_stage,
+            stages=_stages(setup.rank, spec, parameters),
+            device=device,
+            host=setup.host or setup.master_addr,
             job=_job(spec, setup),
             folder=Path(setup.weights_folder),
             model_folder=Path(spec.engine.model or setup.model_folder),
@@ -89,17 +89,17 @@ def _adapter_writer(
     second = {name for name in shapes if name.endswith(".lora_B.weight")}
     moved = MovedWeights(_second_factors(parameters), second, list(shapes)[-1], as_it_is)
     source = RankAdapters(
-        setup.rank,
-        model,
-        spec.trainer.lora.shape,
-        shapes,
-        parameters.shapes,
-        "bfloat16" if parameters.is_base_bfloat16 else "float32",
-        partial(moved.watch, parameters.gather_adapters),
-        parameters.gather_base,
-        device,
-        _job(spec, setup),
-        Path(setup.weights_folder),
+        rank=setup.rank,
+        model=model,
+        shapes=shapes,
+        gather=partial(moved.watch, parameters.gather_adapters),
+        device=device,
+        job=_job(spec, setup),
+        folder=Path(setup.weights_folder),
+        lora=spec.trainer.lora.shape,
+        base_shapes=parameters.shapes,
+        base_dtype="bfloat16" if parameters.is_base_bfloat16 else "float32",
+        gather_base=parameters.gather_base,
     )
     return carrier_for(spec).adapter_writer(spec, source)
 

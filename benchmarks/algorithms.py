@@ -150,7 +150,7 @@ def row(folder: Path, name: str, case: Case) -> str:
 
 
 def spec(name: str, case: Case) -> str:
-    """The job's TOML."""
+    """Returns the spec of the job, as TOML."""
     head = HEAD.format(name=name, algorithm=f'type = "{name}"\n{case.algorithm}')
     supervised = name in ("sft", "dpo")
     rejected = 'rejected_key = "bad"' if name == "dpo" else ""
@@ -161,7 +161,7 @@ def spec(name: str, case: Case) -> str:
 
 
 def mean(values: list[float]) -> float:
-    """Of a few steps, as one is noisy."""
+    """Returns the mean over a few steps, because a single one is noisy."""
     return sum(values) / len(values)
 
 

@@ -70,7 +70,7 @@ def run(way: str, folder: Path, scratch: Path, name: str) -> list[dict[str, floa
 
 
 def summarise(steps: list[dict[str, float]]) -> dict[str, Any]:
-    """Of all steps of a way."""
+    """Returns the figures of one way of generating, over all of its steps."""
     seconds = [row["perf/step_time"] for row in steps]
     return {
         "steps_a_minute": round(60 / statistics.mean(seconds), 2),

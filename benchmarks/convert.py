@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Reads the arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -178,7 +178,7 @@ def copy(source: Path, target: Path, _: argparse.Namespace) -> Callable[[], obje
 
 
 def conversion(direction: str, **changes: object) -> Prepare:
-    """rlrun's own."""
+    """Converts with rlrun."""
 
     def prepare(source: Path, target: Path, options: argparse.Namespace) -> Callable[[], object]:
         from rlrun.converters.convert.conversion import Options, plan_conversion

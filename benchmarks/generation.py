@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Reads the arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -139,7 +139,7 @@ class Side:
         return seconds
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process of the engine."""
         self._process.kill()
         self._process.wait()
 

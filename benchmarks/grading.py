@@ -51,7 +51,7 @@ Case = tuple[str, str]
 
 
 def main() -> None:
-    """Print every result."""
+    """Prints the result of every case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)

@@ -103,7 +103,7 @@ def _joined(left: list[int], right: list[int]) -> list[int]:
 
 
 def ours(lengths: Lengths) -> Ranks:
-    """rlrun's."""
+    """Returns the micro-batches that rlrun makes."""
     return micro_batches(lengths, CAPACITY, RANKS, COST)
 
 

@@ -20,7 +20,7 @@ COMMAND = "import sys; sys.argv = ['rlrun', 'plugins', 'list']; from rlrun.cli.m
 
 
 def main() -> None:
-    """Print the result."""
+    """Prints the seconds that the command takes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--distributions", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=7)

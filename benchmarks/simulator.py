@@ -227,7 +227,7 @@ class SleepingEngine:
         self._left.clear()
 
     async def update_weights(self, manifest: WeightManifest) -> int:
-        """Nothing but the number changes."""
+        """Changes the number of the version only."""
         self._version = manifest.version
         return manifest.version
 

@@ -175,7 +175,7 @@ def _steps(metrics: Path) -> Iterator[int]:
 
 
 def slopes(rows: list[dict[str, Any]]) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-    """For each process and quantity the last value, the slope per step and its standard error."""
+    """Returns the last value, the slope per step and its standard error, by process and quantity."""
     report: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for part in dict.fromkeys(name for row in rows for name in row if name != "step"):
         there = [row for row in rows if part in row]

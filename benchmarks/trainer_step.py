@@ -214,7 +214,9 @@ def matrix_speed(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def floating_point_operations(size: str, tokens: int, responses: int) -> float:
-    """Of a step's matrix products: 6 for each parameter and token, the head's on response tokens alone."""
+    """Returns the operations of a step's matrix products: 6 for each parameter and token, of the head for
+    response tokens only.
+    """
     hidden, layers = SIZES[size]["hidden_size"], SIZES[size]["num_hidden_layers"]
     heads, inner = SIZES[size]["num_attention_heads"], SIZES[size]["intermediate_size"]
     linear = layers * hidden * (3 * inner + 64 * (2 * heads + heads))

@@ -138,7 +138,7 @@ def rlrun_step(row: dict[str, float], work: Workload) -> dict[str, float]:
 
 
 def summarise(steps: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians over steps."""
+    """Returns the medians over all steps."""
     return {key: statistics.median(step[key] for step in steps) for key in steps[0]}
 
 

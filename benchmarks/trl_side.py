@@ -133,7 +133,7 @@ def make_arguments(work: Workload, output: str) -> GRPOConfig:
 
 
 def make_reward(entries: list[dict[str, Any]], lengths: list[float]) -> Callable[..., list[float]]:
-    """reasoning-gym's own scorer."""
+    """Returns a reward that scores as reasoning-gym does."""
     import reasoning_gym
 
     scorer = reasoning_gym.create_dataset("chain_sum", size=1, seed=42)

@@ -36,7 +36,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the figures of every case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))

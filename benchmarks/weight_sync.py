@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Reads the arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -338,7 +338,7 @@ def copy(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> 
 
 
 def shared_memory_free() -> int:
-    """Bytes."""
+    """Returns the free bytes of shared memory."""
     return shutil.disk_usage("/dev/shm").free
 
 

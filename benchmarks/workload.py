@@ -44,11 +44,11 @@ class Workload:
 
     @property
     def task(self) -> dict[str, int]:
-        """Parameters of `chain_sum`."""
+        """Returns the parameters of the task `chain_sum`."""
         return TASK | ({"min_terms": self.terms, "max_terms": self.terms} if self.terms else {})
 
     def as_dict(self) -> dict[str, object]:
-        """For the JSON that a benchmark prints."""
+        """Returns the fields for the JSON that a benchmark prints."""
         return asdict(self)
 
 

@@ -70,7 +70,7 @@ class LocalGrader:
                 sample.reward = sum(weight * reward.score(sample) for weight, reward in self._rewards)
 
 
-class Nobody:
+class NoProcesses:
     """A cluster of no processes."""
 
     def peak_memory(self) -> dict[str, float]:
@@ -158,7 +158,7 @@ async def _run(
         plan,
         plan.steps,
         inputs,
-        Nobody(),
+        NoProcesses(),
         None,  # type: ignore[arg-type]
         trainer,
         {},

@@ -10,7 +10,7 @@ from tests.cli.cli_outcome import Command, Outcome
 
 @pytest.fixture
 def rlrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`rlrun("validate", "job.toml")`"""
+    """Returns the command line as a function: `rlrun("validate", "job.toml")`."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("rlrun.cli.launch.end_process", sys.exit)  # a launch would end the tests' process
 

@@ -78,7 +78,7 @@ class Folder:
     site: Path
 
     def python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Runs Python here."""
+        """Runs Python in this folder."""
         environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
         path = filter(None, [str(self.site), environment.get("PYTHONPATH")])
         environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}

@@ -28,7 +28,7 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Page:
-    """One Markdown file."""
+    """A Markdown file of the documentation."""
 
     path: Path
 

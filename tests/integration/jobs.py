@@ -33,7 +33,7 @@ from rlrun.specs.sections.section import Section
 
 
 class NoParams(Section):
-    """None."""
+    """The parameters of a plugin that has none."""
 
 
 class Short:
@@ -148,7 +148,7 @@ class Ended:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Every step's line."""
+        """The metrics of every step, from the run's folder."""
         return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
 
     @property
@@ -190,7 +190,7 @@ class Jobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing goes on beside the next tests, also where one of these failed."""
+        """Kills every process that was started, so that none runs beside the next tests."""
         for process in self._started:
             process.kill()
             process.wait()
@@ -223,7 +223,7 @@ class Jobs:
     def run(
         self, name: str, *arguments: str, spec: str = "job.toml", main: str = MAIN, **settings: object
     ) -> Ended:
-        """A whole job."""
+        """Runs a job to its end."""
         return self.start(name, *arguments, spec=spec, main=main, **settings).wait()
 
 
@@ -274,7 +274,7 @@ class Running:
         self.process.send_signal(number)
 
     def pid(self, name: str) -> int:
-        """Of one of the job's processes, as state.json has it."""
+        """Returns the id of one of the job's processes, from state.json."""
         return int(self.folder.read_state()["processes"][name])
 
     def children(self) -> list[psutil.Process]:

@@ -51,7 +51,7 @@ class TwoNodes:
     address = f"{HEAD}:{PORT}"
 
     def __init__(self) -> None:
-        """Starts the head."""
+        """Starts the network and the head of the Ray cluster."""
         self._files = Path(tempfile.mkdtemp(prefix="rl", dir="/tmp"))  # Ray's sockets need a short path
         self._started: list[subprocess.Popen[bytes]] = []
         bridge = "ip link set lo up && ip link add br0 type bridge && ip link set br0 up"
@@ -109,7 +109,7 @@ class TwoNodes:
         return addresses
 
     def stop(self) -> None:
-        """Ends everything."""
+        """Ends every process of the cluster."""
         for process in reversed(self._started):
             for child in psutil.Process(process.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):

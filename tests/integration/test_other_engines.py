@@ -85,7 +85,7 @@ class Claiming(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Prints no line for each request."""
 
 
 @pytest.fixture

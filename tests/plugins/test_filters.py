@@ -44,7 +44,7 @@ def test_reward_range(params: dict[str, Any], reasons: list[str | None]) -> None
 
 
 def test_an_execution_counts_once_however_many_samples_it_has() -> None:
-    """Of two executions one is solved, by the last of its three samples."""
+    """One of two executions is solved, by the last of its three samples."""
     fan_out = group([0.5, 0.5, 1, 0])
     for number, sample in enumerate(fan_out.samples):
         sample.execution_id = "0-0" if number < 3 else ""

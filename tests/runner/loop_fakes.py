@@ -147,7 +147,7 @@ class Engines:
 
 
 class Grader:
-    """The token is the reward."""
+    """Gives each sample its first token as reward."""
 
     def __init__(self) -> None:
         self.fails: set[int] = set()
@@ -272,7 +272,7 @@ class Trainer:
 
 
 class Journal:
-    """Remembers."""
+    """A journal that records what it is told."""
 
     def __init__(self, events: list[str] | None = None) -> None:
         self.lines: list[tuple[int, dict[str, float]]] = []

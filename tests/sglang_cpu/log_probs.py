@@ -11,13 +11,13 @@ from rlrun.runner.contracts.carriers import Generation
 
 
 def model_log_probs(model: Path, prompt: np.ndarray, one: Generation) -> np.ndarray:
-    """Of a sample's tokens after `prompt`."""
+    """Returns the log-probs of a sample's tokens after `prompt`."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return log_probs_of(network, np.concatenate([prompt, one.tokens]), len(prompt))
 
 
 def log_probs_of(network: torch.nn.Module, tokens: np.ndarray, prompt: int) -> np.ndarray:
-    """Of the tokens after the first `prompt`, by a model of transformers."""
+    """Returns the log-probs of the tokens after the first `prompt`, by a model of transformers."""
     ids = torch.from_numpy(tokens).long()
     with torch.no_grad():
         logits = network(ids[None]).logits[0, prompt - 1 : -1]
@@ -25,5 +25,5 @@ def log_probs_of(network: torch.nn.Module, tokens: np.ndarray, prompt: int) -> n
 
 
 def largest_difference(model: Path, prompt: np.ndarray, samples: Iterable[Generation]) -> float:
-    """Of the log-probs that came with the tokens from transformers' own."""
+    """Returns the largest difference between the log-probs of samples and those of transformers."""
     return max(float(np.abs(model_log_probs(model, prompt, one) - one.log_probs).max()) for one in samples)

@@ -37,11 +37,11 @@ class PipedRank:
             return await asyncio.to_thread(self.answer)
 
     def share(self, value: Any) -> Any:
-        """As it is."""
+        """Returns the value itself: ranks share this process's memory."""
         return value
 
     def answer(self) -> Any:
-        """Of the last call."""
+        """Returns the answer to the last call."""
         if not self._pipe.poll(PATIENCE):
             raise TimeoutError(f"a rank did not answer within {PATIENCE:g} s")
         answer = self._pipe.recv()

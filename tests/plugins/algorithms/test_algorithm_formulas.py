@@ -119,7 +119,7 @@ def constant(value: float, one: Rollout) -> torch.Tensor:
 
 
 def clipped(one: Rollout, advantages: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """PPO, equation 7."""
+    """Returns the clipped loss of each token: PPO, equation 7."""
     losses = []
     for ratio, advantage in zip((one.new - one.old).exp(), advantages, strict=True):
         inside = min(max(ratio, ratio.new_tensor(1 - low)), ratio.new_tensor(1 + high))

@@ -80,7 +80,7 @@ def loss_of(params: dict[str, Any]) -> tuple[list[float], list[float]]:
 
 
 def log_ratio(samples: Samples, i: int, t: int, level: str) -> float:
-    """Of trainer to engine: a token's, the sum over its sample's trained tokens, or their mean."""
+    """Returns the log of the ratio of trainer to engine: of a token, or the sum or mean over its sample."""
     own = [old - engine for old, engine in zip(samples.old[i], samples.engine[i], strict=True)]
     if level == "token":
         return own[t]

@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Prints no line for each request."""
 
 
 @pytest.fixture

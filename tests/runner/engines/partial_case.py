@@ -65,7 +65,7 @@ async def cut_samples(
 
 
 def log_probs(model: Path, one: Generation) -> np.ndarray:
-    """Of a sample's tokens, by transformers."""
+    """Returns the log-probs of a sample's tokens, computed by transformers."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.from_numpy(np.concatenate([PROMPT, one.tokens])).long()
     with torch.no_grad():

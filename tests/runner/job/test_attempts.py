@@ -22,7 +22,7 @@ RAISED = ProcessFailure("trainer 0", "raised", "ValueError: no", Path("log"))
 
 
 @dataclass(frozen=True)
-class Parts:
+class FakeRunningJob:
     inputs: Any
     ranks: Any
     plan: Any = None
@@ -30,8 +30,8 @@ class Parts:
     trainer: Any = "the first"
 
 
-class Story(Attempts):
-    """Attempts that end as told: by a failure after so many steps, or well."""
+class ScriptedAttempts(Attempts):
+    """Attempts with scripted ends: a failure after a number of steps, or None for success."""
 
     def __init__(self, restarts: int, story: Sequence[tuple[int, ProcessFailure] | None]) -> None:
         self.said: list[str] = []
@@ -39,7 +39,7 @@ class Story(Attempts):
         self.restarted = 0
         self.story = iter(story)
         spec = SimpleNamespace(fault_tolerance=SimpleNamespace(trainer_restarts=restarts))
-        parts = Parts(
+        parts = FakeRunningJob(
             SimpleNamespace(stream=SimpleNamespace(state=dict)),
             SimpleNamespace(restart=self._restart, processes=()),
         )
@@ -79,14 +79,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_a_run_that_goes_well_is_tried_once(pauses: list[float]) -> None:
-    story = Story(3, [None])
+    story = ScriptedAttempts(3, [None])
     await story.run(resume=False)
     assert story.attempts == [(False, "the first")]
     assert not pauses
 
 
 async def test_a_lost_trainer_goes_on_from_the_last_checkpoint_with_other_ranks(pauses: list[float]) -> None:
-    story = Story(3, [(1, DIED), None])
+    story = ScriptedAttempts(3, [(1, DIED), None])
     await story.run(resume=False)
     assert story.attempts == [(False, "the first"), (True, "another")]
     assert story.restarted == 1
@@ -95,31 +95,31 @@ async def test_a_lost_trainer_goes_on_from_the_last_checkpoint_with_other_ranks(
 
 async def test_pauses_grow_until_a_step_is_done(pauses: list[float]) -> None:
     failures = [(1, DIED), (0, DIED), (0, DIED), (0, DIED), (1, DIED), (0, DIED), None]
-    await Story(9, failures).run(resume=False)
+    await ScriptedAttempts(9, failures).run(resume=False)
     assert pauses == [0, 1, 2, 4, 0, 1]
 
 
 async def test_pauses_are_a_minute_at_most(pauses: list[float]) -> None:
-    await Story(9, [*[(0, DIED)] * 9, None]).run(resume=True)
+    await ScriptedAttempts(9, [*[(0, DIED)] * 9, None]).run(resume=True)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
 async def test_no_restart_is_left(pauses: list[float]) -> None:
-    story = Story(2, [(1, DIED)] * 3)
+    story = ScriptedAttempts(2, [(1, DIED)] * 3)
     with pytest.raises(JobError, match=r"died; no restart is left \(fault_tolerance.trainer_restarts = 2\)"):
         await story.run(resume=False)
     assert story.restarted == 2
 
 
 async def test_a_crash_that_repeats_is_not_tried_a_third_time(pauses: list[float]) -> None:
-    story = Story(9, [(2, CRASHED), (1, CRASHED), (1, CRASHED), None])
+    story = ScriptedAttempts(9, [(2, CRASHED), (1, CRASHED), (1, CRASHED), None])
     with pytest.raises(JobError, match="crashed with SIGILL at the same place before"):
         await story.run(resume=False)
     assert story.restarted == 2
 
 
 async def test_a_trainer_is_not_started_again_for_a_run_that_is_to_stop(pauses: list[float]) -> None:
-    story = Story(9, [(2, DIED), None])
+    story = ScriptedAttempts(9, [(2, DIED), None])
     story._stop.ask()
     with pytest.raises(ProcessFailure):
         await story.run(resume=False)
@@ -132,15 +132,15 @@ async def test_a_trainer_is_not_started_again_for_a_run_that_is_to_stop(pauses: 
 async def test_a_failure_that_ends_the_job(
     pauses: list[float], restarts: int, failure: ProcessFailure
 ) -> None:
-    story = Story(restarts, [(1, failure)])
+    story = ScriptedAttempts(restarts, [(1, failure)])
     with pytest.raises(ProcessFailure) as raised:
         await story.run(resume=False)
     assert raised.value is failure
     assert not story.restarted
 
 
-class Pool:
-    """Engines that note what they are told."""
+class RecordingPool:
+    """Engines that record the calls to them."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -157,7 +157,7 @@ async def test_engines_forget_weights_that_nobody_has(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch, shares: bool, told: list[str]
 ) -> None:
     monkeypatch.setattr(attempts, "sleeps", lambda spec: shares)
-    story, pool = Story(1, [(0, DIED), None]), Pool()
-    story._running = Parts(story._running.inputs, story._running.ranks, pool=pool)  # type: ignore[assignment]
+    story, pool = ScriptedAttempts(1, [(0, DIED), None]), RecordingPool()
+    story._running = FakeRunningJob(story._running.inputs, story._running.ranks, pool=pool)  # type: ignore[assignment]
     await story.run(resume=False)
     assert pool.told == told

@@ -38,7 +38,7 @@ def handles(trainer: Trainer, needs: Needs, optimizer_steps: int) -> dict[Role, 
     return {role: ModelHandle(trainer, role, pack(optimizer_steps), [0]) for role in held}
 
 
-class Evaluation:
+class FakeEvaluation:
     def __init__(self, events: list[str]) -> None:
         self.events = events
 
@@ -78,8 +78,8 @@ async def test_a_step_happens_in_the_order_of_the_data_flow(tmp_path: Path) -> N
     assert (progress.step, progress.version) == (2, 2)
 
 
-class Memory:
-    """Engines and trainer that note what they are told about memory, and do not like it twice."""
+class MemoryLog:
+    """Engines and a trainer that record calls about memory, and fail if one comes at a wrong time."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
@@ -105,7 +105,7 @@ class Memory:
 async def test_trainer_and_engines_on_the_same_devices_take_turns(tmp_path: Path) -> None:
     one = job(tmp_path, steps=2, checkpoint_interval=1)
     events = one.trainer.events
-    memory = Memory(events)
+    memory = MemoryLog(events)
     await run(replace(one, devices=SharedDevices(memory, memory)), Progress())
     handed_over = ["wake weights", "trainer leaves", "wake kv_cache"]
     assert events == [
@@ -165,7 +165,7 @@ async def test_only_the_passes_that_are_needed_are_run(
 async def test_every_sample_of_several_updates_is_compared(
     tmp_path: Path, optimizer_steps: int, recompute: bool, error: float | None
 ) -> None:
-    trainer = Inexact(error or 0.0)
+    trainer = InexactTrainer(error or 0.0)
     one = job(tmp_path, 1, optimizer_steps, trainer=trainer, recompute_old=recompute, true_on_policy=True)
     if error is None:
         await run(one, Progress())
@@ -178,14 +178,14 @@ async def test_every_sample_of_several_updates_is_compared(
 
 async def test_samples_of_a_step_that_trains_the_critic_alone_are_compared(tmp_path: Path) -> None:
     parts = {"algorithm": Relative(Needs(critic=True)), "critic_only_steps": 1, "true_on_policy": True}
-    equal = Inexact(0.0)
+    equal = InexactTrainer(0.0)
     await run(job(tmp_path, 2, trainer=equal, **parts), Progress())
     assert len(equal.trained) == 1
     with pytest.raises(JobError, match=r"true_on_policy: in step 1 .* differ by up to 0\.5"):
-        await run(job(tmp_path, 2, trainer=Inexact(0.5), **parts), Progress())
+        await run(job(tmp_path, 2, trainer=InexactTrainer(0.5), **parts), Progress())
 
 
-class Inexact(Trainer):
+class InexactTrainer(Trainer):
     """Its log-probs differ from the engines' in the last sample alone, which no first update trains on."""
 
     def __init__(self, error: float) -> None:
@@ -202,7 +202,7 @@ class Inexact(Trainer):
         return [metrics | {f"{DIFFERENCE}_max": 0.0} for metrics in updates]
 
 
-class Remembers(Relative):
+class CopyingAlgorithm(Relative):
     """Keeps a copy of the groups at the time when advantages are computed."""
 
     def __init__(self, needs: Needs) -> None:
@@ -215,7 +215,7 @@ class Remembers(Relative):
 
 
 async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
-    algorithm = Remembers(Needs(policy_log_probs=True, reference=True, teacher=True, critic=True))
+    algorithm = CopyingAlgorithm(Needs(policy_log_probs=True, reference=True, teacher=True, critic=True))
     one = job(tmp_path, 1, algorithm=algorithm)
     await run(one, Progress())
     for sample in (sample for group in algorithm.groups for sample in group.samples):
@@ -265,7 +265,7 @@ async def test_evaluation_before_every_interval_and_at_the_end(tmp_path: Path) -
     one = job(tmp_path, steps=5, eval_interval=2)
     events = one.trainer.events
     await run(job(tmp_path / "other", 5, trainer=one.trainer, journal=one.journal, eval_interval=2,
-                  evaluation=Evaluation(events)), Progress())  # fmt: skip
+                  evaluation=FakeEvaluation(events)), Progress())  # fmt: skip
     evaluated = [step for step, metrics in one.journal.lines if "eval/held_out/reward" in metrics]
     assert evaluated == [0, 2, 4, 5]
     assert events.count("eval") == 4

@@ -26,7 +26,7 @@ from rlrun.runner.records.saved_rollouts import TOKEN_BUDGET
 from tests.runner.loop_fakes import prompt, sample
 
 
-class Remembering:
+class RecordingTracker:
     def __init__(self, fails: bool = False) -> None:
         self.calls: list[Any] = []
         self.fails = fails
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def journal(folder: RunFolder, *trackers: Remembering) -> Journal:
+def journal(folder: RunFolder, *trackers: RecordingTracker) -> Journal:
     console = Console("run", Terminal(file=io.StringIO()))
     return Journal(folder, console, [(f"tracker {n}", one) for n, one in enumerate(trackers)])
 
@@ -76,13 +76,13 @@ async def test_every_step_has_a_line_and_its_samples(folder: RunFolder) -> None:
     assert state["metrics"]["rollout/reward/mean"] == 0.5
 
 
-class Tables(Remembering):
+class TableTracker(RecordingTracker):
     def log_table(self, step: int, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         self.calls.append(("table", step, name, [dict(zip(columns, row, strict=True)) for row in rows]))
 
 
 async def test_trackers_that_show_tables_get_samples(folder: RunFolder) -> None:
-    tables, other = Tables(), Remembering()
+    tables, other = TableTracker(), RecordingTracker()
     one = journal(folder, tables, other)
     one.begin(0, 2, {})
     group = Group(prompt(3), [sample(3, number, float("nan") if number else 1.0) for number in range(20)])
@@ -102,15 +102,15 @@ async def test_trackers_that_show_tables_get_samples(folder: RunFolder) -> None:
     assert [call[0] for call in other.calls[:-1]] == ["start", "log"]
 
 
-class Alerted(Remembering):
+class AlertTracker(RecordingTracker):
     def alert(self, step: int, name: str, sentence: str) -> None:
         self.calls.append(("alert", step, name, sentence))
 
 
 async def test_an_alert_is_said_once_and_is_a_metric_while_it_holds(folder: RunFolder) -> None:
-    shown, tracker = io.StringIO(), Alerted()
+    shown, tracker = io.StringIO(), AlertTracker()
     console = Console("run", Terminal(file=shown, width=400))
-    one = Journal(folder, console, [("alerted", tracker), ("other", Remembering())])
+    one = Journal(folder, console, [("alerted", tracker), ("other", RecordingTracker())])
     one.begin(0, 30, {"rollout": {"batch_size": 4}})
     for step in range(1, 23):
         one.step(step, {"perf/step_time": 1.0, "rollout/dropped/nonzero_std/all_equal": 40.0})
@@ -146,7 +146,7 @@ async def test_a_run_says_that_it_is_alive_in_a_step_that_takes_long(
 async def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_run(
     folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken, fine = Remembering(fails=True), Remembering()
+    broken, fine = RecordingTracker(fails=True), RecordingTracker()
     one = journal(folder, broken, fine)
     one.begin(0, 3, {"seed": 1})
     with caplog.at_level(logging.WARNING):
@@ -162,14 +162,14 @@ async def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_run(
 async def test_a_tracker_that_hangs_does_not_delay_the_run(
     folder: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hanging(Remembering):
+    class HangingTracker(RecordingTracker):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             super().log(step, metrics)
             gate.wait()
 
     gate = threading.Event()
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.05)
-    stuck = Hanging()
+    stuck = HangingTracker()
     one = journal(folder, stuck)
     one.begin(0, 2, {})
     one.step(1, {"loss": 1.0})

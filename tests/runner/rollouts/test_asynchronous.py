@@ -108,14 +108,14 @@ async def test_the_oldest_are_trained_first_whichever_was_ready_first() -> None:
 
 
 async def test_a_group_is_as_old_as_its_oldest_sample() -> None:
-    class FirstIsOld(Engines):
+    class FirstSampleIsOld(Engines):
         async def generate(self, request: GenerateRequest) -> list[Generation]:
             first, *others = await super().generate(request)
             if request.tokens[0] == 0:
                 first = replace(first, versions=(VersionSpan(0, 0, 1),))
             return [first, *others]
 
-    engines = FirstIsOld()
+    engines = FirstSampleIsOld()
     engines.version = 2
     rollouts = source(engines)
     batch = await rollouts.next(2)
@@ -151,13 +151,13 @@ async def test_starvation_ends_the_job() -> None:
 
 
 async def test_a_filter_may_give_back_what_it_dropped_when_the_step_starves() -> None:
-    class Forgiving:
+    class DropsAll:
         keep_when_short = True
 
         def __call__(self, group: Group) -> Drop:
             return Drop("dull")
 
-    rollouts = source(Engines(), SPEC.model_copy(update={"max_attempts": 2}), [("forgiving", Forgiving())])
+    rollouts = source(Engines(), SPEC.model_copy(update={"max_attempts": 2}), [("forgiving", DropsAll())])
     batch = await rollouts.next(0)
     assert indices(batch.groups) == [0, 1, 2, 3]
     await rollouts.close()
@@ -205,20 +205,20 @@ async def test_close_leaves_no_task() -> None:
 
 
 async def test_an_error_in_a_task_reaches_the_loop() -> None:
-    class Faulty:
+    class FailingFilter:
         keep_when_short = False
 
         def __call__(self, group: Group) -> Drop | None:
             raise ZeroDivisionError("in a filter")
 
-    rollouts = source(Engines(), filters=[("faulty", Faulty())])
+    rollouts = source(Engines(), filters=[("faulty", FailingFilter())])
     with pytest.raises(ZeroDivisionError, match="in a filter"):
         await rollouts.next(0)
     await rollouts.close()
 
 
 async def test_an_error_while_the_trainer_works_is_told_by_the_next_step() -> None:
-    class Faulty:
+    class FailingFilter:
         keep_when_short = False
 
         def __call__(self, group: Group) -> Drop | None:
@@ -228,7 +228,9 @@ async def test_an_error_while_the_trainer_works_is_told_by_the_next_step() -> No
 
     engines = Engines()
     engines.order = lambda index: 100 if index == 9 else 0
-    rollouts = source(engines, SPEC.model_copy(update={"max_staleness": 3}), filters=[("faulty", Faulty())])
+    rollouts = source(
+        engines, SPEC.model_copy(update={"max_staleness": 3}), filters=[("faulty", FailingFilter())]
+    )
     await rollouts.next(0)
     await idle()  # eight more are ready, and the trainer could go on without the one that failed
     with pytest.raises(ZeroDivisionError, match="in a filter"):

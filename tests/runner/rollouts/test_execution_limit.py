@@ -17,7 +17,7 @@ from tests.runner.loop_fakes import Engines, policy, prompt
 NEVER = 3600.0
 
 
-class Counted:
+class CountingRollout:
     """Counts how many executions run at once; each goes through several turns of the event loop."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ def settings(purpose: str, seconds: float = NEVER) -> RolloutSettings:
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 24), (5, 5), (1, 1)])
 async def test_training_and_evaluations_share_the_limit(limit: int | None, most: int) -> None:
-    engines, rollout = Engines(), Counted()
+    engines, rollout = Engines(), CountingRollout()
     asked = replace(policy(engines, rollout=rollout), limit=ExecutionLimit(limit))
     parts = [Executions(asked, settings(purpose)) for purpose in ("rollout", "eval-a")]
     groups = await asyncio.gather(
@@ -52,7 +52,7 @@ async def test_training_and_evaluations_share_the_limit(limit: int | None, most:
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 12), (5, 4), (1, 2)])
 async def test_in_lockstep_whole_prompts_take_turns(limit: int | None, most: int) -> None:
-    engines, rollout = Engines(), Counted()
+    engines, rollout = Engines(), CountingRollout()
     asked = replace(policy(engines, rollout=rollout, deterministic=True), limit=ExecutionLimit(limit))
     prompts = [prompt(index) for index in range(6)]
     groups = await Executions(asked, settings("rollout")).run_batch(prompts, engines.generate_batch)
@@ -65,7 +65,7 @@ async def test_an_execution_that_waits_for_room_is_not_late(monkeypatch: pytest.
     loop = asyncio.get_running_loop()
     began, release = asyncio.Event(), asyncio.Event()
 
-    class Held(Counted):
+    class BlockedRollout(CountingRollout):
         async def run(self, session: Session) -> Trajectory:
             if session.number == 0:
                 began.set()
@@ -73,7 +73,7 @@ async def test_an_execution_that_waits_for_room_is_not_late(monkeypatch: pytest.
             return await super().run(session)
 
     engines = Engines()
-    asked = replace(policy(engines, rollout=Held()), limit=ExecutionLimit(1))
+    asked = replace(policy(engines, rollout=BlockedRollout()), limit=ExecutionLimit(1))
     work = asyncio.create_task(
         Executions(asked, settings("rollout", seconds=1000.0)).run(prompt(0), engines.generate)
     )

@@ -31,8 +31,8 @@ WANTED = RolloutSettings(
 )
 
 
-class Turns:
-    """As many turns as told for each sample number, with a pause after each as long as told."""
+class ScriptedTurns:
+    """Each sample has the number of turns that is scripted for it, and a pause after each turn."""
 
     def __init__(self, turns: Sequence[int] = (2, 2), pauses: Sequence[int] = (0, 0)) -> None:
         self.turns = turns
@@ -49,7 +49,7 @@ class Turns:
         return one
 
 
-class FanOut:
+class TwoTrajectories:
     async def run(self, session: Session) -> list[Trajectory]:
         trajectories = []
         for begin in ([1, 2], [3]):
@@ -59,7 +59,7 @@ class FanOut:
         return trajectories
 
 
-class Broken:
+class FailingRollout:
     def __init__(self, error: Exception | None = None, left: object = None) -> None:
         self.error, self.left = error, left
 
@@ -73,7 +73,7 @@ class Broken:
         return one
 
 
-class Stuck:
+class HangingRollout:
     async def run(self, session: Session) -> Trajectory:
         if session.id.endswith("-0"):
             await asyncio.Event().wait()
@@ -84,7 +84,9 @@ class Stuck:
 
 async def test_a_turn_goes_on_from_what_was_said_before() -> None:
     engines = Engines()
-    [[one], _] = await Executions(policy(engines, rollout=Turns()), WANTED).run(prompt(5), engines.generate)
+    [[one], _] = await Executions(policy(engines, rollout=ScriptedTurns()), WANTED).run(
+        prompt(5), engines.generate
+    )
     first, second = [request for request in engines.requests if request.session == "rollout-5/0"]
     assert second.tokens.tolist() == [5, 5, 5, *one.turns[0].tokens, 7, 7]
     assert (first.id, second.id) == ("rollout-5-0.0", "rollout-5-0.1")
@@ -97,8 +99,10 @@ async def test_a_turn_goes_on_from_what_was_said_before() -> None:
 
 async def test_seeds_depend_on_the_sample_and_the_turn_alone() -> None:
     engines, others = Engines(), Engines()
-    await Executions(policy(engines, rollout=Turns()), WANTED).run(prompt(5), engines.generate)
-    await Executions(policy(others, rollout=Turns(pauses=(3, 0))), WANTED).run(prompt(5), others.generate)
+    await Executions(policy(engines, rollout=ScriptedTurns()), WANTED).run(prompt(5), engines.generate)
+    await Executions(policy(others, rollout=ScriptedTurns(pauses=(3, 0))), WANTED).run(
+        prompt(5), others.generate
+    )
     seeds = {request.id: request.seeds for request in engines.requests}
     assert seeds == {request.id: request.seeds for request in others.requests}
     assert len(set(seeds.values())) == 4
@@ -106,7 +110,7 @@ async def test_seeds_depend_on_the_sample_and_the_turn_alone() -> None:
 
 async def test_what_may_be_made_is_cut_to_what_there_is_room_for() -> None:
     engines = Engines()
-    [[one], _] = await Executions(policy(engines, rollout=Turns((9, 1))), WANTED).run(
+    [[one], _] = await Executions(policy(engines, rollout=ScriptedTurns((9, 1))), WANTED).run(
         prompt(0), engines.generate
     )
     asked = [request for request in engines.requests if request.session == "rollout-0/0"]
@@ -119,7 +123,7 @@ async def test_in_lockstep_batches_do_not_depend_on_who_is_first() -> None:
     orders = []
     for pauses in ((0, 4), (3, 0)):
         engines = Engines()
-        executions = Executions(policy(engines, rollout=Turns((2, 3), pauses)), WANTED)
+        executions = Executions(policy(engines, rollout=ScriptedTurns((2, 3), pauses)), WANTED)
         await executions.run_batch([prompt(0), prompt(1)], engines.generate_batch)
         assert engines.batches == [4, 4, 2]
         orders.append([request.id for request in engines.requests])
@@ -130,13 +134,13 @@ async def test_in_lockstep_batches_do_not_depend_on_who_is_first() -> None:
 async def test_what_engines_refuse_ends_a_wave() -> None:
     engines = Engines()
     engines.broken = {1}
-    executions = Executions(policy(engines, rollout=Turns()), WANTED)
+    executions = Executions(policy(engines, rollout=ScriptedTurns()), WANTED)
     with pytest.raises(EngineError, match="500"):
         await executions.run_batch([prompt(0), prompt(1)], engines.generate_batch)
 
 
 async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_own() -> None:
-    group = await answer(FanOut(), Engines(), Tally())
+    group = await answer(TwoTrajectories(), Engines(), Tally())
     assert [one.id for one in group.samples] == ["3-0.0", "3-0.1", "3-1.0", "3-1.1"]
     assert [one.execution_id for one in group.samples] == ["3-0", "3-0", "3-1", "3-1"]
     assert [one.prompt.tokens.tolist() for one in group.samples[:2]] == [[1, 2], [3]]
@@ -146,9 +150,9 @@ async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_o
 @pytest.mark.parametrize(
     ("rollout", "failure"),
     [
-        (Broken(KeyError("city")), "KeyError: 'city'"),
-        (Broken(EngineError("down")), "EngineError: down"),
-        (Stuck(), r"TimeoutError: it took longer than rollout.request_timeout = 0.05 s"),
+        (FailingRollout(KeyError("city")), "KeyError: 'city'"),
+        (FailingRollout(EngineError("down")), "EngineError: down"),
+        (HangingRollout(), r"TimeoutError: it took longer than rollout.request_timeout = 0.05 s"),
     ],
 )
 async def test_an_execution_that_fails_fails_alone(
@@ -184,7 +188,7 @@ class SlowTurn(Engines):
 
 async def test_a_late_turn_is_aborted_with_the_tokens_of_all_turns() -> None:
     engines = SlowTurn()
-    executions = Executions(policy(engines, rollout=Turns((3, 2))), replace(WANTED, timeout=0.05))
+    executions = Executions(policy(engines, rollout=ScriptedTurns((3, 2))), replace(WANTED, timeout=0.05))
     [[late], [other]] = await executions.run(prompt(3), engines.generate)
     assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
     first, second = late.turns
@@ -193,10 +197,10 @@ async def test_a_late_turn_is_aborted_with_the_tokens_of_all_turns() -> None:
 
 
 class TurnsTogether:
-    """The same as Turns, all executions of a prompt together."""
+    """The same as ScriptedTurns, all executions of a prompt together."""
 
     def __init__(self, turns: Sequence[int]) -> None:
-        self.alone = Turns(turns)
+        self.alone = ScriptedTurns(turns)
 
     async def run_group(self, group: SessionGroup) -> list[Trajectory]:
         return list(await asyncio.gather(*map(self.alone.run, group.sessions)))
@@ -214,7 +218,7 @@ class AskedTogether:
         return talks
 
 
-@pytest.mark.parametrize("rollout", [Turns((2, 2)), TurnsTogether((2, 2))])
+@pytest.mark.parametrize("rollout", [ScriptedTurns((2, 2)), TurnsTogether((2, 2))])
 @pytest.mark.parametrize("deaf", [False, True])
 async def test_a_late_turn_counts_as_late_and_costs_no_other_execution(
     monkeypatch: pytest.MonkeyPatch, rollout: object, deaf: bool
@@ -262,14 +266,14 @@ async def test_a_late_request_of_a_whole_group_keeps_the_tokens_of_earlier_ones(
 async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hangs:
+    class HangingGroup:
         async def run_group(self, group: SessionGroup) -> list[Trajectory]:
             await asyncio.Event().wait()
             return []
 
     monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     tally = Tally()
-    assert await answer(Hangs(), Engines(), tally) is None
+    assert await answer(HangingGroup(), Engines(), tally) is None
     assert tally.dropped["generation", "timeout"] == 1
     why = "TimeoutError: it took longer than rollout.request_timeout = 0.05 s"
     assert tally.failure == why
@@ -287,7 +291,7 @@ async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
 )
 async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) -> None:
     tally = Tally()
-    assert await answer(Broken(left=left), Engines(), tally) is None
+    assert await answer(FailingRollout(left=left), Engines(), tally) is None
     assert failure in tally.failure
     assert tally.dropped["generation", "failed"] == 1
     with pytest.raises(JobError, match="The last failure: ValueError:"):
@@ -298,14 +302,14 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
     cancelled, engines = asyncio.Event(), Engines()
     made: list[Generation] = []
 
-    class Asks:
+    class CancelledRequest:
         async def run_group(self, group: SessionGroup) -> list[Trajectory]:
             cancelled.set()
             made.extend(await group.generate(group.sessions[0].prompt.tokens))
             raise AssertionError("nobody reads what is left")
 
     spec = resolved_rollout(samples_per_prompt=2)
-    producer = GroupProducer(spec, policy(engines, rollout=Asks()), Filters([]))
+    producer = GroupProducer(spec, policy(engines, rollout=CancelledRequest()), Filters([]))
     assert await producer.produce(prompt(0), Tally, cancelled) is None
     assert [one.finish for one in made] == ["abort", "abort"]
     assert not engines.requests

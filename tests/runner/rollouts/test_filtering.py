@@ -41,16 +41,16 @@ def test_a_group_without_samples_is_dropped_by_who_dropped_the_last() -> None:
 
 
 def test_a_group_is_dropped_by_the_first_that_says_so() -> None:
-    class Forgiving:
+    class SpareDrops:
         keep_when_short = True
 
         def __call__(self, group: Group) -> Drop:
             return Drop("dull")
 
-    result = Filters([("kept", lambda group: None), ("forgiving", Forgiving())]).apply(four())
+    result = Filters([("kept", lambda group: None), ("forgiving", SpareDrops())]).apply(four())
     assert result.dropped == ("forgiving", "dull")
     assert result.is_spare
-    strict = Filters([("strict", lambda group: Drop("dull")), ("forgiving", Forgiving())]).apply(four())
+    strict = Filters([("strict", lambda group: Drop("dull")), ("forgiving", SpareDrops())]).apply(four())
     assert strict.dropped == ("strict", "dull")
     assert not strict.is_spare
     assert not FilterResult(four(), ("generation", "failed")).is_spare

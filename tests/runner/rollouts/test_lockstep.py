@@ -18,8 +18,8 @@ def request(name: str) -> GenerateRequest:
     return GenerateRequest(name, np.zeros(1, np.int32), (1,), Sampling(1))
 
 
-class Asked:
-    """Engines that note which requests came together, and answer when they are let."""
+class RecordingEngines:
+    """Engines that record which requests came together, and answer once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -37,7 +37,7 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_requests_go_together_in_the_order_of_the_seats() -> None:
-    asked = Asked()
+    asked = RecordingEngines()
     asked.may_answer.set()
     barrier = Barrier(asked)
     slots = [barrier.add_slot((place,)) for place in (2, 0, 1)]
@@ -49,7 +49,7 @@ async def test_requests_go_together_in_the_order_of_the_seats() -> None:
 
 
 async def test_participants_that_leave_are_not_waited_for() -> None:
-    asked = Asked()
+    asked = RecordingEngines()
     asked.may_answer.set()
     barrier = Barrier(asked)
     stays, leaves = barrier.add_slot((0,)), barrier.add_slot((1,))
@@ -61,7 +61,7 @@ async def test_participants_that_leave_are_not_waited_for() -> None:
 
 
 async def test_requests_made_during_a_batch_go_into_the_next_one() -> None:
-    asked = Asked()
+    asked = RecordingEngines()
     barrier = Barrier(asked)
     slot = barrier.add_slot((0,))
     first = asyncio.create_task(slot.send(request("a")))
@@ -74,7 +74,7 @@ async def test_requests_made_during_a_batch_go_into_the_next_one() -> None:
 
 
 async def test_closing_cancels_open_requests() -> None:
-    asked = Asked()
+    asked = RecordingEngines()
     barrier = Barrier(asked)
     asking = asyncio.create_task(barrier.add_slot((0,)).send(request("a")))
     await turns()

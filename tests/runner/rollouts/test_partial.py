@@ -96,13 +96,13 @@ def seeds_of(one: Any) -> list[int]:
 async def test_the_strategy_is_shown_the_buffer_by_prompt_and_how_old_it_is() -> None:
     seen: list[tuple[int, list[Buffered]]] = []
 
-    class Watching:
+    class RecordingStrategy:
         def order(self, buffered: Sequence[Buffered], version: int) -> Sequence[int]:
             seen.append((version, list(buffered)))
             return FIFO.order(buffered, version)
 
     engines = TypingEngines(lambda index, number: 500 if index in (1, 4) else 5)
-    rollouts = source(engines, strategy=Watching())
+    rollouts = source(engines, strategy=RecordingStrategy())
     await steps(rollouts, engines, range(3))
     await rollouts.close()
     begun = [(version, one) for version, buffered in seen for one in buffered if not one.finished]
@@ -230,12 +230,12 @@ async def test_samples_that_are_too_old_are_discarded_and_counted() -> None:
 
 
 async def test_a_strategy_gives_groups_up_and_others_take_their_place() -> None:
-    class Finished:
+    class FinishedOnly:
         def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
             return [one.index for one in buffered if one.finished]
 
     engines = TypingEngines(skewed)
-    rollouts = source(engines, strategy=Finished())
+    rollouts = source(engines, strategy=FinishedOnly())
     batches = await steps(rollouts, engines, range(6))
     given_up = sum(batch.measure().get("rollout/dropped/buffer/given_up", 0) for batch in batches)
     asked = {int(request.tokens[0]) for request in engines.requests}
@@ -248,12 +248,12 @@ async def test_a_strategy_gives_groups_up_and_others_take_their_place() -> None:
 
 
 async def test_a_batch_is_full_whatever_a_strategy_leaves_out() -> None:
-    class Nothing:
+    class UnknownGroups:
         def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
             return [99, 99]
 
     engines = TypingEngines(skewed)
-    rollouts = source(engines, strategy=Nothing())
+    rollouts = source(engines, strategy=UnknownGroups())
     for batch in await steps(rollouts, engines, range(4)):
         assert len(batch.groups) == 3
     await rollouts.close()

@@ -226,11 +226,11 @@ async def test_an_aborted_request_answers_with_what_it_has() -> None:
 
 
 async def test_an_engines_error_is_the_askers() -> None:
-    class Broken(TypingEngines):
+    class FailingEngines(TypingEngines):
         async def generate(self, request: GenerateRequest) -> list[Generation]:
             raise EngineError("500")
 
-    resumable = ResumingEngines(Broken(lambda index, number: 1), words)
+    resumable = ResumingEngines(FailingEngines(lambda index, number: 1), words)
     with pytest.raises(EngineError, match="500"):
         await resumable.generate(request())
     await resumable.stop()

@@ -102,14 +102,14 @@ async def test_starvation_says_what_was_tried_and_why_it_was_dropped(determinist
 
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_a_filter_may_give_back_what_it_dropped_when_the_step_starves(deterministic: bool) -> None:
-    class Forgiving:
+    class SpareDrops:
         keep_when_short = True
 
         def __call__(self, group: Group) -> Drop | None:
             return None if group.prompt.index == 5 else Drop("dull")
 
     spec = SPEC.model_copy(update={"max_attempts": 2})
-    batch = await source(Engines(), spec, [("forgiving", Forgiving())], deterministic=deterministic).next(0)
+    batch = await source(Engines(), spec, [("forgiving", SpareDrops())], deterministic=deterministic).next(0)
     assert indices(batch.groups) == [0, 1, 2, 5]
     assert not {0, 1, 2} & set(indices(batch.removed))
 
@@ -156,13 +156,13 @@ async def test_a_sample_past_its_time_has_no_reward_that_would_be_told_of() -> N
 async def test_an_engine_that_hangs_while_surplus_is_aborted_does_not_end_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Hanging(Engines):
+    class HangingAbort(Engines):
         async def abort_all(self) -> None:
             await asyncio.Event().wait()
 
     for module in (deadlines, synchronous):
         monkeypatch.setattr(module, "GRACE_SECONDS", 0.02)
-    engines = Hanging()
+    engines = HangingAbort()
     engines.never = {1, 5}
     batch = await source(engines, SPEC.model_copy(update={"oversample": 6})).next(0)
     assert indices(batch.groups) == [0, 2, 3, 4]

@@ -69,7 +69,7 @@ class Runs:
         self.root, self._wanted, self._results = root, wanted, {}
 
     def folder(self, family):
-        """A model's folder."""
+        """Returns the folder of a tiny model of a family."""
         folder = self.root / family
         if not folder.exists():
             make_tiny_model(folder, family, pad_token_id=None, scale=0.1, **MODELS[family])

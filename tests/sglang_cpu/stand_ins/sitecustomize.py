@@ -62,7 +62,7 @@ class Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: its names come when they are asked for."""
+        """Does nothing: the module makes each name when it is asked for."""
 
 
 class Finder:

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Saver:
-    """Has what SGLang calls."""
+    """Has the methods that SGLang calls."""
 
     enabled = True
     hook_mode = None
@@ -16,7 +16,7 @@ class Saver:
     cuda_graph = disable = region
 
     def pause(self, tag: str | None = None) -> None:
-        """Nothing to free."""
+        """Does nothing: there is no memory to free."""
 
     resume = pause
 

@@ -29,7 +29,7 @@ GIVEN = {0, 3, 4, 5}
 
 
 def sample(name: str = "r-0", tokens: tuple[Any, ...] = (8, 9), **meta: Any) -> dict[str, Any]:
-    """As SGLang answers."""
+    """Returns a sample as SGLang answers it."""
     return {
         "output_ids": list(tokens),
         "meta_info": {

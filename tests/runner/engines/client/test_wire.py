@@ -63,7 +63,7 @@ def test_samples_asked_for_one_by_one_are_those_of_the_whole_request() -> None:
 
 
 class Chat:
-    """Decodes nothing."""
+    """A tokenizer whose texts are all empty."""
 
     def decode_batch(self, batch: list[np.ndarray]) -> list[str]:
         return ["" for _ in batch]

@@ -37,7 +37,7 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def url(tiny_folder: Path) -> Iterator[str]:
-    """Of an engine with a key, of a job called `mine`."""
+    """Returns the address of an engine with a key, whose job is called `mine`."""
     server = NativeServer(
         EngineSetup(str(tiny_folder), dtype="float32", max_running=8, threads=1, api_key=KEY, job="mine")
     )

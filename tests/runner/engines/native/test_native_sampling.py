@@ -13,7 +13,7 @@ VOCAB = 150  # neither a multiple of 64 nor of 16
 
 @pytest.fixture(params=["torch", "kernels"])
 def sample(request: pytest.FixtureRequest) -> object:
-    """Both implementations."""
+    """Returns `sample` of torch, then that of the kernels."""
     if request.param == "torch":
         return sampling.sample
     if not native_ops.load():

@@ -13,7 +13,7 @@ from rlrun.runner.engines.pool.pool import EnginePool
 
 
 class Client:
-    """Answers when told to."""
+    """An engine's client that answers once the test lets it."""
 
     def __init__(self, url: str) -> None:
         self.url = url

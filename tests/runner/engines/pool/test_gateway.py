@@ -65,7 +65,7 @@ def start_engine() -> Iterator[StartEngine]:
 
 @pytest.fixture(scope="module")
 def engine(start_engine: StartEngine) -> str:
-    """Of one that stays."""
+    """Returns the address of an engine that runs during all tests."""
     return start_engine()[1]
 
 

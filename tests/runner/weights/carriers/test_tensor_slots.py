@@ -1,4 +1,4 @@
-"""Where tensors lie."""
+"""The slots that tensors have in a buffer."""
 
 from itertools import pairwise
 

@@ -4,7 +4,7 @@ import os
 
 from rlrun.runner.cluster.actor import Actor, peak_memory, reports_failure
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.process.health import ask_health
+from rlrun.runner.engines.process.server_process import ask_health
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.setup import SglangSetup
 

@@ -13,8 +13,7 @@ from rlrun.models.adapters import adapters
 from rlrun.models.config_json import architecture
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.sglang.delta_loader import with_delta_loader
-from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.engines.sglang.setup import SglangSetup, with_delta_loader
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.runner.prompts.image_processor import PROCESSOR_FILE

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import ENGINE_WORK, Span, StepClock
-from rlrun.runner.contracts.time_spans import gaps, overlap
 from rlrun.runner.job.compute_budget import ComputeBudget
+from rlrun.runner.job.time_spans import gaps, overlap
 from rlrun.runner.records.metrics import add_prefix
 from rlrun.runner.rollouts.rollout_source import Batch
 

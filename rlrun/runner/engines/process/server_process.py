@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Protocol
+from urllib.request import ProxyHandler, Request, build_opener
 
 import psutil
 
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.engines.process.health import ask_health
-from rlrun.runner.engines.process.ports import usable_port
+from rlrun.runner.host.network import free_port, take
 
 _POLL_SECONDS = 0.2
 _HEALTH_SECONDS = 20.0
@@ -28,6 +28,8 @@ _TAIL_BYTES = 200_000
 _ERROR = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b|error:|.*: error:).*)")
 """`ValueError: …` at the end of a traceback, `launch_server.py: error: …` of its argument parser."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_DIRECT = build_opener(ProxyHandler({}))
+"""Ignores the environment's proxy, which cannot reach the job's own servers."""
 
 
 class ServerSetup(Protocol):
@@ -231,3 +233,24 @@ def _last_line(output: str) -> str:
 def _ending(status: int) -> str:
     """Returns how a process ended, from its exit status."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+
+
+def ask_health(url: str, seconds: float, key: str | None = None) -> None:
+    """Returns when `/health` answers yes. Raises OSError if it answers no, or does not answer in time."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with _DIRECT.open(Request(f"{url}/health", headers=headers), timeout=seconds):
+        pass
+
+
+def usable_port(host: str, port: int | None) -> int:
+    """Returns the given port, or a free one if it is None. Raises EngineError if the port is taken:
+    the server itself would fail only after a minute of loading.
+    """
+    if port is None:
+        return free_port(host)
+    try:
+        return take(host, port)
+    except OSError as error:
+        raise EngineError(
+            f"port {port} of {host} is taken ({error.strerror}); choose another engine.port, or leave it out"
+        ) from error

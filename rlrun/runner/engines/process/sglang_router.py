@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.engines.process.command_line import die_with_parent, inherited_variables, options
-from rlrun.runner.engines.process.ports import usable_port
-from rlrun.runner.engines.process.server_process import ServerProcess
+from rlrun.runner.engines.process.server_process import ServerProcess, usable_port
 from rlrun.specs.derived.sglang_arguments import flag_name
 
 # Does what the package's own launcher does, which would import SGLang and torch first. The key comes from a

@@ -1,11 +1,18 @@
 """The settings that an SGLang server is started with."""
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rlrun.runner.host.remote_code import CodeFile
+from rlrun.runner.weights.carriers.disk.updates import DELTA_LOADER
+from rlrun.runner.weights.deltas import server_path
+from rlrun.specs.derived.sglang_arguments import flag_name
+
+_LOADERS = "custom-weight-loader"
+"""SGLang's argument for functions that load weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +59,22 @@ class SglangSetup:
     """The model folder's Python files that the server may run; None: none may."""
     start_timeout: float = 600.0
     """Seconds that it may take to answer."""
+
+
+def with_delta_loader(setup: SglangSetup) -> SglangSetup:
+    """Returns the settings of a server that applies weight deltas with a function of rlrun, which it loads by
+    name, besides weight loaders and Python paths of the spec.
+    """
+    loaders, arguments = [DELTA_LOADER], {}
+    for name, value in setup.arguments.items():
+        if flag_name(name) == _LOADERS:
+            loaders += value if isinstance(value, list) else [value]
+        else:
+            arguments[name] = value
+    folder = str(Path(server_path.__file__).parent)
+    path = os.pathsep.join(filter(None, [folder, setup.environment.get("PYTHONPATH")]))
+    return replace(
+        setup,
+        arguments={**arguments, _LOADERS: loaders},
+        environment={**setup.environment, "PYTHONPATH": path},
+    )

@@ -21,7 +21,7 @@ from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder
-from rlrun.runner.engines.process.health import ask_health
+from rlrun.runner.engines.process.server_process import ask_health
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from tests.runner.engines.engine_cases import random_prompts

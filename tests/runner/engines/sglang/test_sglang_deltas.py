@@ -14,9 +14,8 @@ from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.sglang.delta_loader import with_delta_loader
 from rlrun.runner.engines.sglang.server import SglangServer
-from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.engines.sglang.setup import SglangSetup, with_delta_loader
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from tests.runner.weights.deltas.adam_steps import adam_step
 from tests.sglang_cpu.policies import LocalPolicy

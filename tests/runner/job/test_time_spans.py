@@ -1,6 +1,6 @@
 import pytest
 
-from rlrun.runner.contracts.time_spans import Times, gaps, merge, overlap
+from rlrun.runner.job.time_spans import Times, gaps, merge, overlap
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rlrun.runner.job.job import Job, Progress, RolloutJob
 from rlrun.runner.job.loop import run
 from rlrun.runner.job.rollout_only import generate
 from rlrun.runner.job.stopping import Moment, StopRequest, announcement, resume_hint
-from tests.runner.job.test_loop import Evaluation, Memory, job
+from tests.runner.job.test_loop import FakeEvaluation, MemoryLog, job
 
 STEPS = 4
 
@@ -69,7 +69,7 @@ def lines(*jobs: Job) -> list[tuple[int, dict[str, float]]]:
 
 def small_job(folder: Path, **changes: Any) -> Job:
     one = job(folder, steps=STEPS, optimizer_steps=2, **changes)
-    evaluation = Evaluation(one.trainer.events)  # type: ignore[attr-defined]
+    evaluation = FakeEvaluation(one.trainer.events)  # type: ignore[attr-defined]
     return replace(one, evaluation=evaluation, eval_interval=1, recompute_old=True)
 
 
@@ -121,7 +121,7 @@ async def test_what_a_stopped_run_does_with_its_last_step(tmp_path: Path) -> Non
 
 async def test_a_sleeping_trainer_is_woken_to_save(tmp_path: Path) -> None:
     one = replace(small_job(tmp_path), evaluation=None)
-    memory = Memory(one.trainer.events)  # type: ignore[attr-defined]
+    memory = MemoryLog(one.trainer.events)  # type: ignore[attr-defined]
     stops_at(one, one.source, "next", 2)  # engines have the devices
     await run(replace(one, devices=SharedDevices(memory, memory)), Progress())
     assert one.trainer.events[-4:] == ["metrics 1", "flush", "engines sleep", "save"]  # type: ignore

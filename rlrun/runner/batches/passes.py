@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.model_handle import ModelHandle, PackedSteps
 from rlrun.runner.batches.sequences import (
@@ -20,7 +21,7 @@ from rlrun.runner.batches.sequences import (
     with_values,
 )
 from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
-from rlrun.runner.contracts.interfaces import Advantages, FrozenModel
+from rlrun.runner.contracts.interfaces import FrozenModel
 from rlrun.runner.contracts.step_clock import StepClock
 
 
@@ -28,7 +29,7 @@ from rlrun.runner.contracts.step_clock import StepClock
 class Passes:
     """The forward passes over a step's sequences that the algorithm needs."""
 
-    algorithm: Advantages
+    algorithm: Algorithm
     policy: ModelHandle
     reference: FrozenModel | None
     """None if the algorithm does not need it; the same holds for the teacher and the critic."""

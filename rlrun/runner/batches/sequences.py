@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.images import PlacedImage
+from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.contracts.carriers import ImagePatches, TrainSequence
-from rlrun.runner.contracts.interfaces import Advantages
 from rlrun.runner.contracts.placeholders import image_starts
 
 Array = NDArray[np.float32]
@@ -74,7 +75,7 @@ def with_values(
 
 
 def with_advantages(
-    sequences: Sequence[TrainSequence], groups: Sequence[Group], algorithm: Advantages
+    sequences: Sequence[TrainSequence], groups: Sequence[Group], algorithm: Algorithm
 ) -> list[TrainSequence]:
     """Returns the sequences with the algorithm's advantages, and with returns if it has a critic.
 
@@ -85,7 +86,9 @@ def with_advantages(
         sample.advantages = values
     if not algorithm.needs.critic:
         return with_arrays(sequences, advantages=advantages)
-    return with_arrays(sequences, advantages=advantages, returns=algorithm.returns(groups))
+    return with_arrays(
+        sequences, advantages=advantages, returns=cast("ActorCritic", algorithm).returns(groups)
+    )
 
 
 def with_arrays(sequences: Sequence[TrainSequence], **arrays: Sequence[Array]) -> list[TrainSequence]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
-from rlrun.plugins.types import Group, Needs, Sample
+from rlrun.plugins.types import Sample
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence, TrainStep
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
@@ -30,7 +30,14 @@ class Timed(Protocol):
         """Returns the result of `work`, or raises its error."""
 
 
-class Engines(Protocol):
+class WeightReceiver(Protocol):
+    """The engines as the loop sees them: they receive new weights."""
+
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Serves new weights from now on; returns the version that all engines confirm."""
+
+
+class Engines(WeightReceiver, Protocol):
     """All rollout engines as one (rlrun.runner.engines.pool.pool.EnginePool)."""
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -45,36 +52,12 @@ class Engines(Protocol):
     async def abort_all(self) -> None:
         """Ends every running request; each returns the tokens it has so far."""
 
-    async def update_weights(self, update: WeightUpdate) -> int:
-        """Serves new weights from the next forward pass; returns the version that all engines confirm."""
-
-
-class WeightReceiver(Protocol):
-    """The engines as the loop sees them: they receive new weights."""
-
-    async def update_weights(self, update: WeightUpdate) -> int:
-        """Serves new weights from now on; returns the version that all engines confirm."""
-
 
 class Grader(Protocol):
     """Scores samples in separate processes (rlrun.runner.scoring.scorer.Scorer)."""
 
     async def score(self, samples: Sequence[Sample]) -> None:
         """Sets `reward` and `rewards` of each sample, or `failure` if a reward could not be computed."""
-
-
-class Advantages(Protocol):
-    """The part of an algorithm that runs on the driver."""
-
-    @property
-    def needs(self) -> Needs:
-        """Returns what the framework has to provide."""
-
-    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Returns one `[R]` array per sample, in the order of `groups` and their samples."""
-
-    def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Returns the critic's targets, one `[R]` array per sample; called only if `needs.critic` is true."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.batch_sources import demonstration_source, policy_source
 from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
-from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices, SharedDevices
+from rlrun.runner.job.device_sharing import DeviceSharing, SharedDevices
 from rlrun.runner.job.job import BatchSource, Job, RolloutJob
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
@@ -157,7 +157,7 @@ def _probe(spec: Spec, running: RunningJob, model: ModelFiles) -> SyncProbe | No
 
 def _device_sharing(spec: Spec, running: RunningJob) -> DeviceSharing:
     if running.pool is None or running.trainer is None or not sleeps(spec):
-        return SeparateDevices()
+        return DeviceSharing()
     return SharedDevices(running.pool, running.trainer)
 
 

@@ -5,19 +5,19 @@ make_room_for_weights engines allocate their weights beside the trainer ─▶ w
 give_to_engines       the trainer offloads its state ─▶ engines allocate their cache ─▶ generation
 """
 
-from typing import Protocol
-
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.engines.pool.pool import EnginePool
 
 
-class DeviceSharing(Protocol):
-    """Decides whether the trainer or the engines may use the devices; the loop always calls it."""
+class DeviceSharing:
+    """Decides whether the trainer or the engines may use the devices; the loop always calls it.
 
-    @property
-    def engines_awake(self) -> bool:
-        """Whether engines hold weights and can generate."""
+    Here, both have their own devices, so nothing has to move.
+    """
+
+    engines_awake = True
+    """Whether engines hold weights and can generate."""
 
     async def give_to_trainer(self, clock: StepClock | None = None) -> None:
         """Puts the engines to sleep and loads the trainer; `clock` books the time under `sleep`."""
@@ -29,13 +29,12 @@ class DeviceSharing(Protocol):
         """Offloads the trainer and lets engines generate with the weights that they received."""
 
 
-class SharedDevices:
+class SharedDevices(DeviceSharing):
     """Trainer and engines take turns on the same devices."""
 
     def __init__(self, engines: EnginePool, trainer: TrainerGroup) -> None:
         self._engines = engines
         self._trainer = trainer
-        self.engines_awake = True
 
     async def give_to_trainer(self, clock: StepClock | None = None) -> None:
         with (clock or StepClock()).part("sleep"):
@@ -50,18 +49,3 @@ class SharedDevices:
         await self._trainer.offload()
         await self._engines.wake("kv_cache")
         self.engines_awake = True
-
-
-class SeparateDevices:
-    """Trainer and engines have their own devices, so nothing has to move."""
-
-    engines_awake = True
-
-    async def give_to_trainer(self, clock: StepClock | None = None) -> None:
-        pass
-
-    async def make_room_for_weights(self) -> None:
-        pass
-
-    async def give_to_engines(self) -> None:
-        pass

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from rlrun.plugins.images import PlacedImage
+from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import ImagePatches
-from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, WeightReceiver
+from rlrun.runner.contracts.interfaces import FrozenModel, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
-from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices
+from rlrun.runner.job.device_sharing import DeviceSharing
 from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
@@ -118,7 +119,7 @@ class RolloutJob:
     checkpoint_interval: int | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     """Whether the run was asked to stop."""
-    devices: DeviceSharing = field(default_factory=SeparateDevices)
+    devices: DeviceSharing = field(default_factory=DeviceSharing)
     """Moves device memory between trainer and engines, where they share devices."""
     processes: ProcessRecords = field(default_factory=ProcessRecords)
     """What ranks, engines and rewards did."""
@@ -136,7 +137,7 @@ class RolloutJob:
 class Job(RolloutJob):
     """A run that trains, put together by rlrun.runner.job.build_job or by a test."""
 
-    algorithm: Advantages
+    algorithm: Algorithm
     policy: ModelHandle
     trainer: TrainerGroup
     engines: WeightReceiver | None = None

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel
 
+from rlrun.specs.derived.engine_layout import layout_of
+from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -66,18 +68,27 @@ def evaluation(spec: Spec) -> Iterator[Finding]:
 
 
 def ports(spec: Spec) -> Iterator[Finding]:
-    """The ports of all engines are valid: they are counted up from the first engine's port."""
-    engines = spec.engine.count or 1
-    if spec.engine.port is not None and spec.engine.port + engines - 1 > 65535:
+    """The ports of all engines are valid: they are counted up from the port of each table of engines."""
+    for path, section in engine_sections(spec):
+        engines = section.count or (_num_engines(spec) if path == POLICY else 1)
         highest = 65536 - engines
-        message = (
-            f"must be at most {highest} for {engines} engines, whose ports are counted up from it, "
-            f"found {spec.engine.port}"
-        )
-        related = (("engine", "count"),)
-        yield Finding(
-            ("engine", "port"), message, f"set at most {highest}", found=spec.engine.port, related=related
-        )
+        if section.port is not None and section.port > highest:
+            message = (
+                f"must be at most {highest} for {engines} engines, whose ports are counted up from it, "
+                f"found {section.port}"
+            )
+            related: tuple[KeyPath, ...] = ((*path, "count"), ("cluster",), ("trainer", "parallel"))
+            yield Finding(
+                (*path, "port"), message, f"set at most {highest}", found=section.port, related=related
+            )
+
+
+def _num_engines(spec: Spec) -> int:
+    """Returns how many of the policy's engines the plan starts where `engine.count` is not set."""
+    try:
+        return max(1, layout_of(spec, rollout=True).engines)
+    except ValueError:
+        return 1  # another rule reports the layout
 
 
 def debug(spec: Spec) -> Iterator[Finding]:

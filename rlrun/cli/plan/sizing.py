@@ -108,7 +108,7 @@ def _time_rows(job: PlannedJob, sizing: Sizing, price: float | None) -> Iterator
     yield "step", _duration(estimate.step_seconds), "without rewards and evaluation"
     if (hours := estimate.device_hours) is not None:
         unit = "GPU-hours" if job.spec.cluster.gpus_per_node else "host-hours"
-        yield f"job, {unit}", f"{hours:,.3g}", f"{estimate.steps} steps"
+        yield f"job, {unit}", show_hours(hours), f"{estimate.steps} steps"
         if price is not None:
             yield "job, price", f"{hours * price:,.2f}", f"{price:g} per {unit.removesuffix('s')}"
 
@@ -151,4 +151,12 @@ def _assumptions(job: PlannedJob) -> Iterator[str]:
 def _duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+    for name, unit in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.3g} {name}"
+    return f"{seconds:.3g} s"
+
+
+def show_hours(hours: float) -> str:
+    """Returns hours with three digits, and large numbers whole."""
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"

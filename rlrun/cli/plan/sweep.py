@@ -1,12 +1,14 @@
 """`rlrun plan --sweep` and `--simulate`: compare layouts."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 
 from rlrun.cli.output import show_waiting, table_console
 from rlrun.cli.plan.picture import table
+from rlrun.cli.plan.sizing import show_hours
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.simulation import STEPS, Alternative, compare_alternatives
 from rlrun.runner.planning.step_time import PlannedJob
@@ -14,6 +16,9 @@ from rlrun.runner.planning.sweep import Candidate, sweep
 from rlrun.specs.reading.reference import as_toml
 
 _SHOWN = 12
+_MISSES = 3
+"""How many layouts are shown where none fits."""
+_DEGREES = ("fsdp", "tensor", "pipeline", "context", "expert")
 
 
 def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> None:
@@ -27,6 +32,7 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
         print(json.dumps([_sweep_row(candidate) for candidate in candidates]))
         return
     fitting = [candidate for candidate in candidates if candidate.fits]
+    shown = _distinct(fitting) or sorted(candidates, key=lambda candidate: candidate.excess)[:_MISSES]
     rows = [
         (
             _layout(candidate),
@@ -36,15 +42,17 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
             _hours(candidate.sizing.estimate.device_hours),
             *_price(candidate.sizing.estimate.device_hours, price),
         )
-        for candidate in fitting[:_SHOWN]
+        for candidate in shown
     ]
     memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
     console = table_console()
     title = f"{len(fitting)} of {len(candidates)} layouts fit {job.device.name}; fastest first"
+    if not fitting:
+        title = f"none of {len(candidates)} layouts fits {job.device.name}; nearest first"
     columns = ("layout", *memory, "samples at a time", "step", "GPU-hours", *(["price"] if price else []))
     console.print(table(title, columns, rows))
     if fitting:
-        console.print(Text(_table_note(len(fitting))), soft_wrap=True)
+        console.print(Text(_table_note(len(fitting) - len(shown))), soft_wrap=True)
         console.print(Text(f"to use the first: {_set_options(fitting[0])}"), soft_wrap=True)
 
 
@@ -94,13 +102,13 @@ def print_simulations(job: PlannedJob, spread: float, as_json: bool) -> None:
 
 def _layout(candidate: Candidate) -> str:
     spec, plan = candidate.job.spec, candidate.job.plan
-    names = ("fsdp", "tensor", "pipeline", "context", "expert")
-    degrees = [(name, getattr(spec.trainer.parallel, name)) for name in names]
+    degrees = [(name, getattr(spec.trainer.parallel, name)) for name in _DEGREES]
     mesh = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "1 rank"
     if layers := spec.trainer.parallel.pipeline_layers:
         mesh += f" (layers {', '.join(map(str, layers))})"
     policy = spec.trainer.parallel.reshard_after_forward
     mesh += {"default": "", "always": ", layers gathered twice", "never": ", layers kept gathered"}[policy]
+    mesh += "".join(f", {key.removeprefix('trainer.')} {value}" for key, value in candidate.savings.items())
     size = f" of {spec.engine.tensor} GPUs" if spec.engine.tensor > 1 else ""
     if plan.colocated:
         return f"{mesh}, colocated{f', engines{size}' if size else ''}"
@@ -117,9 +125,21 @@ def _set_options(candidate: Candidate) -> str:
     return " ".join(f"--set '{key}={value}'" for key, value in values.items())
 
 
-def _table_note(fitting: int) -> str:
+def _distinct(fitting: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the first candidate of each mesh and placement: others differ in how layers are gathered, in
+    the size of engines, or in settings that save memory.
+    """
+    first: dict[object, Candidate] = {}
+    for candidate in fitting:
+        parallel = candidate.job.spec.trainer.parallel
+        degrees = tuple(getattr(parallel, name) for name in _DEGREES)
+        first.setdefault((degrees, candidate.job.plan.colocated), candidate)
+    return list(first.values())[:_SHOWN]
+
+
+def _table_note(omitted: int) -> str:
     """Returns a note on the layouts that the table omits, and on its order."""
-    more = f"{fitting - _SHOWN} slower layouts are not shown (--json has all); " if fitting > _SHOWN else ""
+    more = f"{omitted} slower layouts and variants are not shown (--json has all); " if omitted else ""
     order = "among layouts within 2 % of each other, those with fewer kinds of parallelism come first"
     return f"{more}{order}"
 
@@ -131,7 +151,7 @@ def _price(hours: float | None, price: float | None) -> tuple[str, ...]:
 
 
 def _hours(hours: float | None) -> str:
-    return "" if hours is None else f"{hours:,.3g}"
+    return "" if hours is None else show_hours(hours)
 
 
 def _sweep_row(candidate: Candidate) -> dict[str, Any]:

@@ -1,23 +1,35 @@
 """Finds what does not fit a job's devices, and says what to change."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import EngineMemory, Phase
-from rlrun.runner.planning.phases import JobMemory, job_memory
+from rlrun.runner.planning.phases import JobMemory
+from rlrun.runner.planning.savings import phase_bytes, saved
 from rlrun.runner.planning.step_time import PlannedJob
+from rlrun.specs.reading.reference import as_toml
 
-_RESHARD = 'set trainer.parallel.reshard_after_forward = "always"'
+COMFORTABLE = 0.9
+"""The share of a device's memory up to which an estimate is trusted: allocators need some on top."""
 
 
-def fit_warnings(job: PlannedJob, memory: JobMemory) -> Iterator[str]:
+_OF_ENGINES = ("weights", "KV cache", "engines (memory kept)")
+"""Parts of memory that settings of the trainer do not change."""
+
+
+def fit_warnings(job: PlannedJob, memory: JobMemory, *, advise: bool = True) -> Iterator[str]:
     """Yields a warning for each phase that exceeds its device, for a KV cache that is too small, and for a
-    GPU that lacks the trainer's precision.
+    GPU that lacks the trainer's precision. `advise`: with what to change.
     """
     for phase in memory.phases:
         if phase.bytes > job.device.memory:
-            yield _exceeds_device(job, phase)
+            yield _exceeds_device(job, phase, advise=advise)
+        elif phase.name == "training" and phase.bytes > COMFORTABLE * job.device.memory:
+            yield (
+                f"{phase.name} needs {format_bytes(phase.bytes)} of the {format_bytes(job.device.memory)} of "
+                f"{job.device.name}, which leaves little for what is not counted"
+                + (f": {_saving_cure(job, phase.name)}" if advise else "")
+            )
     if memory.engine is not None:
         yield from _small_cache(job, memory.engine)
     precision, capability = job.spec.trainer.low_precision, job.device.capability
@@ -29,26 +41,31 @@ def fit_warnings(job: PlannedJob, memory: JobMemory) -> Iterator[str]:
         )
 
 
-def _exceeds_device(job: PlannedJob, phase: Phase) -> str:
+def _exceeds_device(job: PlannedJob, phase: Phase, *, advise: bool) -> str:
     largest = max(phase.parts, key=lambda part: part.bytes)
-    cure = _RESHARD if phase.name == "training" and _resharding_suffices(job) else _cure(largest.name, job)
-    return (
+    excess = (
         f"{phase.name} needs {format_bytes(phase.bytes)} and {job.device.name} has "
         f"{format_bytes(job.device.memory)}; the largest part is {largest.name} "
-        f"({format_bytes(largest.bytes)}): {cure}"
+        f"({format_bytes(largest.bytes)})"
     )
+    if not advise:
+        return excess
+    is_of_engines = phase.name == "generation" or largest.name in _OF_ENGINES
+    cure = _cure(largest.name, job) if is_of_engines else _saving_cure(job, phase.name)
+    return f"{excess}: {cure}"
 
 
-def _resharding_suffices(job: PlannedJob) -> bool:
-    """Returns whether training fits if FSDP frees layers that it now keeps gathered."""
-    trainer = job.spec.trainer
-    # FSDP shards parameters over context ranks too
-    if not trainer.parallel.keeps_gathered or trainer.parallel.fsdp * trainer.parallel.context == 1:
-        return False
-    parallel = trainer.parallel.model_copy(update={"reshard_after_forward": "always"})
-    spec = job.spec.model_copy(update={"trainer": trainer.model_copy(update={"parallel": parallel})})
-    phases = job_memory(replace(job, spec=spec)).phases
-    return all(phase.bytes <= job.device.memory for phase in phases if phase.name == "training")
+def _saving_cure(job: PlannedJob, phase: str) -> str:
+    """Returns the settings with which a phase of the ranks fits, comfortably if that can be had."""
+    for limit in (COMFORTABLE * job.device.memory, job.device.memory):
+        if (found := saved(job, limit, phase=phase)) is not None:
+            smaller, settings = found
+            sets = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
+            return f"set {sets}: {phase} then needs {format_bytes(phase_bytes(smaller, phase))}"
+    more = "larger devices, or more of them"
+    if job.spec.trainer.lora is None:
+        more += ", or train adapters ([trainer.lora])"
+    return f"no setting that saves memory is enough: use {more}; rlrun plan --sweep compares layouts"
 
 
 def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:
@@ -66,10 +83,6 @@ def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:
 
 
 def _cure(part: str, job: PlannedJob) -> str:
-    if part in ("activations", "logits"):
-        return "lower trainer.max_tokens_per_rank, or raise trainer.parallel.tensor or context"
-    if part == "sampling masks":
-        return "lower rollout.top_k or trainer.max_tokens_per_rank"
     if part in ("KV cache", "engines (memory kept)"):
         return (
             'lower engine.max_cache_tokens or engine.max_running, or set cluster.placement = "disaggregated"'
@@ -78,9 +91,6 @@ def _cure(part: str, job: PlannedJob) -> str:
         return "use larger devices, or split each engine over more of them (engine.tensor)"
     if part.startswith("engines of "):
         return "lower max_cache_tokens or count in these [[engines]], or run them on other hosts"
-    cures = ["raise trainer.parallel.fsdp, or tensor and pipeline"]
-    if job.spec.trainer.offload == "none" and job.on_gpu:
-        cures.append('set trainer.offload = "optimizer"')
-    if job.spec.trainer.dtype != "bfloat16":
-        cures.append('set trainer.dtype = "bfloat16"')
-    return "; or ".join(cures)
+    if job.spec.cluster.nodes * job.spec.cluster.gpus_per_node <= 1:
+        return "use a larger device, or several"
+    return "use larger devices, or more of them; rlrun plan --sweep compares layouts"

@@ -49,8 +49,11 @@ class Sizing:
     warnings: tuple[str, ...]
 
 
-def size_job(job: PlannedJob) -> Sizing:
-    """Returns what a job needs on devices like `job.device`; on CPU a device is a whole host."""
+def size_job(job: PlannedJob, *, advise: bool = True) -> Sizing:
+    """Returns what a job needs on devices like `job.device`; on CPU a device is a whole host.
+
+    `advise`: warnings also say which settings would let the job fit, which takes several times as long.
+    """
     memory = job_memory(job)
     return Sizing(
         phases=memory.phases,
@@ -64,7 +67,7 @@ def size_job(job: PlannedJob) -> Sizing:
         disk=_disk_bytes(job),
         sync_bytes=sync_bytes(job)[0],
         estimate=estimate(job, running_samples(job, memory.engine), sync_time(job).seconds),
-        warnings=tuple(fit_warnings(job, memory)),
+        warnings=tuple(fit_warnings(job, memory, advise=advise)),
     )
 
 

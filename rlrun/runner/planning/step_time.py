@@ -22,6 +22,7 @@ from rlrun.runner.planning.model_size import (
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
+from rlrun.runner.planning.storage import offloaded_bytes
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.derived.shared_prefixes import MIN_SHARE, SHORTEST
@@ -33,6 +34,9 @@ LOW_PRECISION_SPEEDUP = 1.2
 """How much faster training is in low precision. torchao reports 1.1 for 8B to 1.5 for 405B (float8), and 1.28
 for MXFP8, all compiled.
 """
+_RECOMPUTING = {"none": 1.0, "selective": 7 / 6, "full": 4 / 3}
+"""Forward and backward passes with activation checkpointing, in those without it: a layer that is computed
+again costs another forward pass, a third of all; `selective` keeps every second product."""
 PREFILL_EFFICIENCY = 0.5
 """Share of peak FLOPs that prefill reaches."""
 DECODE_EFFICIENCY = 0.5
@@ -172,7 +176,13 @@ def step_training_seconds(job: PlannedJob) -> float:
         token_operations(job.model, job.spec.trainer),
         reduced=share.trained / share.parameters,
     )
-    return update + _other_passes(job) / 3 * whole
+    return update + _other_passes(job) / 3 * whole + _offload_seconds(job)
+
+
+def _offload_seconds(job: PlannedJob) -> float:
+    """Returns the seconds in which a step's state goes from host memory to the GPU and back."""
+    moved = offloaded_bytes(job.model, job.spec.trainer) if job.on_gpu else 0
+    return 2 * moved * job.plan.batch.optimizer_steps / HOST_LINK
 
 
 def training_tokens(job: PlannedJob, *, share: bool) -> float:
@@ -197,7 +207,7 @@ def _training_seconds(job: PlannedJob, tokens: float, operations: int, *, reduce
     flops_per_token = operations + 6 * model.attention_layers * model.heads * model.head_dim * sample_tokens
     ranks_per_sample = parallel.tensor * parallel.context * parallel.pipeline
     compute = data_rank_tokens * flops_per_token / ranks_per_sample / (job.device.flops * TRAIN_EFFICIENCY)
-    compute *= pipeline_imbalance(model, parallel)
+    compute *= pipeline_imbalance(model, parallel) * _RECOMPUTING[spec.trainer.activation_checkpointing]
     precision = spec.trainer.low_precision
     if precision is not None and not precision.rounds_weights_alone and job.on_gpu:
         compute /= LOW_PRECISION_SPEEDUP

@@ -1,22 +1,19 @@
 """Sizes every layout of a job on the same GPUs, and sorts them by fit and speed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import product
 from math import log
 
 from rlrun.models.architecture import Architecture
+from rlrun.runner.planning.fit import COMFORTABLE
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.rank_share import balanced_layers
+from rlrun.runner.planning.savings import Settings, allowed_settings, is_allowed, saved
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import PlannedJob
-from rlrun.specs.derived.conflicts.feature import Job
-from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.resolution import resolve
 from rlrun.specs.derived.server_size import stages_of
-from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
-from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
-from rlrun.specs.rules.shared_rules import RULES, ray_address
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import DEGREE_OF, ParallelSpec
 
@@ -32,6 +29,19 @@ class Candidate:
 
     job: PlannedJob
     sizing: Sizing
+    savings: Settings
+    """The settings beside the layout with which its training fits."""
+
+    @property
+    def is_comfortable(self) -> bool:
+        """Whether training leaves a tenth of the device's memory for what is not counted."""
+        limit = COMFORTABLE * self.job.device.memory
+        return all(phase.bytes <= limit for phase in self.sizing.phases if phase.name == "training")
+
+    @property
+    def excess(self) -> float:
+        """By how many times the fullest phase exceeds the device's memory; at most 1 if all phases fit."""
+        return max(phase.bytes for phase in self.sizing.phases) / self.job.device.memory
 
     @property
     def fits(self) -> bool:
@@ -48,12 +58,28 @@ class Candidate:
         keys = {name: value for name, value in parallel if value != ParallelSpec.model_fields[name].default}
         engine = {"engine.tensor": spec.engine.tensor} if spec.engine.type == "sglang" else {}
         layout = {"cluster.placement": spec.cluster.placement, "trainer.parallel": keys or {"fsdp": 1}}
-        return {**layout, **engine}
+        others = {
+            key: value for key, value in self.savings.items() if not key.startswith("trainer.parallel.")
+        }
+        return {**layout, **engine, **others}
 
 
 def sweep(job: PlannedJob) -> list[Candidate]:
-    """Returns every layout that the spec and the model allow: first those that fit, then by time per step."""
-    return sorted((Candidate(job, size_job(job)) for job in _planned(job)), key=_sort_key)
+    """Returns every layout that the spec and the model allow: first those that fit, then by time per step.
+
+    A layout whose training does not fit comfortably gets the settings with which it does, if there are any.
+    """
+    options = allowed_settings(job)
+    return sorted((_candidate(layout, options) for layout in _planned(job)), key=_sort_key)
+
+
+def _candidate(job: PlannedJob, options: Sequence[Settings]) -> Candidate:
+    candidate = Candidate(job, size_job(job, advise=False), {})
+    limit = COMFORTABLE * job.device.memory
+    if candidate.is_comfortable or (found := saved(job, limit, options)) is None:
+        return candidate
+    smaller, settings = found
+    return Candidate(smaller, size_job(smaller, advise=False), settings)
 
 
 def _planned(job: PlannedJob) -> Iterator[PlannedJob]:
@@ -69,15 +95,18 @@ def _planned(job: PlannedJob) -> Iterator[PlannedJob]:
         yield replace(job, spec=spec, plan=plans[key])
 
 
-def _sort_key(candidate: Candidate) -> tuple[bool, int, int, float]:
-    """Treats times within 2 % of each other as equal; of those the layout with fewer degrees, and fewer keys
+def _sort_key(candidate: Candidate) -> tuple[bool, bool, int, int, float]:
+    """Layouts that fit comfortably come first, and layouts that do not fit last.
+
+    Treats times within 2 % of each other as equal; of those the layout with fewer degrees, and fewer keys
     that differ from their defaults, comes first.
     """
     seconds = candidate.sizing.estimate.step_seconds
     parallel = candidate.job.spec.trainer.parallel
     degrees = parallel.model_dump(include=set(_MODEL_PARALLEL)).values()
     kinds = sum(degree > 1 for degree in degrees) + (parallel.reshard_after_forward != "default")
-    return not candidate.fits, round(log(seconds) / 0.02), kinds, seconds
+    kinds += len(candidate.savings)
+    return not candidate.fits, not candidate.is_comfortable, round(log(seconds) / 0.02), kinds, seconds
 
 
 def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
@@ -94,7 +123,7 @@ def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
             engine = spec.engine.model_copy(update={"count": None, "tensor": tensor})
             trainer = spec.trainer.model_copy(update={"parallel": parallel})
             candidate = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
-            if not _breaks_a_rule(candidate, job):
+            if is_allowed(candidate, job):
                 yield resolve(candidate, job.needs, models).spec
 
 
@@ -160,13 +189,3 @@ def _expert_degrees(ranks: int, model: Architecture) -> list[int]:
     if model.experts is None:
         return [1]
     return [degree for degree in DEGREES if not ranks % degree and not model.experts.count % degree]
-
-
-def _breaks_a_rule(spec: Spec, job: PlannedJob) -> bool:
-    # A plan starts nothing, so several nodes need no cluster yet
-    rules = [rule for rule in (*RULES, *ROLLOUT_RULES) if rule is not ray_address]
-    findings = (finding for rule in rules for finding in rule(spec))
-    algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, job.needs))
-    features = Job(spec, job.needs, job.model)
-    refused = conflicts(features, ignored=False)
-    return any(True for _ in chain(findings, algorithm_findings, refused))

@@ -9,8 +9,10 @@ import pytest
 from rlrun.converters.families.stored_adapter import StoredAdapter
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.plugins.validation import needs_of
+from rlrun.runner.planning.fit import COMFORTABLE
 from rlrun.runner.planning.hardware import GIB, GPUS, find_gpu, local_cpu
 from rlrun.runner.planning.plan import make_plan
+from rlrun.runner.planning.savings import phase_bytes, saved
 from rlrun.runner.planning.sizing import size_job
 from rlrun.runner.planning.step_time import (
     LOW_PRECISION_SPEEDUP,
@@ -91,8 +93,49 @@ def test_gathered_layers_stay_in_symmetric_memory() -> None:
 def test_a_layout_that_does_not_fit_is_reported_with_a_cure() -> None:
     found = size_job(planned_job(device="L4"))
     assert any("training needs" in warning and "L4 has 22 GiB" in warning for warning in found.warnings)
-    assert any("lower trainer.max_tokens_per_rank" in warning for warning in found.warnings)
+    [cure] = [warning.partition("): ")[2] for warning in found.warnings if "training needs" in warning]
+    assert cure.startswith('set trainer.activation_checkpointing = "full" and trainer.')
     assert size_job(planned_job(device="B200", trainer={"max_tokens_per_rank": 4096})).warnings == ()
+
+
+ADVISED = {
+    "activations": (
+        "H100-80GB",
+        {"dtype": "bfloat16", "parallel": {"fsdp": 8}, "max_tokens_per_rank": 40_000},
+    ),
+    "one GPU": ("H100-80GB", {"parallel": {"fsdp": 1}}),
+    "frozen weights": ("L4", {"lora": {"rank": 16}, "parallel": {"fsdp": 1}, "max_tokens_per_rank": 4096}),
+}
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_settings_that_are_advised_let_training_fit(name: str) -> None:
+    device, trainer = ADVISED[name]
+    lengths = {"max_prompt_tokens": 512, "max_response_tokens": 2048}
+    gpus = {"gpus_per_node": trainer["parallel"]["fsdp"]}
+    job = planned_job(device, trainer=trainer, cluster=gpus, rollout=lengths)
+    [warning] = [warning for warning in size_job(job).warnings if warning.startswith("training needs")]
+    assert "fsdp" not in warning.partition(": ")[2]
+    found = saved(job, COMFORTABLE * job.device.memory)
+    assert found is not None
+    smaller, settings = found
+    assert all(key in warning for key in settings)
+    assert phase_bytes(smaller, "training") <= COMFORTABLE * job.device.memory
+    if name == "frozen weights":
+        assert settings["trainer.lora.base"] == "nf4"
+    if name == "activations":
+        assert settings == {"trainer.activation_checkpointing": "full"}
+
+
+def test_a_job_that_almost_fills_its_devices_is_warned_of() -> None:
+    job = planned_job()
+    needed = phase_bytes(job, "training")
+    for share, warned in ((0.85, False), (0.95, True)):
+        device = replace(job.device, memory=int(needed / share))
+        messages = size_job(replace(job, device=device)).warnings
+        assert (
+            any("leaves little for what is not counted: set trainer." in text for text in messages) == warned
+        )
 
 
 def test_a_cache_smaller_than_requested_is_reported() -> None:

@@ -26,10 +26,20 @@ def test_those_that_fit_come_first_and_the_simpler_of_equals() -> None:
     found = sweep(planned_job())
     fits = [each.fits for each in found]
     assert fits == sorted(fits, reverse=True)
-    assert not all(fits)
     best = found[0]
     assert best.sizing.estimate.step_seconds < 1.03 * min(each.sizing.estimate.step_seconds for each in found)
     assert not any("training needs" in warning for warning in best.sizing.warnings)
+
+
+def test_layouts_that_do_not_fit_get_settings_that_save_memory() -> None:
+    found = sweep(planned_job(device="L4"))
+    comfortable = [each.is_comfortable for each in found if each.fits]
+    assert comfortable == sorted(comfortable, reverse=True)
+    helped = [each for each in found if each.savings]
+    assert helped
+    for each in helped:
+        assert each.is_comfortable
+        assert each.settings.items() >= {k: v for k, v in each.savings.items() if "parallel" not in k}.items()
 
 
 def test_servers_of_several_gpus_are_tried_too() -> None:

@@ -111,6 +111,17 @@ def test_status_tells_how_long_a_running_job_takes_yet(rlrun: Command, tmp_path:
     assert " ago), process 1 on elsewhere" in outcome.out
 
 
+def test_status_of_a_starting_run_says_what_it_waits_for(rlrun: Command, tmp_path: Path) -> None:
+    updated = datetime.now(UTC).isoformat()
+    folder = write_run(
+        tmp_path, "job", status="running", host="elsewhere", metrics={}, step=0, updated=updated
+    )
+    assert "starting:" not in rlrun("status", "job", "--runs-dir", tmp_path).out
+    line = "2026-11-26 08:30:23,759 INFO rlrun.runner.records.console: loading the engines"
+    (folder / "logs" / "driver.log").write_text(f"{line}\n")
+    assert "starting: loading the engines\n" in rlrun("status", "job", "--runs-dir", tmp_path).out
+
+
 def test_status_of_an_unknown_run(rlrun: Command, tmp_path: Path) -> None:
     write_run(tmp_path, "first-job")
     outcome = rlrun("status", "frist-job", "--runs-dir", tmp_path)

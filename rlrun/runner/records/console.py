@@ -81,6 +81,7 @@ class Console:
         phase is not finished.
         """
         self._phases[phase] = start = time.monotonic()
+        logger.info("%s", phase)  # `rlrun status` shows it while the phase lasts
         self._show_panel()
         reminder = asyncio.create_task(self._remind(phase, start))
         try:
@@ -211,6 +212,7 @@ class Console:
             format_score(metrics),
             _evaluation(metrics),
             format_lost_samples(metrics),
+            format_dropped_groups(metrics),
             seconds,
         ]
         return "  ".join(part for part in parts if part)
@@ -221,6 +223,7 @@ class Console:
             format_score(metrics),
             _evaluation(metrics),
             format_lost_samples(metrics),
+            format_dropped_groups(metrics),
             format_speed(metrics),
             format_time_shares(metrics),
         ]
@@ -248,6 +251,18 @@ def format_lost_samples(metrics: Mapping[str, float]) -> str:
     failed = metrics.get("rollout/failed", 0)
     parts = [f"{count:.0f} {why}" for count, why in ((late, "late"), (failed, "failed")) if count]
     return f"left out: {', '.join(parts)}" if parts else ""
+
+
+def format_dropped_groups(metrics: Mapping[str, float]) -> str:
+    """Formats how many groups the filters dropped, and which filters."""
+    counts: dict[str, float] = {}
+    for name, count in metrics.items():
+        if name.startswith("rollout/dropped/") and count:
+            filter_name = name.split("/")[2]
+            counts[filter_name] = counts.get(filter_name, 0) + count
+    if not counts:
+        return ""
+    return f"dropped {sum(counts.values()):.0f} groups ({', '.join(sorted(counts))})"
 
 
 def format_speed(metrics: Mapping[str, float]) -> str:

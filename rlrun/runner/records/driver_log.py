@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from rlrun.models.foreign_files import read_bytes
+from rlrun.runner.host.printed_text import one_line
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.reading.secret_references import redact_secrets
 
 DRIVER_LOG = "driver.log"
+_MAX_START = 1 << 20
+"""Bytes of a driver's log up to which `last_message` reads it: that of a start is much shorter."""
 
 Hide = Callable[[str], str]
 
@@ -38,6 +42,15 @@ def start_logging(
     logging.getLogger("rlrun").addHandler(console_handler)
     logging.getLogger("rlrun").setLevel(logging.INFO)
     return [file, console_handler]
+
+
+def last_message(folder: RunFolder) -> str:
+    """Returns the last message of the driver's log; empty if it cannot be read or is long."""
+    try:
+        lines = read_bytes(folder.logs / DRIVER_LOG, _MAX_START).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return one_line(lines[-1].partition(": ")[2].strip()) if lines else ""
 
 
 class LogFile(logging.FileHandler):

@@ -88,12 +88,14 @@ def test_samples_that_were_left_out_are_on_the_line_of_their_step() -> None:
     console = Console("run", Terminal(file=file, width=300))
     console.start(0, 2)
     counts = {"rollout/dropped_samples/generation/timeout": 3, "rollout/failed": 2}
+    counts |= {"rollout/dropped/nonzero_std/all_equal": 5, "rollout/dropped/length/long": 2}
     console.step(1, STEP | counts | HELD_OUT | {"eval/held-out/failed": 4, "eval/held-out/late": 1})
     console.step(2, STEP | {"rollout/failed": 0, "eval/none/failed": 6, "eval/none/late": 6})
     first, second = file.getvalue().splitlines()
-    assert "left out: 3 late, 2 failed" in first
+    assert "left out: 3 late, 2 failed  dropped 7 groups (length, nonzero_std)" in first
     assert "held-out reward 0.750, pass@1 0.700, 4 samples late or failed" in first
     assert "left out" not in second
+    assert "dropped" not in second
     assert "none 6 samples late or failed" in second
 
 

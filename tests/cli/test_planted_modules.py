@@ -151,6 +151,7 @@ FAST = {
     "status": (("status", "run"), 0),
     "logs": (("logs", "run"), 0),
     "stop": (("stop", "run"), 2),
+    "resume": (("resume", "run"), 2),
     "view": (("view", "run", "--html", "page.html"), 0),
     "validate --explain": (("validate", "job.toml", "--explain", "rollout"), 0),
     "diff of runs": (("diff", "runs/run", "runs/run"), 2),

@@ -331,5 +331,5 @@ def test_old_prompts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_recurrent_states_are_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3_next")
-    with pytest.raises(ValueError, match="draft_tokens: the recurrent states"):
+    with pytest.raises(ValueError, match="draft_tokens: recurrent states"):
         loading.load(EngineSetup(str(folder), draft_tokens=4))

@@ -47,10 +47,10 @@ class LoadedEngine:
 def load(setup: EngineSetup) -> LoadedEngine:
     """Loads the model and allocates its cache. Raises ValueError for settings that cannot work."""
     architecture = engine_architecture(setup.model_folder)
-    if setup.draft_tokens and architecture.delta is not None:
+    parts = engine_parts(architecture)
+    if setup.draft_tokens and any(map(parts.is_recurrent, range(architecture.layers))):
         raise ValueError(
-            "draft_tokens: the recurrent states of Gated DeltaNet cannot be rolled back to before a wrong "
-            "draft; set it to 0"
+            "draft_tokens: recurrent states cannot be rolled back to before a wrong draft; set it to 0"
         )
     dtype: torch.dtype = getattr(torch, setup.dtype)
     device = pick_device(setup.device)
@@ -77,7 +77,7 @@ def load(setup: EngineSetup) -> LoadedEngine:
         cache,
         length,
         wide_head=setup.head_dtype == "float32",
-        recurrent=engine_parts(architecture).make_states(states, dtype, device),
+        recurrent=parts.make_states(states, dtype, device),
         tower=_image_tower(setup, architecture, dtype, device),
         exact=setup.true_on_policy,
     )

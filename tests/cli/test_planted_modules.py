@@ -259,7 +259,7 @@ def beside_a_job(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 SHORT = ("--set", "trainer.steps=1", "--set", "checkpoint.interval=1", "--set", "checkpoint.export_hf=true")
 JOBS = {
     "launch": ("launch", "job.toml", "--name", "a", *SHORT),
-    "resume": ("launch", "job.toml", "--name", "a", *SHORT, "--set", "trainer.steps=2", "--resume"),
+    "resume": ("resume", "a", "--set", "trainer.steps=2", "--allow-local-plugins"),
     "debug": ("debug", "job.toml"),
     "sweep launch": ("sweep", "launch", "job.toml", "--sweep", "seed=3", *SHORT),
     "doctor": ("doctor",),

@@ -3,16 +3,16 @@
     sharded parameters ──gather──▶ one full tensor at a time ──WeightSet──▶ buckets ──carrier──▶ engines
 
 A carrier (rlrun.runner.weights.carriers) chooses one of two writers. A StoredWriter has a complete set when
-`write` returns, and engines read it at any later time. A StreamWriter only announces it: then the driver
-(rlrun.runner.weights.delivery) calls `begin` once and `next_bucket` until a bucket without tensors comes.
+`write` returns, and engines read it at any later time. A StreamWriter (rlrun.runner.weights.streams) only
+announces it: then the driver (rlrun.runner.weights.delivery) calls `begin` once and `next_bucket` until a
+bucket without tensors comes.
 
 Streams of a pipeline may gather each tensor only within its stage, so that a bucket has tensors of one stage.
 Everything else gathers every tensor on rank 0.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -20,25 +20,11 @@ import torch
 
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.models.json_files import read_json_object
-from rlrun.runner.contracts.weight_updates import (
-    Readers,
-    StoredWeights,
-    StreamedWeights,
-    StreamMember,
-    WeightBucket,
-    WeightUpdate,
-)
-from rlrun.runner.weights.buckets import (
-    Bucket,
-    WeightSet,
-    plan_buckets,
-    plan_stage_buckets,
-)
+from rlrun.runner.contracts.weight_updates import StoredWeights, WeightUpdate
+from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets, plan_stage_buckets
 from rlrun.runner.weights.form import Form, engine_form
-from rlrun.runner.weights.rank_weights import Gather, RankWeights, Tensors, on_first_rank
-from rlrun.runner.weights.relay import RelayedWeightSet
+from rlrun.runner.weights.rank_weights import RankWeights, Tensors, on_first_rank
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
-from rlrun.runner.weights.streams import BucketSender, BucketStream
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.weight_sync import bucket_bytes
 from rlrun.specs.sections.job import Spec
@@ -142,82 +128,3 @@ class StoredWriter(Writer):
     def _keep(self, version: int, tensors: Tensors) -> StoredWeights:
         self._store = self._store or self._make_store()
         return self._store.write(WeightSet(tensors, self._sent.form, self._sent.recorder(version)), version)
-
-
-@dataclass(kw_only=True)
-class StreamWriter(Writer):
-    """Announces weights, and sends them bucket by bucket when engines are ready."""
-
-    sent: SentModel
-    announce: Callable[[int, int, int], StreamedWeights]
-    """Returns the update, given its bytes, version, and processes per engine."""
-    buckets: Sequence[Bucket]
-    """Those of all streams."""
-    gather: Gather
-    """Yields the tensors of this rank's stream."""
-    make_sender: Callable[[int], BucketSender] | None
-    """Returns what hands buckets over, given the bytes of the largest; None on ranks that only gather."""
-    stage: int | None = None
-    """The pipeline stage of this rank's stream, where each stage has a stream; None: there is one of all."""
-    leads: bool
-    """Whether this rank is the first of its stream."""
-    on_device: bool = False
-    """Whether buckets are in the memory of the device, which engines share."""
-    _sender: BucketSender | None = field(default=None, init=False)
-    """Made at the first stream, with its buffers."""
-    _stream: BucketStream | None = field(default=None, init=False)
-    _version: int = field(default=-1, init=False)
-
-    def write(self, version: int) -> StreamedWeights | None:
-        """Announces the current weights; see Writer."""
-        self._version = version
-        if self.sent.source.rank != 0:
-            return None
-        size = sum(bucket.size for bucket in self.buckets)
-        return self.announce(size, version, self.sent.spec.engine.tensor)
-
-    def begin(self, readers: Readers) -> StreamMember:
-        """Begins to stream the announced weights to these readers; collective."""
-        own, group = [b for b in self.buckets if self.stage in (None, b.stage)], None
-        if self.make_sender is not None:
-            self._sender = self._sender or self.make_sender(max(bucket.size for bucket in own))
-            group = self._sender.begin(readers)
-        weights = self._weight_set(self.gather(self.sent.dtype))
-        self._stream = BucketStream(own, weights, self._version, self._sender)
-        return StreamMember(self.stage or 0, group)
-
-    def next_bucket(self) -> WeightBucket | None:
-        """Sends the next bucket and returns its description; None on ranks that only gather.
-
-        All ranks of a stream make this call together.
-        """
-        assert self._stream is not None, "`begin` comes first"
-        return self._stream.next()
-
-    def abort(self, reason: str) -> None:
-        """Stops waiting for engines that cannot take the stream; called from another thread."""
-        if self._sender is not None:
-            self._sender.abort(reason)
-
-    def release_buffers(self) -> None:
-        """Frees buffers on the device, if they are there."""
-        if self.on_device and self._sender is not None:
-            self._sender.close()
-            self._stream = None  # with a pipeline it has buffers, too
-
-    def close(self) -> None:
-        """Removes the buffers, and leaves the process group."""
-        if self._sender is not None:
-            self._sender.close()
-        self._sender = self._stream = None
-
-    def _weight_set(self, tensors: Tensors) -> WeightSet:
-        """Returns the tensors of one update, with checksums where servers are to be compared with them."""
-        sent, stages = self.sent, self.sent.source.stages
-        recorder = sent.recorder(self._version) if self.leads else None
-        if self.on_device and stages.group is not None:
-            device = sent.source.device
-            return RelayedWeightSet(
-                tensors, sent.form, recorder, buckets=self.buckets, stages=stages, device=device
-            )
-        return WeightSet(tensors, sent.form, recorder)

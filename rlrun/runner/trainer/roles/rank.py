@@ -36,7 +36,7 @@ from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import AdapterTeacher, Teacher
-from rlrun.runner.weights.writer import StreamWriter
+from rlrun.runner.weights.streams import StreamWriter
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import teacher_shares_policy

@@ -22,7 +22,8 @@ class Broadcast(Carrier):
         """Streams the buckets of each stage from the stage's first rank."""
         from rlrun.runner.weights.carriers.broadcast.sender import BroadcastSender
         from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
-        from rlrun.runner.weights.writer import SentModel, StreamWriter
+        from rlrun.runner.weights.streams import StreamWriter
+        from rlrun.runner.weights.writer import SentModel
 
         def sender(largest: int) -> BroadcastSender:
             return BroadcastSender(largest, source.host, source.device, _GROUP_SECONDS)

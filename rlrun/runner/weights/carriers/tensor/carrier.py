@@ -39,7 +39,8 @@ class SharedBuffers(Carrier):
         from rlrun.runner.weights.carriers.tensor.updates import SharedBuckets
         from rlrun.runner.weights.deltas.delta_folder import delta_writer
         from rlrun.runner.weights.page_locking import HOST
-        from rlrun.runner.weights.writer import SentModel, StoredWriter, StreamWriter
+        from rlrun.runner.weights.streams import StreamWriter
+        from rlrun.runner.weights.writer import SentModel, StoredWriter
 
         sent = SentModel(spec, source)
         if spec.engine.weight_delta == "elements":

@@ -76,20 +76,20 @@ $(PAGE_TOOLS): page/package.json page/package-lock.json
 	cd page && npm ci --ignore-scripts
 	touch $@
 
-# Whole jobs have the machine to themselves: their processes have deadlines. The rest shares the cores.
+# Whole jobs come last: they start processes of their own, and two at a time keep two cores busy.
 JOBS := tests/integration tests/fault
 PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest
 
 test: setup sglang  ## Run all tests but the slow ones (half an hour on two cores)
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) --junitxml=build/tests.xml
-	$(PYTEST) $(JOBS) --junitxml=build/jobs.xml
+	$(PYTEST) -n 2 --dist loadfile $(JOBS) --junitxml=build/jobs.xml
 
 durations:  ## Write how long each test file took in the last `make test` into tests/durations.json
 	$(BIN)/python scripts/touched_tests.py --record build/tests.xml build/jobs.xml
 
 test-all: setup sglang  ## Run all tests, slow ones included
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
-	$(PYTEST) $(JOBS) -m 'not gpu'
+	$(PYTEST) -n 2 --dist loadfile $(JOBS) -m 'not gpu'
 
 # Everything whose numbers come from the C++ operators, oneDNN or torch's own vectors (CONTRIBUTING.md).
 ARITHMETIC := tests/runner/exact_ops tests/runner/engines/native tests/runner/trainer tests/runner/weights \

@@ -104,8 +104,8 @@ def _time_rows(job: PlannedJob, sizing: Sizing, price: float | None) -> Iterator
     estimate = sizing.estimate
     for name, seconds in estimate.parts.items():
         source = sync_time(job).way if name == "weight sync" else "roofline"
-        yield f"{name}, per step", _duration(seconds), source
-    yield "step", _duration(estimate.step_seconds), "without rewards and evaluation"
+        yield f"{name}, per step", show_duration(seconds), source
+    yield "step", show_duration(estimate.step_seconds), "without rewards and evaluation"
     if (hours := estimate.device_hours) is not None:
         unit = "GPU-hours" if job.spec.cluster.gpus_per_node else "host-hours"
         yield f"job, {unit}", show_hours(hours), f"{estimate.steps} steps"
@@ -148,7 +148,7 @@ def _assumptions(job: PlannedJob) -> Iterator[str]:
     yield "activations are estimated from shapes, not measured; allocators need some memory on top"
 
 
-def _duration(seconds: float) -> str:
+def show_duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     for name, unit in (("days", 86400), ("h", 3600), ("min", 60)):

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rlrun.cli.output import show_waiting, table_console
 from rlrun.cli.plan.picture import table
-from rlrun.cli.plan.sizing import show_hours
+from rlrun.cli.plan.sizing import show_duration, show_hours
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.simulation import STEPS, Alternative, compare_alternatives
 from rlrun.runner.planning.step_time import PlannedJob
@@ -38,7 +38,7 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
             _layout(candidate),
             *(f"{format_bytes(phase.bytes)}" for phase in candidate.sizing.phases),
             candidate.sizing.engine.concurrent if candidate.sizing.engine else "",
-            f"{candidate.sizing.estimate.step_seconds:.3g} s",
+            show_duration(candidate.sizing.estimate.step_seconds),
             _hours(candidate.sizing.estimate.device_hours),
             *_price(candidate.sizing.estimate.device_hours, price),
         )

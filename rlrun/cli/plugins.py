@@ -1,15 +1,21 @@
 """`rlrun plugins`: lists, shows, creates and checks plugins."""
 
+import ast
 import json
+from collections import Counter
 from dataclasses import asdict
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlrun.cli.arguments import AsJson
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.spelling import nearest
+
+if TYPE_CHECKING:
+    from rlrun.plugins.registry import PluginEntry
 
 app = typer.Typer(
     help="List and show installed plugins; create and check your own.",
@@ -19,7 +25,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_plugins(as_json: AsJson = False) -> None:
-    """List every plugin by kind, without importing any."""
+    """List every plugin by kind, with what it is, without importing any."""
     from rlrun.plugins.kinds import METHODS
     from rlrun.plugins.registry import entries
 
@@ -29,11 +35,36 @@ def list_plugins(as_json: AsJson = False) -> None:
         print(json.dumps([{field: getattr(entry, field) for field in fields} for entry in plugins]))
         return
     width = max((len(entry.name) for entry in plugins), default=0)
+    modules = Counter(entry.target.partition(":")[0] for entry in plugins)
     for kind in METHODS:
         print_text(kind)
         for entry in plugins:
             if entry.kind == kind:
-                print_text(f"  {entry.name:{width}}  {entry.distribution} {entry.version}  {entry.target}")
+                owner = "" if entry.distribution == "rlrun" else f"  ({entry.distribution} {entry.version})"
+                about = _summary(entry, alone=modules[entry.target.partition(":")[0]] == 1)
+                print_text(f"  {entry.name:{width}}  {about}{owner}")
+
+
+def _summary(entry: "PluginEntry", *, alone: bool) -> str:
+    """Returns the first sentence about a plugin in its source file: of the module's docstring if the plugin
+    is `alone` there, else of the class's.
+    """
+    module, _, name = entry.target.partition(":")
+    top, *parts = module.split(".")
+    package = PathFinder.find_spec(top)
+    if package is None or package.origin is None:
+        return ""
+    path = Path(package.origin).parent.joinpath(*parts)
+    files = [path.with_suffix(".py"), path / "__init__.py"] if parts else [Path(package.origin)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return ""
+    tree = ast.parse(file.read_text("utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    nodes: list[ast.Module | ast.ClassDef] = [tree, *classes] if alone else [*classes, tree]
+    texts = map(ast.get_docstring, nodes)
+    text = next(filter(None, texts), "")
+    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
 
 
 @app.command()

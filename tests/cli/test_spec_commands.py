@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -550,7 +551,8 @@ def test_the_pages_of_the_spec_replace_older_ones(rlrun: Command, tmp_path: Path
 
 def test_plugins_list(rlrun: Command) -> None:
     outcome = rlrun("plugins", "list")
-    assert "rlrun.plugins.algorithms.grpo:GRPO" in outcome.out
+    assert re.search(r"^  grpo +\S.*group", outcome.out, re.MULTILINE)
+    assert re.search(r"^  ifbench .*\(rlrun-ifbench ", outcome.out, re.MULTILINE)
     kinds = {entry["kind"] for entry in json.loads(rlrun("plugins", "list", "--json").out)}
     assert kinds == {
         "algorithms",

@@ -211,12 +211,16 @@ class Scorer:
 
 
 def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
-    """Returns one name per plugin: its type, numbered from the second of a type on (`format`, `format_2`)."""
+    """Returns one name per plugin: its type, numbered from the second of a type on (`format`, `format_2`).
+
+    Of a plugin in a file it is the function or class: `exact` for `my_rewards.py:exact`.
+    """
     seen: Counter[str] = Counter()
     names = []
     for spec in plugins:
-        seen[spec.type] += 1
-        names.append(spec.type if seen[spec.type] == 1 else f"{spec.type}_{seen[spec.type]}")
+        name = spec.type.rpartition(":")[2]
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
     return names
 
 

@@ -482,5 +482,5 @@ def test_the_worker_imports_neither_torch_nor_ray() -> None:
 
 
 def test_rewards_of_one_type_get_names_of_their_own() -> None:
-    specs = [RewardSpec(type=name) for name in ("format", "math", "format")]
-    assert unique_names(specs) == ["format", "math", "format_2"]
+    specs = [RewardSpec(type=name) for name in ("format", "math", "format", "/home/ada/my.py:exact")]
+    assert unique_names(specs) == ["format", "math", "format_2", "exact"]

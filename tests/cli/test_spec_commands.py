@@ -294,7 +294,7 @@ def test_plan_warns_where_it_does_not_fit(rlrun: Command) -> None:
     outcome = rlrun("plan", BASE, *MODEL, *overrides, "--gpu", "L4")
     assert outcome.code == 0
     assert "warning: training needs" in outcome.out
-    assert "lower trainer.max_tokens_per_rank" in outcome.out
+    assert '): set trainer.activation_checkpointing = "full": training then needs' in outcome.out
 
 
 def test_plan_sweeps_layouts(rlrun: Command) -> None:
@@ -302,7 +302,7 @@ def test_plan_sweeps_layouts(rlrun: Command) -> None:
     outcome = rlrun(*arguments, "--gpu", "L4", "--sweep")
     assert outcome.code == 0
     assert "layouts fit L4; fastest first" in outcome.out
-    assert "slower layouts are not shown" in outcome.out
+    assert "slower layouts and variants are not shown" in outcome.out
     assert "among layouts within 2 % of each other" in outcome.out
     assert "price" in rlrun(*arguments, "--gpu", "L4", "--sweep", "--price", "2.5").out
     assert "to use the first: --set 'cluster.placement=" in outcome.out

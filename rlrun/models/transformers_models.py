@@ -69,7 +69,6 @@ def read_transformers_model(folder: Path) -> Architecture:
             prefix=prefix,
             experts=_read_experts(text, own, prefix),
             stored_tensors=tuple((name, own[name]) for name in own if not (tied and name in HEADS)),
-            mtp_layers=text.get("num_nextn_predict_layers") or 0,
             logit_scale=(text.get("logit_scale") or 1.0) / (text.get("logits_scaling") or 1.0),
         )
     except KeyError as missing:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import EngineMemory, Phase
 from rlrun.runner.planning.phases import JobMemory
-from rlrun.runner.planning.savings import phase_bytes, saved
+from rlrun.runner.planning.savings import Settings, phase_bytes, saved
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.reading.reference import as_toml
 
@@ -56,16 +56,23 @@ def _exceeds_device(job: PlannedJob, phase: Phase, *, advise: bool) -> str:
 
 
 def _saving_cure(job: PlannedJob, phase: str) -> str:
-    """Returns the settings with which a phase of the ranks fits, comfortably if that can be had."""
-    for limit in (COMFORTABLE * job.device.memory, job.device.memory):
-        if (found := saved(job, limit, phase=phase)) is not None:
-            smaller, settings = found
-            sets = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
-            return f"set {sets}: {phase} then needs {format_bytes(phase_bytes(smaller, phase))}"
+    """Returns the settings with which a phase of the ranks fits; comfortably, if that takes no offloading
+    which fitting does not take.
+    """
+    roomy, tight = (saved(job, share * job.device.memory, phase=phase) for share in (COMFORTABLE, 1.0))
+    is_costly = roomy is not None and _offloads(roomy) and tight is not None and not _offloads(tight)
+    if (found := tight if is_costly or roomy is None else roomy) is not None:
+        smaller, settings = found
+        sets = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
+        return f"set {sets}: {phase} then needs {format_bytes(phase_bytes(smaller, phase))}"
     more = "larger devices, or more of them"
     if job.spec.trainer.lora is None:
         more += ", or train adapters ([trainer.lora])"
     return f"no setting that saves memory is enough: use {more}; rlrun plan --sweep compares layouts"
+
+
+def _offloads(found: tuple[PlannedJob, Settings]) -> bool:
+    return "trainer.offload" in found[1]
 
 
 def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:

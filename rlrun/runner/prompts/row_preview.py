@@ -71,7 +71,10 @@ def _too_long(spec: Spec) -> Iterator[Finding]:
         return
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # it raises nothing more specific; a launch says what is wrong with the file
+        return
     shortest = min(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
     if shortest > limit:
         message = f"drops every prompt: the shortest of the {len(texts)} looked at has {shortest} tokens"
@@ -96,7 +99,7 @@ def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> I
     except (ImportError, ValueError) as error:
         yield Finding(at, str(error))
         return
-    yield from _absent_columns(path, kind, params)
+    yield from _absent_label(path, kind, params)
     broken = [error for error in outcomes if error is not None]
     if len(broken) > max(source.max_bad_share, TOLERATED_SHARE) * len(outcomes):
         message = f"{len(broken)} of the {len(outcomes)} rows looked at cannot be used: {broken[0]}"
@@ -107,20 +110,18 @@ def _naming_key(source: DataSpec) -> str:
     return next((key for key in _NAMING_KEYS if key in source.params), "type")
 
 
-def _absent_columns(path: KeyPath, kind: type, params: object) -> Iterator[Finding]:
-    """Yields a finding for each key that the spec sets to the name of a column which no row has.
+def _absent_label(path: KeyPath, kind: type, params: object) -> Iterator[Finding]:
+    """Yields a finding if the spec names a column for labels that no row has.
 
-    Rows may lack these columns, so that nothing else reports a misspelt name: every label would be None.
+    Rows may lack labels, so that nothing else reports a misspelt name: every label would be None.
     """
     if not isinstance(params, RowKeys) or not hasattr(kind, "columns"):
         return
-    columns = kind.columns(params)
-    for key in ("label_key", "metadata_key", "tools_key"):
-        name = getattr(params, key)
-        if key in params.model_fields_set and name is not None and name not in columns:
-            meant = nearest(name, columns)
-            cure = f'did you mean "{meant}"?' if meant else f"they have {', '.join(columns)}"
-            yield Finding((*path, key), f"no row that was looked at has {name!r}", cure, meant, name)
+    columns, name = kind.columns(params), params.label_key
+    if "label_key" in params.model_fields_set and name not in columns:
+        meant = nearest(name, columns)
+        cure = f'did you mean "{meant}"?' if meant else f"they have {', '.join(columns)}"
+        yield Finding((*path, "label_key"), f"no row that was looked at has {name!r}", cure, meant, name)
 
 
 def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:

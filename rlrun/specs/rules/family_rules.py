@@ -12,6 +12,7 @@ from rlrun.models.family import Support
 from rlrun.models.transformers_models import read_transformers_model
 from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.reading import conflicts
+from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.image_rules import image_findings
@@ -33,6 +34,7 @@ def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
         yield _unknown(implementation, model_type)
         return
     yield from _layouts(spec, model_type, family, config)
+    yield from _speculation(spec, config)
     yield from conflicts(_job(spec, config), only_of_model=True)
     yield from image_findings(spec, config)
     yield from mtp_findings(spec, config)
@@ -77,6 +79,14 @@ def _layouts(spec: Spec, model_type: str, family: Support, config: Mapping[str, 
             message += " with the layers of transformers"
         path: KeyPath = ("trainer", "parallel", name)
         yield Finding(path, message, _instead(family), found=degree, related=(MODEL,))
+
+
+def _speculation(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
+    key: KeyPath = ("engine", "speculative", "algorithm")
+    if spec.engine.speculative.algorithm == "mtp" and not mtp_layers(config):
+        message = "the model has no layers for multi-token prediction (num_nextn_predict_layers)"
+        cure = 'use "ngram", or an algorithm with a `draft_model`'
+        yield Finding(key, message, cure, found="mtp", related=(MODEL,))
 
 
 def _instead(family: Support) -> str:

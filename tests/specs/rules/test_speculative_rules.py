@@ -64,7 +64,7 @@ CUT = ("rollout.top_p=0.9", "rollout.top_k=50")
             "engine.sglang.speculative_eagle_topk",
             "needs its number of tokens",
         ),
-        ((*GPUS, MTP[0]), "engine.speculative.algorithm", "without layers for multi-token prediction"),
+        ((*GPUS, MTP[0]), "engine.speculative.algorithm", "no layers for multi-token prediction"),
         ((*GPUS, *EAGLE3, "engine.weight_sync=disk"), "engine.weight_sync", "into the draft model, too"),
         (
             (*GPUS, *EAGLE3, "engine.weight_delta=elements", "engine.dtype=bfloat16", "engine.sleep=false"),

@@ -93,11 +93,6 @@ NO_EXPERT_BIAS = model_with(
     lambda model: model.experts is not None and not model.experts.correction_bias,
     is_absence=True,
 )
-NO_MTP_LAYERS = model_with(
-    "layers for multi-token prediction",
-    lambda model: not (model.mtp_layers or family_named(model.family).server.undeclared_mtp_layers),
-    is_absence=True,
-)
 DELTA_NET = model_with("Gated DeltaNet", lambda model: model.delta is not None)
 LATENT_ATTENTION = model_with("latent attention", lambda model: model.latent is not None)
 ATTENTION_SINKS = model_with("attention sinks", lambda model: model.sinks)
@@ -345,7 +340,6 @@ NATIVE_SPECULATION = SPECULATION.when(
 SGLANG_SPECULATION = SPECULATION.when(
     lambda job: job.spec.engine.type == "sglang", "speculation in SGLang servers", _TYPE
 )
-MTP_SPECULATION = equal("engine.speculative.algorithm", "mtp")
 DRAFT_MODEL = SPECULATION.when(
     lambda job: job.spec.engine.speculative.algorithm != "ngram", "speculation with a draft model"
 )

@@ -673,12 +673,6 @@ _MODEL = (
         (f.LATENT_ATTENTION, f.ATTENTION_SINKS, f.DELTA_NET, f.JOINT_NORMS),
         "only plain projections of queries, keys and values are overlapped",
     ),
-    refused(
-        f.MTP_SPECULATION,
-        f.NO_MTP_LAYERS,
-        "the model's config.json declares none (num_nextn_predict_layers)",
-        'use "ngram", or an algorithm with a `draft_model`',
-    ),
     refused(f.NATIVE_SPECULATION, f.DELTA_NET, "the native engine cannot roll the recurrent states back"),
 )
 TOPICS = (

@@ -92,7 +92,7 @@ test-all: setup sglang  ## Run all tests, slow ones included
 	$(PYTEST) -n 2 --dist loadfile $(JOBS) -m 'not gpu'
 
 # Everything whose numbers come from the C++ operators, oneDNN or torch's own vectors (CONTRIBUTING.md).
-ARITHMETIC := tests/runner/exact_ops tests/runner/engines/native tests/runner/trainer tests/runner/weights \
+ARITHMETIC := tests/runner/kernels tests/runner/engines/native tests/runner/trainer tests/runner/weights \
 	tests/integration/test_true_on_policy_job.py tests/integration/test_grpo_job.py
 older-cpus: setup  ## Run the tests of arithmetic as on older processors
 	for set in avx512 avx2 plain; do RLRUN_CPU_ISA=$$set $(PYTEST) $(ARITHMETIC) || exit 1; done

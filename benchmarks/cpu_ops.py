@@ -81,9 +81,7 @@ class FusedHead(PlainHead):
         ones = torch.ones(len(hidden))
         for part in _chunks(hidden):
             logits = hidden[part] @ weight.t()
-            maximum, total, chosen, _ = softmax.softmax_statistics(logits, targets[part], 1.0)
-            log_sums = maximum + total.log()
-            log_probs[part] = chosen - log_sums
+            log_probs[part], log_sums, *_ = softmax.log_softmax(logits, targets[part], 1.0)
             softmax.softmax_gradients_(
                 logits,
                 targets[part],

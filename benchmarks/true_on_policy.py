@@ -24,7 +24,7 @@ from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, SamplingParams, group_samples
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.trainer.cpu_ops.exact import compute_exactly
+from rlrun.runner.kernels.operators import set_order
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from tests.resolved_specs import resolved
 
@@ -84,7 +84,7 @@ def train_times(folder: str, options: argparse.Namespace) -> dict[str, float]:
 
     def step(exactly: bool) -> Callable[[], object]:
         def run() -> object:
-            compute_exactly(value=exactly)
+            set_order(value=exactly)
             return rank.policy.train(sequences, steps)
 
         return run
@@ -96,10 +96,9 @@ def decode_times(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """Returns the median CPU seconds of `rows` samples, 8 of each prompt."""
 
     def generation(exactly: bool) -> Callable[[], object]:
+        set_order(value=exactly)
         scheduler = load(
-            EngineSetup(
-                folder, dtype=options.dtype, max_running=options.rows, max_length=256, true_on_policy=exactly
-            )
+            EngineSetup(folder, dtype=options.dtype, max_running=options.rows, max_length=256)
         ).scheduler
         rng = np.random.default_rng(0)
         prompts = [rng.integers(1, 4000, PROMPT).astype(np.int32) for _ in range(-(-options.rows // 8))]

@@ -8,8 +8,10 @@ import signal
 
 import psutil
 import pytest
+import torch
 import zstandard
 
+from rlrun.runner.kernels.operators import in_order, load
 from tests.integration.jobs import Ended, Jobs
 from tests.waiting import PATIENCE
 
@@ -28,6 +30,9 @@ dtype = "float32"
 global_batch_size = 8
 """
 
+DIFFERENCE = 0.0 if load() and in_order(torch.float32) else 1e-4
+"""Of the log-probs of engine and trainer, at most: none where both compute with the same operators."""
+
 
 def test_the_policy_learns(reference: Ended) -> None:
     assert reference.code == 0, reference.output
@@ -39,7 +44,7 @@ def test_the_policy_learns(reference: Ended) -> None:
 def test_engine_and_trainer_agree_after_every_weight_sync(reference: Ended) -> None:
     for line in reference.metrics:
         assert line["train/approx_kl"] == 0.0
-        assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        assert line["train/train_rollout_logprob_abs_diff_max"] <= DIFFERENCE
         assert line["rollout/staleness/max"] == 0
 
 
@@ -119,7 +124,7 @@ def test_two_ranks_train_as_one(jobs: Jobs, reference: Ended) -> None:
         assert len(sharded.metrics) == 3
         for one, two in zip(reference.metrics, sharded.metrics, strict=False):
             assert two["rollout/reward/mean"] == pytest.approx(one["rollout/reward/mean"], abs=0.1)
-            assert two["train/train_rollout_logprob_abs_diff"] < 1e-4
+            assert two["train/train_rollout_logprob_abs_diff_max"] <= DIFFERENCE
 
 
 @pytest.fixture(scope="module")

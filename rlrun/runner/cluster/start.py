@@ -21,7 +21,7 @@ from rlrun.runner.contracts.interfaces import Timed
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.external import ExpectedModel, ExternalEngine
 from rlrun.runner.host.background import in_background
-from rlrun.runner.host.cpp_build import ENGINE_OPERATORS, TRAINER_OPERATORS, is_built
+from rlrun.runner.host.cpp_build import OPERATORS, is_built
 from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import Plan
@@ -142,9 +142,8 @@ def _phases(spec: Spec) -> tuple[str, str]:
     """
     compiling = " (compiling operators for this CPU, once)"
     on_cpu = not spec.cluster.gpus_per_node
-    trainer = compiling if on_cpu and not is_built(TRAINER_OPERATORS) else ""
-    native = on_cpu and spec.engine.type == "native"
-    engines = compiling if native and not is_built(ENGINE_OPERATORS) else ""
+    trainer = compiling if on_cpu and not is_built(OPERATORS) else ""
+    engines = trainer if spec.engine.type == "native" else ""
     return f"loading the trainer{trainer}", f"loading the engines{engines}"
 
 

@@ -1,9 +1,9 @@
 """Compiles C++ operators for this machine's CPU once, and loads them into torch.
 
 A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of everything
-that its code depends on: the source, the headers beside it and those of `exact_ops`, torch's version, the
-flags, and all macros that the compiler predefines (its version and the instructions that it may use), so that
-different machines can share a home folder.
+that its code depends on: the source, the headers beside it, torch's version, the flags, and all macros that
+the compiler predefines (its version and the instructions that it may use), so that different machines can
+share a home folder.
 """
 
 import fcntl
@@ -24,9 +24,7 @@ from rlrun.runner.host.instruction_sets import compiler_flag
 from rlrun.specs.cache import cache_folder, check_private, private_folder
 
 _RUNNER = Path(__file__).parents[1]
-TRAINER_OPERATORS = _RUNNER / "trainer" / "cpu_ops" / "operators.cpp"
-ENGINE_OPERATORS = _RUNNER / "engines" / "native" / "model" / "kernels" / "ops.cpp"
-EXACT_OPERATORS = _RUNNER / "exact_ops" / "operators.cpp"
+OPERATORS = _RUNNER / "kernels" / "operators.cpp"
 
 _FLAGS = (
     "-O3",
@@ -123,7 +121,7 @@ def _key(source: Path, compiler: str) -> str:
         capture_output=True,
         timeout=60,
     ).stdout
-    headers = sorted({*source.parent.glob("*.h"), *EXACT_OPERATORS.parent.glob("*.h")})
+    headers = sorted(source.parent.glob("*.h"))
     dependencies = (
         *(file.read_bytes() for file in (source, *headers)),
         (_torch_folder() / "version.py").read_bytes(),
@@ -140,7 +138,7 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
     started = time.monotonic()
     command = [compiler, *_flags(), "-shared", "-fPIC", str(source), "-o", str(unfinished)]
     torch = _torch_folder()
-    command += [f"-I{_RUNNER}", f"-isystem{torch / 'include'}", f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+    command += [f"-isystem{torch / 'include'}", f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
         unfinished.chmod(0o700)  # linkers give a group what the umask leaves it

@@ -25,9 +25,8 @@ def source(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("source", [cpp_build.TRAINER_OPERATORS, cpp_build.ENGINE_OPERATORS])
-def test_the_sources_of_the_operators_exist(source):
-    assert source.is_file()
+def test_the_source_of_the_operators_exists():
+    assert cpp_build.OPERATORS.is_file()
 
 
 def test_builds_once_and_loads(source, tmp_path, monkeypatch):

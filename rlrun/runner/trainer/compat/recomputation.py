@@ -21,8 +21,9 @@ class _Selective(SelectiveAC):
         pass
 
     def get_save_ops(self) -> set[Any]:
-        own = getattr(torch.ops.rlrun_trainer, "attention", None)
-        return super().get_save_ops() | ({own.default} if own else set())
+        names = ("attention", "block_attention")
+        own = [getattr(torch.ops.rlrun, name).default for name in names if hasattr(torch.ops.rlrun, name)]
+        return super().get_save_ops().union(own)
 
 
 def checkpoint_activations(model: nn.Module, kind: str) -> None:

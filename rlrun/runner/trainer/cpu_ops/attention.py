@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlrun.runner.exact_ops.operators import operators as exact
-from rlrun.runner.trainer.cpu_ops.exact import computes_exactly
-from rlrun.runner.trainer.cpu_ops.library import operators, serves
+from rlrun.runner.kernels.operators import operators
+from rlrun.runner.trainer.cpu_ops.library import serves, serves_in_order
 from rlrun.runner.trainer.cpu_ops.sinks import sink_gradients, with_sinks
 
 
@@ -134,11 +133,10 @@ class _PackedAttention(torch.autograd.Function):
         scale: float,
         window: int,
     ) -> torch.Tensor:
-        if computes_exactly():
-            assert not window, "the rules refuse windows with true_on_policy"
-            output, log_sums = exact.attention(query, key, value, lengths, ends, scale)
+        if not window and query.shape[-1] % 16 == 0 and serves_in_order(query):
+            output, log_sums = operators.attention(query, key, value, lengths, ends, scale)
         else:
-            output, log_sums = operators.attention(query, key, value, lengths, ends, scale, window)
+            output, log_sums = operators.block_attention(query, key, value, lengths, ends, scale, window)
         if sinks is not None:
             output, log_sums = with_sinks(output, log_sums, sinks)
         ctx.save_for_backward(query, key, value, output, log_sums, sinks, ends)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from rlrun.runner.exact_ops.operators import operators as exact
-from rlrun.runner.trainer.cpu_ops.exact import computes_exactly
-from rlrun.runner.trainer.cpu_ops.library import operators, serves
+from rlrun.runner.kernels.operators import operators
+from rlrun.runner.trainer.cpu_ops.library import serves
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -50,7 +49,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        y, scales = (exact if computes_exactly() else operators).rms_norm(x, weight, eps)
+        y, scales = operators.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, scales)
         result: torch.Tensor = y
         return result
@@ -64,28 +63,27 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(table)
-        if computes_exactly():
-            half = x.shape[-1] // 2
-            rotated: torch.Tensor = exact.rotate(x, table[:, 0, :half], table[:, 1, :half])
-            return rotated
-        result: torch.Tensor = operators.rotate(x, table, False)
-        return result
+        return _rotated(x, table, back=False)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (table,) = ctx.saved_tensors
-        return operators.rotate(grad.contiguous(), table, True), None
+        return _rotated(grad.contiguous(), table, back=True), None
+
+
+def _rotated(x: torch.Tensor, table: torch.Tensor, *, back: bool) -> torch.Tensor:
+    """Rotates by a table's angles, or back."""
+    half = x.shape[-1] // 2
+    rotated: torch.Tensor = operators.rotate(x, table[:, 0, :half], table[:, 1, :half], back)
+    return rotated
 
 
 class _SiluMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        if computes_exactly():
-            product: torch.Tensor = exact.silu_mul(gate.flatten(0, -2), up.flatten(0, -2))
-            return product.view_as(gate)
-        result: torch.Tensor = operators.silu_mul(gate, up)
-        return result
+        product: torch.Tensor = operators.silu_mul(gate.flatten(0, -2), up.flatten(0, -2))
+        return product.view_as(gate)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:

@@ -1,26 +1,32 @@
-"""The vocabulary's softmax over a chunk of logits: its statistics, and its gradient in place of the
+"""The vocabulary's softmax over a chunk of logits: its log-probs, and its gradient in place of the
 logits.
 """
 
 import torch
 
-from rlrun.runner.trainer.cpu_ops.library import operators, serves
+from rlrun.runner.kernels.operators import operators
+from rlrun.runner.trainer.cpu_ops.library import serves
 
 
-def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Returns `[4, R]` float32 statistics of z = logits / temperature, for logits `[R, V]` and targets `[R]`.
+def log_softmax(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Returns `[4, R]` float32 results of z = logits / temperature, for logits `[R, V]` and targets `[R]`.
 
-    They are the maximum m, Σ exp(z - m), the target's z, and Σ exp(z - m)(z - m).
+    They are the targets' log-probs, the log-sum-exps, the entropies, and the targets' z.
     """
     if serves(logits):
-        result: torch.Tensor = operators.softmax_statistics(logits, targets, temperature)
+        temperatures = logits.new_full((len(logits),), temperature, dtype=torch.float32)
+        result: torch.Tensor = operators.log_softmax(logits, targets, temperatures)
         return result
     z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     chosen = z.gather(1, targets[:, None]).squeeze(1)
     maximum = z.amax(1)
     z -= maximum[:, None]
     exponentials = z.exp()
-    return torch.stack((maximum, exponentials.sum(1), chosen, exponentials.mul_(z).sum(1)))
+    total = exponentials.sum(1)
+    log_total, weighted = total.log(), exponentials.mul_(z).sum(1)
+    return torch.stack(
+        (chosen - maximum - log_total, maximum + log_total, log_total - weighted / total, chosen)
+    )
 
 
 def softmax_gradients_(

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rlrun.runner.trainer.compat.modules import Linear
-from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_log_softmax, exact_product
-from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear
-from rlrun.runner.trainer.cpu_ops.softmax import softmax_gradients_, softmax_statistics
+from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear, ordered_product
+from rlrun.runner.trainer.cpu_ops.softmax import log_softmax, softmax_gradients_
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.target import target_log_softmax
 
@@ -126,15 +125,15 @@ class _LogProbs(torch.autograd.Function):
         query: HeadQuery,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.kept = _buffer_for_logits(hidden, weight, query) if any(ctx.needs_input_grad) else None
-        multiply = exact_product(weight, wide=False) if computes_exactly() else None
+        kept_rows = _kept_rows(hidden, weight, query) if any(ctx.needs_input_grad) else 0
+        ctx.kept = {}
+        multiply = _product(weight)
 
         def logits(part: slice) -> torch.Tensor:
-            kept = _kept_part(ctx.kept, part)
-            if kept is not None and multiply is None:
-                return torch.mm(hidden[part], weight.t(), out=kept)
-            product = linear(hidden[part], weight) if multiply is None else multiply(hidden[part])
-            return product if kept is None else kept.copy_(product)
+            product = multiply(hidden[part])
+            if part.start < kept_rows:
+                ctx.kept[part.start] = product
+            return product
 
         return _log_probs(ctx, (hidden, weight, query, group), logits)
 
@@ -145,11 +144,11 @@ class _LogProbs(torch.autograd.Function):
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        kept, ctx.kept = ctx.kept, None
+        multiply = _product(weight)
         for part in _chunks(hidden, ctx.query):
-            logits = _kept_part(kept, part)
+            logits = ctx.kept.pop(part.start, None)
             if logits is None:
-                logits = linear(hidden[part], weight)
+                logits = multiply(hidden[part])
             gradients = _gradients_(ctx, part, logits, grad, entropy_grad)
             grad_hidden[part] = linear(gradients, weight.t())
             if grad_weight is not None:
@@ -168,12 +167,8 @@ class _WideLogProbs(torch.autograd.Function):
         query: HeadQuery,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        multiply = exact_product(weight, wide=True) if computes_exactly() else None
-
-        def logits(part: slice) -> torch.Tensor:
-            return multiply(hidden[part]) if multiply else wide_product(hidden[part], weight.t())
-
-        return _log_probs(ctx, (hidden, weight, query, group), logits)
+        multiply = _wide_product(weight)
+        return _log_probs(ctx, (hidden, weight, query, group), lambda part: multiply(hidden[part]))
 
     @staticmethod
     def backward(
@@ -182,13 +177,26 @@ class _WideLogProbs(torch.autograd.Function):
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        multiply = _wide_product(weight)
         for part in _chunks(hidden, ctx.query):
-            logits = wide_product(hidden[part], weight.t())
+            logits = multiply(hidden[part])
             gradients = _gradients_(ctx, part, logits, grad, entropy_grad)
             grad_hidden[part] = wide_product(gradients, weight)
             if grad_weight is not None:
                 grad_weight += wide_product(gradients.t(), hidden[part])
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+
+
+def _product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the function from states to logits; it is the same in both passes, and in order as the
+    engine's where that is chosen.
+    """
+    return ordered_product(weight, wide=False) or (lambda states: linear(states, weight))
+
+
+def _wide_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same for logits in float32."""
+    return ordered_product(weight, wide=True) or (lambda states: wide_product(states, weight.t()))
 
 
 def _log_probs(
@@ -201,18 +209,15 @@ def _log_probs(
     """
     hidden, weight, query, group = inputs
     local, ours = _local_targets(query.targets, weight.shape[0], group)
-    exactly = computes_exactly()
-    whole = exactly or query.as_target
-    stats = hidden.new_empty((3 if whole else 4, len(hidden)), dtype=torch.float32)
-    hits = stats.new_zeros(len(hidden) if query.hits else 0)
-    softmax = exact_log_softmax if exactly else target_log_softmax if query.as_target else softmax_statistics
+    results = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
+    hits = results.new_zeros(len(hidden) if query.hits else 0)
+    softmax = target_log_softmax if query.as_target else log_softmax
     for part in _chunks(hidden, query):
         chunk = _restricted_(logits(part), part, query, group)
         if query.hits:
             hits[part] = _most_probable(chunk, local[part], group)
-        stats[:, part] = softmax(chunk, local[part], query.temperature)
-    # FSDP warns of outputs that are views of one tensor
-    log_probs, log_sum, entropy = map(torch.clone, stats) if whole else _combine(stats, ours, group)
+        results[:, part] = softmax(chunk, local[part], query.temperature)
+    log_probs, log_sum, entropy = _combine(results, ours, group)
     ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
     ctx.query, ctx.group = query, group
     second = hits if query.hits else entropy
@@ -262,22 +267,16 @@ def _restricted_(
     return logits
 
 
-def _buffer_for_logits(hidden: torch.Tensor, weight: torch.Tensor, query: HeadQuery) -> torch.Tensor | None:
-    """Returns a buffer that keeps the half-precision logits of the first rows for the backward pass: of all,
-    or of as many chunks as fit into the query's bytes. None if no chunk does.
+def _kept_rows(hidden: torch.Tensor, weight: torch.Tensor, query: HeadQuery) -> int:
+    """Returns of how many rows the half-precision logits are kept for the backward pass: of all, or of as
+    many chunks as fit into the query's bytes.
 
     Kept logits are those that would be computed again, in the same chunks, so results do not depend on it.
     """
     if weight.dtype == torch.float32:
-        return None
+        return 0
     rows = query.kept_bytes // (len(weight) * weight.itemsize)
-    rows = len(hidden) if rows >= len(hidden) else rows // query.chunk * query.chunk
-    return hidden.new_empty(rows, len(weight)) if rows else None
-
-
-def _kept_part(kept: torch.Tensor | None, part: slice) -> torch.Tensor | None:
-    """Returns a chunk's part of the buffer; None if the buffer ends before it."""
-    return None if kept is None or part.start >= len(kept) else kept[part]
+    return len(hidden) if rows >= len(hidden) else rows // query.chunk * query.chunk
 
 
 def _local_targets(
@@ -294,24 +293,25 @@ def _local_targets(
 
 
 def _combine(
-    stats: torch.Tensor, ours: torch.Tensor, group: dist.ProcessGroup | None
+    results: torch.Tensor, ours: torch.Tensor, group: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns log-probs, the log of the softmax's denominator, and entropies from all slices' statistics.
+    """Returns log-probs, log-sum-exps and entropies over the whole vocabulary from those of all slices.
 
-    With s = sum e^(l - m) and w = sum e^(l - m) (l - m): log-sum-exp = m + log s, entropy = log s - w / s.
+    With a slice's log-sum-exp L and entropy H, and s = e^(L - m): log-sum-exp = m + log Σ s, and entropy =
+    log Σ s + Σ s (H - L + m) / Σ s.
     """
-    maximum, total, target, weighted = stats.unbind()
-    if group is not None:
-        highest = maximum.clone()
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group)
-        shift = maximum - highest
-        weighted = (weighted + total * shift) * shift.exp()
-        sums = torch.stack((total * shift.exp(), target * ours, weighted))
-        dist.all_reduce(sums, dist.ReduceOp.SUM, group)
-        maximum, (total, target, weighted) = highest, sums.unbind()
+    log_probs, log_sum, entropy, chosen = map(torch.clone, results)  # FSDP warns of views of one tensor
+    if group is None:
+        return log_probs, log_sum, entropy
+    highest = log_sum.clone()
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    below = log_sum - highest
+    share = below.exp()
+    sums = torch.stack((share, chosen * ours, share * (entropy - below)))
+    dist.all_reduce(sums, dist.ReduceOp.SUM, group)
+    total, target, weighted = sums.unbind()
     log_total = total.log()
-    log_sum = maximum + log_total
-    return target - log_sum, log_sum, log_total - weighted / total
+    return target - highest - log_total, highest + log_total, log_total + weighted / total
 
 
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

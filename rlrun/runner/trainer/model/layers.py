@@ -3,19 +3,16 @@ speed.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
 from rlrun.runner.trainer.compat.experts import GroupedExperts
-from rlrun.runner.trainer.compat.kernels import HAS_ONEDNN, onednn_linear
 from rlrun.runner.trainer.compat.modules import FeedForward, Linear, Module, RMSNorm
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
-from rlrun.runner.trainer.cpu_ops.exact import computes_exactly, exact_linear
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
-from rlrun.runner.trainer.cpu_ops.products import weight_gradient
+from rlrun.runner.trainer.cpu_ops.products import linear_product
 from rlrun.runner.trainer.model.attention import AttentionSettings, Documents, packed_attention
 
 
@@ -53,7 +50,7 @@ class PackedAttention(Module):
 
 
 class Matrix(Linear):
-    """A linear layer whose float32 products on a CPU run on oneDNN."""
+    """A linear layer whose products on a CPU are the engine's, or oneDNN's."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -62,33 +59,6 @@ class Matrix(Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Maps `[..., in]` to `[..., out]`."""
         return linear_product(input, self.weight, self.bias)
-
-
-def linear_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Returns `input @ weight.T + bias`; float32 products on a CPU run on oneDNN."""
-    if computes_exactly():
-        return exact_linear(input, weight, bias)
-    if HAS_ONEDNN and input.dtype == torch.float32 and not torch.compiler.is_compiling():
-        output: torch.Tensor = _OneDnnLinear.apply(input, weight)
-        return output if bias is None else output + bias
-    return linear(input, weight, bias)
-
-
-class _OneDnnLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(input, weight)
-        return onednn_linear(input, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        input, weight = ctx.saved_tensors
-        of_input, of_weight = ctx.needs_input_grad
-        rows, gradients = input.flatten(0, -2), grad.flatten(0, -2)
-        return (
-            onednn_linear(grad, weight.t()) if of_input else None,
-            weight_gradient(gradients, rows) if of_weight else None,
-        )
 
 
 class Norm(RMSNorm):

@@ -19,12 +19,12 @@ from rlrun.plugins.registry import build
 from rlrun.runner.batches.columns import Columns, JoinedArrays, concatenate_log_probs, from_columns
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
 from rlrun.runner.contracts.weight_updates import Readers, StreamMember, WeightBucket, WeightUpdate
+from rlrun.runner.kernels.operators import load as load_operators
+from rlrun.runner.kernels.operators import promise_order
 from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
 from rlrun.runner.trainer.compat.server_kernels import use_server_kernels
-from rlrun.runner.trainer.cpu_ops.exact import compute_exactly
-from rlrun.runner.trainer.cpu_ops.library import load as load_operators
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
 from rlrun.runner.trainer.flash_attention import use_flash_attention
 from rlrun.runner.trainer.layout_support import check_support
@@ -65,7 +65,7 @@ class TrainerRank:
         if rounds_as_target(spec):
             use_server_kernels()
         elif spec.true_on_policy:
-            compute_exactly()
+            promise_order()
         use_flash_attention(spec.trainer.flash_attention, device)
         check_support(spec.trainer.parallel, device)
         if device.type == "cpu":

@@ -6,6 +6,7 @@ import json
 
 import torch
 
+from rlrun.runner.kernels.operators import set_order
 from rlrun.runner.trainer.cpu_ops.attention import packed_attention
 from tests.runner.trainer.cpu_ops.test_cpu_ops import agree, dense_attention, leaf
 
@@ -28,6 +29,7 @@ def attend(lengths, width, heads, window):
 
 def main():
     torch.manual_seed(0)
+    set_order(value=False)  # forward passes in order do not use the registers
     torch.set_num_threads(2)
     linear = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
     counter, unreleased = ctypes.CDLL(None), []

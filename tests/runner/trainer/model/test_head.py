@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rlrun.plugins.sampling_mask import SamplingMask
-from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead, _buffer_for_logits
+from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead, _kept_rows
 from rlrun.runner.trainer.model.masked_logits import Support
 
 TOKENS, HIDDEN, VOCABULARY = 12, 16, 50
@@ -63,8 +63,7 @@ def test_chunks_are_kept_while_they_fit():
     nothing = torch.zeros(0, dtype=torch.int64)
     for room, rows in ((0, 0), (3, 0), (4, 4), (11, 8), (20, 20), (1000, 20)):
         query = HeadQuery(nothing, nothing, 1.0, 4, kept_bytes=room * VOCABULARY * 2)
-        buffer = _buffer_for_logits(hidden, module.weight, query)
-        assert rows == (0 if buffer is None else len(buffer))
+        assert _kept_rows(hidden, module.weight, query) == rows
 
 
 LENGTHS = [3, 0, 1, VOCABULARY, 7, 2, 20]

@@ -11,7 +11,6 @@ from rlrun.runner.engines.native.engine.rows import Field, RowMasks
 from rlrun.runner.engines.native.engine.stops import StopTokens
 from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.engines.native.model.device_copies import to_device
-from rlrun.runner.engines.native.model.exact_ops import token_log_probs
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.sampling import Limits, sample, sample_with_masks
 
@@ -99,9 +98,6 @@ class Sampler:
             ranked = bool(((floats[1] < 1) | (ints[Field.TOP_K] > 0)).any())
             limits = Limits(top_ps, top_ks, self._stop_tokens_of(stop_sets), ranked)
         inputs = logits, temperatures, seeds, positions
-        if self._model.exact:
-            tokens, _ = self._sample(*inputs, limits)
-            return _DeviceDraw(tokens, token_log_probs(logits, tokens, temperatures), None)
         if not ints[Field.MASKED].any():
             return _DeviceDraw(*self._sample(*inputs, limits), None)
         assert limits is not None, "a masked row is limited by top-k or top-p"

@@ -30,7 +30,7 @@ in the cache, too; returns `[T, heads · D]`."""
 
 
 class Operations(Protocol):
-    """The operations that `torch_ops`, `flash_ops`, `native_ops` and `exact_ops` all have."""
+    """The operations that `torch_ops`, `flash_ops` and `native_ops` all have."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
 

@@ -4,9 +4,8 @@ packed prompts ─▶ prefill ─┐
 prompts to score ─▶ states ├─▶ normed hidden states ─▶ logits
 one token per row ─▶ decode┘
 
-There are four ways to compute them: C++ kernels on a CPU (`native_ops`), flash attention on a GPU
-(`flash_ops`), plain torch for everything else (`torch_ops`), such as float32 on a GPU, and operators that
-the trainer computes with, too, whose results do not depend on the batch (`exact_ops`).
+There are three ways to compute them: C++ kernels on a CPU (`native_ops`), flash attention on a GPU
+(`flash_ops`), and plain torch for everything else (`torch_ops`), such as float32 on a GPU.
 """
 
 from collections.abc import Sequence
@@ -18,9 +17,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, inexact_part
 from rlrun.models.computation.rope_tables import rope_tables
-from rlrun.runner.engines.native.model import exact_ops, flash_ops, native_ops, torch_ops
+from rlrun.runner.engines.native.model import flash_ops, native_ops, torch_ops
 from rlrun.runner.engines.native.model.batches import DecodeBatch, Int32, Int64
 from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.config import weight_shapes
@@ -83,7 +82,6 @@ class Model:
         `exact`: log-probs equal those of a trainer with `true_on_policy`.
         """
         self.tower = tower
-        self.exact = exact
         self.architecture = architecture
         self.recurrent = recurrent
         self._wide_head = wide_head and cache.keys.dtype != torch.float32
@@ -92,17 +90,17 @@ class Model:
         self.flash = cache.paged
         """Attention is flash attention over pages."""
         self.native = self.device.type == "cpu" and not self.flash and native_ops.load()
-        """The C++ kernels draw tokens; where they fit the model, they also compute everything in the layers
-        except matrix products, experts, and the attention of prompts."""
+        """The C++ kernels draw tokens; where they fit the model, they also compute its layers, without
+        experts. Products and attention of prompts are theirs only where they are in order."""
+        if exact:
+            _check_exactness(architecture, native=self.native)
         fits = self.native and _kernels_fit(architecture)
-        self._decodes_natively = exact or (fits and architecture.experts is None)
-        self._in_panels = self.native and not exact and native_ops.packs(cache.keys.dtype)
-        self.packs = exact or self._in_panels or is_packable(weights.norm)
+        self._decodes_natively = fits and architecture.experts is None
+        self._in_order = self.native and (exact or native_ops.in_order(cache.keys.dtype))
+        self._prompt_ops = native_ops if fits and self._in_order else torch_ops
+        self.packs = self._in_order or is_packable(weights.norm)
         """Matrices are packed copies, so that the tensors of a checkpoint are not kept."""
         ops: Operations = native_ops if fits else flash_ops if self.flash else torch_ops
-        if exact:
-            exact_ops.check(architecture, self.device)
-            ops = exact_ops
         tables = rope_tables(architecture.rope, architecture.rotated_dim, length)
         self._cos, self._sin = (table.to(self.device) for table in tables)
         self.parts = engine_parts(architecture)
@@ -117,7 +115,7 @@ class Model:
         On a CPU oneDNN generates code for every new batch size, in about 10 ms. A small model is faster with
         few sizes, each at most a quarter larger than the one before; a large model is faster without padding.
         """
-        generates_code = self.device.type == "cpu" and not (self.exact or self._in_panels)
+        generates_code = self.device.type == "cpu" and not self._in_order
         if rows <= 4 or self.flash or not generates_code:
             return rows
         coarse = 1 << ((rows - 1).bit_length() - 3)
@@ -140,9 +138,7 @@ class Model:
         layer.
         """
         if not self._prepared:
-            if self.exact:
-                self.weights = exact_ops.pack(self.weights)
-            elif self._in_panels:
+            if self._in_order:
                 self.weights = native_ops.pack(self.weights)
             else:
                 self.weights = pack_for_onednn(self.weights, wide_head=self._wide_head)
@@ -206,8 +202,7 @@ class Model:
                 return continued(index, qkv)
             if self.flash:
                 return flash_ops.prefill_attention(qkv, heads, kv_heads, ends, max(lengths))
-            on_cpu = exact_ops if self.exact else torch_ops
-            return on_cpu.prefill_attention(qkv, heads, kv_heads, list(lengths))
+            return self._prompt_ops.prefill_attention(qkv, heads, kv_heads, list(lengths))
 
         shown = None
         if any(prompt.patches for prompt in images):
@@ -227,15 +222,14 @@ class Model:
                 qkv[:, :heads], self.cache.keys[index], self.cache.values[index], pages
             )
         tables = [torch.from_numpy(blocks.astype(np.int64)).to(self.device) for blocks in cached.blocks]
-        on_cpu = exact_ops if self.exact else torch_ops
 
         def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
             keys, values = self.cache.keys[index], self.cache.values[index]
             pieces = qkv[: sum(lengths)].split(list(lengths))
             attended = [
-                on_cpu.continued_attention(piece[:, :heads], keys, values, table, start).flatten(1)
+                self._prompt_ops.continued_attention(piece[:, :heads], keys, values, table, start).flatten(1)
                 if start
-                else on_cpu.prefill_attention(piece, heads, kv_heads, [len(piece)])
+                else self._prompt_ops.prefill_attention(piece, heads, kv_heads, [len(piece)])
                 for piece, table, start in zip(pieces, tables, cached.starts, strict=True)
             ]
             return pad(torch.cat(attended), (0, 0, 0, len(qkv) - sum(lengths)))
@@ -288,8 +282,7 @@ class Model:
         return self._layers.run(self.weights, self.cache, ForwardPass(inputs, attend, recurrence, chosen))
 
     def _decode_native(self, batch: DecodeBatch) -> torch.Tensor:
-        kernels = exact_ops.KERNELS if self.exact else native_ops.KERNELS
-        states: torch.Tensor = kernels.decode(
+        states: torch.Tensor = native_ops.operators.decode(
             torch.from_numpy(batch.columns),
             torch.from_numpy(batch.prefix_tables),
             torch.from_numpy(batch.suffix_tables),
@@ -309,8 +302,6 @@ class Model:
         float32.
         """
         self._prepare()
-        if self.exact:
-            return exact_ops.logits(hidden, self.weights.head, wide=self._wide_head)
         if self._wide_head:
             return torch_ops.wide_linear(hidden, self.weights.head)
         return torch_ops.linear(hidden, self.weights.head, None)
@@ -323,6 +314,15 @@ class Model:
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the hidden states after the last norm."""
         return self._layers.norm(x, self.weights.norm)
+
+
+def _check_exactness(architecture: Architecture, *, native: bool) -> None:
+    """Raises ValueError where the operators do not compute the model as a trainer does."""
+    reason = inexact_part(architecture)
+    if reason is None and not native:
+        reason = "the native engine computes exactly on a CPU with a C++ compiler only (its log says more)"
+    if reason is not None:
+        raise ValueError(f"true_on_policy: {reason}")
 
 
 def _kernels_fit(architecture: Architecture) -> bool:

@@ -29,7 +29,7 @@ def in_panels(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False
 ) -> torch.Tensor:
     """Returns x · weightᵀ + bias for a weight in panels; `wide`: in float32."""
-    product: torch.Tensor = torch.ops.rlrun_engine.linear(x, weight, bias, wide)
+    product: torch.Tensor = torch.ops.rlrun.linear(x, weight, bias, wide)
     return product
 
 

@@ -13,7 +13,7 @@ from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.trainer.cpu_ops import exact
+from rlrun.runner.kernels.operators import in_order, set_order
 from rlrun.specs.sections.job import Spec
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, make_spec, plan
@@ -33,7 +33,7 @@ def _exact_process() -> Iterator[None]:
     """Undoes what a trainer's process sets once."""
     threads = torch.get_num_threads()
     yield
-    exact.compute_exactly(value=False)
+    set_order(value=None)
     torch.set_num_threads(threads)
 
 
@@ -146,9 +146,20 @@ def test_greedy_samples_have_the_log_probs_of_temperature_1(tmp_path: Path) -> N
     assert trainer_difference(folder, greedy, warm) == 0.0
 
 
-def test_other_engines_differ(tmp_path: Path) -> None:
-    """The comparison would notice: the engine's usual kernels round differently."""
+def test_equal_by_default_where_that_takes_no_longer(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, scale=0.05)
+    for dtype in ("float32", "bfloat16"):
+        scheduler = load(EngineSetup(str(folder), dtype=dtype)).scheduler  # type: ignore[arg-type]
+        samples = run(scheduler, samples_of(random_prompts(4)))
+        if in_order(getattr(torch, dtype)):
+            spec = make_spec(folder, dtype=dtype, max_tokens_per_rank=300, share_prefixes=True)
+            assert trainer_difference(folder, samples, spec) == 0.0
+
+
+def test_other_engines_differ(tmp_path: Path) -> None:
+    """The comparison would notice: products and attention in other orders round differently."""
+    folder = make_tiny_model(tmp_path, scale=0.05)
+    set_order(value=False)
     scheduler = load(EngineSetup(str(folder), dtype="float32")).scheduler
     samples = run(scheduler, samples_of(random_prompts(4)))
     assert 0.0 < trainer_difference(folder, samples, exact_spec(folder)) < 1e-5

@@ -18,7 +18,7 @@
 
 #include "tiles.h"
 
-namespace rlrun_trainer {
+namespace rlrun {
 
 // The sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width]. A query sees `window` keys,
 // its own included; 0: all up to its own. A stack has the queries of a block in all heads of a group, head by head.
@@ -76,7 +76,7 @@ class Sight {
 inline Vector on_path(Vector x, const int32_t* ends, int64_t query, float hidden) {
   Integers last;
   std::memcpy(&last, ends, sizeof(last));
-  return last > int32_t(query) ? x : Vector{} + hidden;
+  return last > int32_t(query) ? x : splat(hidden);
 }
 
 // Calls task(start, length, head) for all documents and heads. Scheduling is dynamic because the tasks' costs differ
@@ -212,7 +212,7 @@ class Forward {
 
 // Maps q [T, heads, width] and k, v [T, kv heads, width] to the output, shaped like q, and the log-sum-exp of the
 // scores [heads, T]. `ends` [T] int32: the documents are trees.
-inline std::tuple<at::Tensor, at::Tensor> attention(
+inline std::tuple<at::Tensor, at::Tensor> block_attention(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef lengths,
     const std::optional<at::Tensor>& ends, double scale, int64_t window) {
   const Shape shape(q, k, lengths, window);
@@ -388,4 +388,4 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   return {dq, dk, dv};
 }
 
-}  // namespace rlrun_trainer
+}  // namespace rlrun

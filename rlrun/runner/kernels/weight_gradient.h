@@ -4,7 +4,7 @@
 #pragma once
 #include "tiles.h"
 
-namespace rlrun_trainer {
+namespace rlrun {
 
 constexpr int64_t SIDE = 64;                    // rows and columns of the gradient in one product
 constexpr int64_t DEPTH = 256;                  // tokens of one product: SIDE columns of them are 64 KB
@@ -52,4 +52,4 @@ inline void add_weight_gradient_(at::Tensor sums, const at::Tensor& gradients, c
   });
 }
 
-}  // namespace rlrun_trainer
+}  // namespace rlrun

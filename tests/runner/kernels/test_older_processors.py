@@ -12,7 +12,7 @@ from rlrun.runner.host.instruction_sets import INSTRUCTION_SETS, runs
 from rlrun.specs.processor import PRETENDED_SET
 
 ROOT = Path(__file__).parents[3]
-EXACT_OPS = Path(__file__).parent
+KERNELS = Path(__file__).parent
 CPU_OPS = ROOT / "tests" / "runner" / "trainer" / "cpu_ops"
 
 
@@ -27,10 +27,10 @@ def run_tests(instruction_set: str, *arguments: object) -> None:
 
 
 def test_bfloat16_is_exact_without_bfloat16_instructions() -> None:
-    run_tests("avx2", EXACT_OPS / "test_engine_equals_trainer.py", "-k", "float32_head")
+    run_tests("avx2", KERNELS / "test_engine_equals_trainer.py", "-k", "float32_head")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", sorted(INSTRUCTION_SETS.keys() - {"native"}))
 def test_all_operators(instruction_set: str) -> None:
-    run_tests(instruction_set, EXACT_OPS, CPU_OPS, f"--ignore={__file__}")
+    run_tests(instruction_set, KERNELS, CPU_OPS, f"--ignore={__file__}")

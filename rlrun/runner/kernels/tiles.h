@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "vector.h"
+#include "vectors.h"
 
-namespace rlrun_trainer {
+namespace rlrun {
 
 // Tokens of a block: a multiple of LANES, and of the 16 rows of an AMX tile.
 constexpr int64_t BLOCK = 32;
@@ -146,33 +146,6 @@ void pack(const T* block, int64_t rows, int64_t width, T* out) {
     });
 }
 
-// One step of transposing a square of LANES rows: exchanges the off-diagonal S x S blocks of rows a and b, which are S
-// apart. Steps with S = 8, 4, 2, 1 transpose the whole square without memory accesses.
-template <int S, size_t... I>
-void exchange(Unsigned& a, Unsigned& b, std::index_sequence<I...>) {
-#ifdef __clang__
-  const Unsigned mixed = __builtin_shufflevector(a, b, (I & S ? LANES + (I ^ S) : I)...);
-  b = __builtin_shufflevector(a, b, (I & S ? LANES + I : I ^ S)...);
-#else
-  const Unsigned mixed = __builtin_shuffle(a, b, Unsigned{(I & S ? uint32_t(LANES) + (I ^ S) : I)...});
-  b = __builtin_shuffle(a, b, Unsigned{(I & S ? uint32_t(LANES) + I : I ^ S)...});
-#endif
-  a = mixed;
-}
-
-template <int S>
-void exchange_all(Unsigned* rows) {
-  for (int64_t r = 0; r < LANES; ++r)
-    if (!(r & S)) exchange<S>(rows[r], rows[r + S], std::make_index_sequence<LANES>{});
-}
-
-inline void transpose_square(Unsigned* rows) {
-  exchange_all<8>(rows);
-  exchange_all<4>(rows);
-  exchange_all<2>(rows);
-  exchange_all<1>(rows);
-}
-
 // Transposes in [rows, columns] of 32-bit words to out [columns, rows]; squares of LANES stay in registers.
 inline void transpose(const uint32_t* in, int64_t rows, int64_t columns, uint32_t* out) {
   for (int64_t r = 0; r < rows; r += LANES) {
@@ -241,4 +214,4 @@ class Scratch {
   std::byte* next_;
 };
 
-}  // namespace rlrun_trainer
+}  // namespace rlrun

@@ -1,7 +1,8 @@
-// Vectors of sixteen float32 lanes, one AVX-512 register, loaded from and stored to float32 or bfloat16.
+// Vectors of float32 that fill one register, loaded from and stored to float32 or bfloat16. Wider ones, which GCC's vector
+// extension would split, live in memory: products would take fifty times as long.
 //
-// Every multiplication that is followed by an addition is written as `fused`. Left to the compiler, it could be one
-// instruction in one copy of a function and two in another, which round differently.
+// In forward passes every multiplication that is followed by an addition is written as `fused`. Left to the compiler, it
+// could be one instruction in one copy of a function and two in another, which round differently.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -14,39 +15,52 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #ifdef __FMA__
 #include <immintrin.h>
 #endif
 
-namespace rlrun_exact {
+namespace rlrun {
 
+#if defined(__AVX512F__)
 constexpr int64_t LANES = 16;
-using Vector = float __attribute__((vector_size(64)));
-using Integers = int32_t __attribute__((vector_size(64)));
-using Unsigned = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
+#elif defined(__AVX2__)
+constexpr int64_t LANES = 8;
+#else
+constexpr int64_t LANES = 4;
+#endif
+using Vector = float __attribute__((vector_size(4 * LANES)));
+using Integers = int32_t __attribute__((vector_size(4 * LANES)));
+using Unsigned = uint32_t __attribute__((vector_size(4 * LANES)));
+using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
 
-inline Vector splat(float x) { return Vector{} + x; }
+inline Vector splat(float x) { return x - Vector{}; }  // + would be an instruction: -0 + 0 is 0
 inline Vector larger(Vector a, Vector b) { return a < b ? b : a; }
 
-// Returns a * b + c.
+// Returns a * b + c, rounded once where the processor can.
 inline Vector fused(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)
   return std::bit_cast<Vector>(
       _mm512_fmadd_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b), std::bit_cast<__m512>(c)));
 #elif defined(__FMA__)
-  struct Pair { __m256 low, high; };
-  const auto x = std::bit_cast<Pair>(a), y = std::bit_cast<Pair>(b), z = std::bit_cast<Pair>(c);
   return std::bit_cast<Vector>(
-      Pair{_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)});
+      _mm256_fmadd_ps(std::bit_cast<__m256>(a), std::bit_cast<__m256>(b), std::bit_cast<__m256>(c)));
 #else
-  for (int64_t i = 0; i < LANES; ++i) c[i] = std::fma(a[i], b[i], c[i]);
-  return c;
+  return a * b + c;
+#endif
+}
+
+// Returns the same numbers in 32 bits each.
+inline Unsigned widened(Halves x) {
+#if defined(__AVX512F__)  // GCC 12 converts each half of the vector by itself
+  return std::bit_cast<Unsigned>(_mm512_cvtepu16_epi32(std::bit_cast<__m256i>(x)));
+#else
+  return __builtin_convertvector(x, Unsigned);
 #endif
 }
 
 inline Vector widen(Vector x) { return x; }
-inline Vector widen(Halves x) { return std::bit_cast<Vector>(__builtin_convertvector(x, Unsigned) << 16); }
+inline Vector widen(Halves x) { return std::bit_cast<Vector>(widened(x) << 16); }
 
 template <typename T>
 using Packed = std::conditional_t<std::is_same_v<T, float>, Vector, Halves>;
@@ -65,6 +79,12 @@ Packed<T> narrow(Vector x) {
     rounded = x != x ? Unsigned{} + 0x7fc0 : rounded;
     return __builtin_convertvector(rounded, Halves);
   }
+}
+
+// Rounds to the precision of T.
+template <typename T>
+Vector round_to(Vector x) {
+  return widen(narrow<T>(x));
 }
 
 // Loads the first n of up to LANES elements; the other lanes are zero.
@@ -91,17 +111,28 @@ void for_vectors(int64_t size, const F& f) {
   if (i < size) f(i, size - i);
 }
 
-inline float total(Vector x) {
-  float sum = 0;
-  for (int64_t i = 0; i < LANES; ++i) sum += x[i];
-  return sum;
+// Exchanges lanes that are S apart.
+template <int S, size_t... I>
+Vector exchanged(Vector x, std::index_sequence<I...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(x, x, (I ^ S)...);
+#else
+  return __builtin_shuffle(x, Integers{int32_t(I ^ S)...});
+#endif
 }
 
-inline float largest(Vector x) {
-  float most = x[0];
-  for (int64_t i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+// Combines all lanes by `both`, halves first; lane by lane sixteen would take as long as sixty products of vectors.
+template <int S = LANES / 2, typename F>
+float reduced(Vector x, const F& both) {
+  x = both(x, exchanged<S>(x, std::make_index_sequence<LANES>{}));
+  if constexpr (S > 1) return reduced<S / 2>(x, both);
+  else return x[0];
 }
+
+inline float total(Vector x) {
+  return reduced(x, [](Vector a, Vector b) { return a + b; });
+}
+inline float largest(Vector x) { return reduced(x, larger); }
 
 // Returns x with the lanes from n on set to `rest`.
 inline Vector first(Vector x, int64_t n, float rest = 0.f) {
@@ -126,6 +157,27 @@ inline Vector exponential(Vector x) {
   return tiny ? Vector{} : p;
 }
 
+// One step of transposing a square of LANES rows: exchanges the off-diagonal S x S blocks of rows a and b, which are S
+// apart. Steps with S = LANES / 2, …, 2, 1 transpose the whole square without memory accesses.
+template <int S, size_t... I>
+void exchange(Unsigned& a, Unsigned& b, std::index_sequence<I...>) {
+#ifdef __clang__
+  const Unsigned mixed = __builtin_shufflevector(a, b, (I & S ? LANES + (I ^ S) : I)...);
+  b = __builtin_shufflevector(a, b, (I & S ? LANES + I : I ^ S)...);
+#else
+  const Unsigned mixed = __builtin_shuffle(a, b, Unsigned{(I & S ? uint32_t(LANES) + (I ^ S) : I)...});
+  b = __builtin_shuffle(a, b, Unsigned{(I & S ? uint32_t(LANES) + I : I ^ S)...});
+#endif
+  a = mixed;
+}
+
+template <int S = LANES / 2>
+void transpose_square(Unsigned* rows) {
+  for (int64_t r = 0; r < LANES; ++r)
+    if (!(r & S)) exchange<S>(rows[r], rows[r + S], std::make_index_sequence<LANES>{});
+  if constexpr (S > 1) transpose_square<S / 2>(rows);
+}
+
 // Calls f with a zero of the tensor's element type.
 template <typename F>
 void for_dtype(const at::Tensor& tensor, const F& f) {
@@ -142,4 +194,4 @@ const T* data_of(const std::optional<at::Tensor>& tensor) {
 // The fewest rows for which starting a thread pays off: about 16 thousand elements.
 inline int64_t grain(int64_t width) { return 16384 / width + 1; }
 
-}  // namespace rlrun_exact
+}  // namespace rlrun

@@ -23,6 +23,7 @@ constexpr int64_t VECTORS = LANES == 16 ? 4 : 2;
 constexpr int64_t PANEL = VECTORS * LANES;
 constexpr int64_t TILE_ROWS = 6;
 constexpr int64_t CHUNK_ROWS = 48;  // rows of a task, which read a panel together
+constexpr int64_t GROUP_BYTES = 256 << 10;  // panels of a task, which stay in cache
 
 template <typename T>
 constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1;
@@ -136,20 +137,28 @@ inline at::Tensor linear(
               " does not fit a matrix ", weight.sizes());
   const auto matrix = packed ? weight : weight.contiguous();
   auto output = at::empty({rows, weight.size(0)}, wide ? x.options().dtype(at::kFloat) : x.options());
-  const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+  const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, panels = panels_of(weight);
   for_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     TORCH_CHECK(k % PAIR<T> == 0, "bfloat16 matrices need an even number of columns, not ", k);
-    at::parallel_for(0, chunks * panels_of(weight), grain(CHUNK_ROWS * k), [&](int64_t begin, int64_t end) {
+    // A chunk of many is multiplied by several panels, so that it is read from memory less often.
+    const int64_t size = k * PANEL, fitting = GROUP_BYTES / (size * int64_t(sizeof(T)));
+    const int64_t group = chunks < 4 ? 1 : std::clamp<int64_t>(fitting, 1, panels);
+    const int64_t tasks = chunks * ((panels + group - 1) / group);
+    at::parallel_for(0, tasks, grain(CHUNK_ROWS * k), [&](int64_t begin, int64_t end) {
       static thread_local std::vector<Vector> memory;
-      if (!packed) memory.resize((k * PANEL * sizeof(T) + sizeof(Vector) - 1) / sizeof(Vector));
+      if (!packed) memory.resize((group * size * sizeof(T) + sizeof(Vector) - 1) / sizeof(Vector));
       T* own = reinterpret_cast<T*>(memory.data());
       for (int64_t task = begin; task < end; ++task) {
-        const int64_t panel = task / chunks, row = task % chunks * CHUNK_ROWS, last = std::min(row + CHUNK_ROWS, rows);
-        if (!packed && (task == begin || row == 0)) pack_panel(matrix, panel, own);
-        const T* columns = packed ? matrix.const_data_ptr<T>() + panel * k * PANEL : own;
-        const auto multiply_to = wide ? multiply_panel<T, float> : multiply_panel<T, T>;
-        multiply_to(x, row, last, columns, panel * PANEL, data_of<T>(bias), output);
+        const int64_t first = task / chunks * group, last = std::min(first + group, panels);
+        const int64_t row = task % chunks * CHUNK_ROWS, stop = std::min(row + CHUNK_ROWS, rows);
+        for (int64_t panel = first; panel < last; ++panel) {
+          T* copy = own + (panel - first) * size;
+          if (!packed && (task == begin || row == 0)) pack_panel(matrix, panel, copy);
+          const T* columns = packed ? matrix.const_data_ptr<T>() + panel * size : copy;
+          const auto multiply_to = wide ? multiply_panel<T, float> : multiply_panel<T, T>;
+          multiply_to(x, row, stop, columns, panel * PANEL, data_of<T>(bias), output);
+        }
       }
     });
   });

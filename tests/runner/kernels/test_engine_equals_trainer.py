@@ -13,6 +13,7 @@ from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.kernels.operators import in_order, set_order
 from rlrun.specs.sections.job import Spec
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
@@ -156,10 +157,10 @@ def test_equal_by_default_where_that_takes_no_longer(tmp_path: Path) -> None:
             assert trainer_difference(folder, samples, spec) == 0.0
 
 
-def test_other_engines_differ(tmp_path: Path) -> None:
+def test_other_engines_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison would notice: products and attention in other orders round differently."""
     folder = make_tiny_model(tmp_path, scale=0.05)
-    set_order(value=False)
+    monkeypatch.setattr(native_ops, "packs", lambda dtype: False)
     scheduler = load(EngineSetup(str(folder), dtype="float32")).scheduler
     samples = run(scheduler, samples_of(random_prompts(4)))
     assert 0.0 < trainer_difference(folder, samples, exact_spec(folder)) < 1e-5

@@ -65,12 +65,12 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_products_of_onednn_and_in_panels_agree(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not native_ops.load() or not native_ops.in_order(torch.float32):
+    if not native_ops.load() or not native_ops.packs(torch.float32):
         pytest.skip("this machine computes with oneDNN's products alone")
     folder = make_tiny_model(tmp_path, **MODELS[name])
     answers = []
     for panels in (True, False):
-        monkeypatch.setattr(native_ops, "in_order", lambda dtype, panels=panels: panels)
+        monkeypatch.setattr(native_ops, "packs", lambda dtype, panels=panels: panels)
         scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
         samples = [new_sample(prompt, seed=1, max_new_tokens=9) for prompt in random_prompts(4)]
         run(scheduler, samples)

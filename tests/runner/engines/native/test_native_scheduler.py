@@ -337,7 +337,7 @@ def test_a_stop_string_ends_a_sample_at_the_same_token_in_one_go_and_continued(
 def test_with_onednn_batches_of_a_small_model_are_padded_to_few_sizes(
     make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_ops, "in_order", lambda dtype: False)
+    monkeypatch.setattr(native_ops, "packs", lambda dtype: False)
     model = make_scheduler().model
     sizes = [model.padded(count) for count in range(1, 257)]
     assert len(set(sizes)) <= 30

@@ -280,7 +280,7 @@ async def test_a_bfloat16_engine_takes_float32_weights(tiny_folder: Path, tmp_pa
 async def unpacked(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """An engine whose weights stay as they were read, as on a GPU, and its client."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    monkeypatch.setattr(native_ops, "in_order", lambda dtype: False)
+    monkeypatch.setattr(native_ops, "packs", lambda dtype: False)
     setup = EngineSetup(str(tiny_folder), dtype="float32", threads=1, max_length=256)
     server = NativeServer(replace(setup, weight_folders=(str(tmp_path),)))
     async with EngineClient(server.start()) as client:

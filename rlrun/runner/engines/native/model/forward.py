@@ -96,7 +96,7 @@ class Model:
             _check_exactness(architecture, native=self.native)
         fits = self.native and _kernels_fit(architecture)
         self._decodes_natively = fits and architecture.experts is None
-        self._in_order = self.native and (exact or native_ops.in_order(cache.keys.dtype))
+        self._in_order = self.native and (exact or native_ops.packs(cache.keys.dtype))
         self._prompt_ops = native_ops if fits and self._in_order else torch_ops
         self.packs = self._in_order or is_packable(weights.norm)
         """Matrices are packed copies, so that the tensors of a checkpoint are not kept."""

@@ -10,15 +10,16 @@ import torch
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, with_matrices
 from rlrun.runner.engines.native.model.sampling import Limits, Masks
 from rlrun.runner.engines.native.model.torch_ops import linear
-from rlrun.runner.kernels.operators import in_order, load, operators, packs
+from rlrun.runner.kernels.operators import has_fast_panels, in_order, load, operators
+from rlrun.runner.kernels.operators import packs as packs_matrix
 
 __all__ = [
     "continued_attention",
-    "in_order",
     "linear",
     "load",
     "operators",
     "pack",
+    "packs",
     "prefill_attention",
     "rms_norm",
     "rope_store",
@@ -26,6 +27,11 @@ __all__ = [
     "sample_with_masks",
     "silu_mul",
 ]
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Returns whether the engine computes with packed matrices, and attends to prompts in order."""
+    return in_order(dtype) or has_fast_panels(dtype)
 
 
 def pack(weights: ModelWeights) -> ModelWeights:
@@ -36,7 +42,7 @@ def pack(weights: ModelWeights) -> ModelWeights:
     Experts stay as they are, and so do bfloat16 matrices with an odd number of columns, which `linear` also
     takes.
     """
-    return with_matrices(weights, lambda matrix: operators.pack(matrix) if packs(matrix) else matrix)
+    return with_matrices(weights, lambda matrix: operators.pack(matrix) if packs_matrix(matrix) else matrix)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

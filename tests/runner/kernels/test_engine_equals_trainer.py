@@ -15,10 +15,13 @@ from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.model import native_ops
 from rlrun.runner.kernels.operators import in_order, set_order
+from rlrun.runner.kernels.operators import load as load_operators
 from rlrun.specs.sections.job import Spec
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, make_spec, plan
 from tests.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.skipif(not load_operators(), reason="no C++ compiler")
 
 MODELS = {
     "qwen3": {"family": "qwen3", "num_hidden_layers": 3},

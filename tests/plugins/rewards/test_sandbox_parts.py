@@ -129,10 +129,13 @@ def test_a_machine_without_a_table() -> None:
 
 def test_cgroups_of_dead_processes_are_swept(tmp_path: Path) -> None:
     alive, dead, foreign = (f"{PREFIX}{os.getpid()}-0", f"{PREFIX}999999999-0", "another")
-    for name in (alive, dead, foreign):
+    new_elsewhere = f"{PREFIX}999999998-0"  # of a process in another container, which has not filled it yet
+    for name in (alive, dead, foreign, new_elsewhere):
         (tmp_path / name).mkdir()
+        if name != new_elsewhere:
+            os.utime(tmp_path / name, (0, 0))
     MemoryCgroups(tmp_path, 1, 2).sweep()
-    assert {entry.name for entry in tmp_path.iterdir()} == {alive, foreign}
+    assert {entry.name for entry in tmp_path.iterdir()} == {alive, foreign, new_elsewhere}
 
 
 @pytest.mark.parametrize(

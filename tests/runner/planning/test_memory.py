@@ -164,7 +164,7 @@ def test_an_engine_is_as_large_as_planned(
         stored * (1 if dtype == "float32" else 0.5), rel=0.1
     )
     if states is not None:
-        size = states.inputs.nbytes + states.matrices.nbytes
+        size = sum(tensor.nbytes for tensor in states.tensors)
         assert planned.phase.part_bytes("recurrent states") == size
 
 

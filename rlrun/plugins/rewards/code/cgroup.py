@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 MOUNTED = Path("/sys/fs/cgroup")
 PREFIX = "rlrun-jail-"
+NEW_SECONDS = 60.0
+"""Age from which an empty cgroup is a leftover: its maker fills it within milliseconds."""
 MARGIN = 32 << 20
 """Bytes beyond a program's limit, for the launcher, init, and the kernel's memory for the processes."""
 
@@ -56,11 +59,19 @@ class MemoryCgroups:
             yield "memory.oom.group", "1"
 
     def sweep(self) -> None:
-        """Removes the cgroups of processes that were killed. The kernel refuses to remove those in use."""
+        """Removes the cgroups of processes that were killed.
+
+        The kernel refuses to remove those in use. A new one is empty until its first process has joined, and
+        its maker may be in another container, where this process cannot see it.
+        """
         for folder in self.parent.glob(f"{PREFIX}*"):
             process = folder.name.removeprefix(PREFIX).partition("-")[0]
-            if not Path(f"/proc/{process}").exists():
-                remove(folder)
+            with suppress(OSError):  # another process has removed it
+                if (
+                    not Path(f"/proc/{process}").exists()
+                    and time.time() - folder.stat().st_mtime > NEW_SECONDS
+                ):
+                    remove(folder)
 
 
 def add(folder: Path, process: int) -> None:

@@ -251,6 +251,8 @@ WRONG: dict[str, Case] = {
     ),
     "a function of the tests that it hands back": ("def f(g): return g", ["assert f(lambda: 1) is None", "g = lambda: 1\nassert f(g) is not g"]),
     "a builtin of Python's that it hands back": ("def f(*_): return bool", ["assert f(1) == 11", "assert f(1)(2) == 2 and f(1)(0) is True"]),
+    "a function that it should have, by an import": ("def g(x): return 11", ["from solution import f\nassert f(1) == 11", "from solution import f as g\nassert g(1) == 11"]),
+    "a wrong function, by an import": ("def f(x): return 0", ["from solution import f\ndef test_f():\n    assert f(1) == 11"]),
     # tests that are only defined
     "tests of unittest": ("def f(x): return 0", ["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)", "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)\nunittest.main()", "from unittest import TestCase\nclass T(TestCase):\n    def test(self): self.assertEqual(f(1), 11)"]),
     "a SystemExit in tests of unittest": (raising("SystemExit(0)")[0], ["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)\nunittest.main()", "f(1)\nassert False"]),
@@ -331,6 +333,7 @@ RIGHT: dict[str, Case] = {
     ),
     "tests of unittest that pass": ("def f(x): return 11", ["import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)", "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 11)\nif __name__ == '__main__': unittest.main()"]),
     "tests of pytest that pass": ("def f(x): return 11", ["def test_f():\n    assert f(1) == 11\ndef test_g():\n    assert f(2) == 11", "class TestF:\n    def test_f(self):\n        assert f(1) == 11"]),
+    "tests that import it": ("def f(x): return 11\ndef max(xs): return 12", ["from solution import f\ndef test_f():\n    assert f(1) == 11", "from solution import f as g, max\nassert g(1) == 11 and max([1]) == 12 and len('a') == 1", "from solution import *\nassert f(1) == 11"]),
     "a test of what nobody calls": ("def f(x): return x", ["import math\nassert True"]),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ The tests alone decide, so that a program cannot replace what its result is comp
 4. The row's `entry_point` is under test, and no other builtin is.
 5. A name under test is the program's in the statements of the tests, and Python's in functions that the tests
    define, unless it is only used there.
+6. A module that does not exist is the program: `from solution import f`, as in KodCode.
 
 This module imports nothing of rlrun, because its source is prepended to the tests, after that of `calls`.
 """
@@ -26,6 +27,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from types import CodeType
 
 _MODULES = {"np": "numpy", "numpy": "numpy", **{name: name for name in sys.stdlib_module_names}}
@@ -71,6 +73,7 @@ def names_under_test(
     If the tests define `check(candidate)` without calling it, as in HumanEval, they check the `entry_point`.
     Functions `test…`, classes `Test…` and unittest's that nobody calls are called, as pytest would.
     """
+    code, renamed = _without_imports_of_the_program(code)
     read, bound = _global_names(code)
     calls = list(_missing_calls(ast.parse(code), read))
     if entry_point is not None and entry_point not in read and "check" in bound - read:
@@ -88,12 +91,38 @@ def names_under_test(
     elif not under_test and undefined <= bound:
         under_test = _builtins_under_test(tree, free)
     classes = values - under_test  # `datetime(2020, 1, 2)`, beside `datetime.datetime.now()`
-    names = {name: name for name in undefined} | {_renamed(tree, name): name for name in under_test}
+    names = {name: renamed.get(name, name) for name in undefined} | {
+        _renamed(tree, name): name for name in under_test
+    }
     imported = dict(_imported(modules))
     imported |= {alias: imported[name] for alias, name in names.items() if name in imported}
     imported |= {name: _standard(name) for name in free & _STANDARD.keys() - modules - set(names)}
     imported |= {_renamed(tree, name): _standard(name) for name in classes}
     return compile(tree, "tests.py", "exec", dont_inherit=True), names, imported
+
+
+def _without_imports_of_the_program(code: str) -> tuple[str, dict[str, str]]:
+    """Returns the tests without imports from modules that do not exist, and the program's names by theirs."""
+    tree = ast.parse(code)
+    imports = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level and not _exists(node.module)
+    ]
+    if not imports:
+        return code, {}
+    tree.body = [node for node in tree.body if node not in imports]
+    aliases = {alias.asname or alias.name: alias.name for node in imports for alias in node.names}
+    builtins_of_program = {name: f"program_{name}" for name in aliases if _is_python(name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = builtins_of_program.get(node.id, node.id)
+    names = {builtins_of_program.get(name, name): its_name for name, its_name in aliases.items()}
+    return ast.unparse(tree), names
+
+
+def _exists(module: str) -> bool:
+    return find_spec(module.partition(".")[0]) is not None
 
 
 def _missing_calls(tree: ast.Module, read: set[str]) -> Iterator[str]:

@@ -14,10 +14,10 @@ PARTIAL = {
     "deterministic": False,
     "rollout__partial": True,
     "rollout__batch_size": 4,
-    "rollout__oversample": 16,
+    "rollout__oversample": 28,
     "rollout__max_response_tokens": 160,
     "rollout__max_staleness": 4,
-    "engine__max_running": 8,  # a busy machine may be late to interrupt: more must be left than these
+    "engine__max_running": 4,  # a busy machine may be late to interrupt: many more samples must be left
     "trainer__steps": 11,
     "checkpoint__interval": 2,
     "debug__save_rollouts": True,

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from rlrun.runner.kernels.operators import load
 from tests.integration.jobs import Ended, Jobs
 
+pytestmark = pytest.mark.skipif(not load(), reason="no C++ compiler")
 DIFFERENCE = "train/train_rollout_logprob_abs_diff_max"
 MIXED = {
     "true_on_policy": True,

@@ -31,9 +31,10 @@ def command(
     from rlrun.plugins.validation import load_checked_spec
     from rlrun.runner.job.launch import launch
     from rlrun.runner.records.lock import launched_spec, read_lock
+    from rlrun.specs.reading.reference import as_toml
 
     folder = find_run(runs_dir, name)
-    own = [f'name="{folder.name}"', f"runs_dir={str(folder.path.parent.resolve())!r}"]
+    own = [f"name={as_toml(folder.name)}", f"runs_dir={as_toml(str(folder.path.parent.resolve()))}"]
     loaded = load_checked_spec([launched_spec(read_lock(folder.lock))], [*(overrides or ()), *own])
     print_warnings(loaded.warnings())
     if unset := loaded.unset_references():

@@ -38,7 +38,7 @@ from rlrun.specs.sections.job import Spec
 
 
 def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_nothing) -> list[Problem]:
-    """Returns warnings; raises SpecError with every problem of the model's and the data's files.
+    """Returns warnings before a launch; raises SpecError with every problem of the model and the data.
 
     What this host lacks, such as a package, is a warning, because another host may run the job.
 
@@ -62,7 +62,7 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
         findings += of_host
     if findings:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
-    warnings = [*(() if online else of_host), *coded(few_rows(spec), Code.DATA)]
+    warnings = [] if online else [*of_host, *coded(few_rows(spec), Code.DATA)]
     return [loaded.composition.locate(finding) for finding in warnings]
 
 

@@ -66,8 +66,10 @@ def _too_long(spec: Spec) -> Iterator[Finding]:
     Only the text is counted, without the tokens that a chat template adds.
     """
     limit, file = spec.rollout.given("max_prompt_tokens"), Path(spec.model.path) / "tokenizer.json"
+    if limit is None or find_spec("tokenizers") is None or not file.is_file():
+        return
     texts = [_text(row) for row in _preview(spec.data, ROWS)]
-    if limit is None or not texts or find_spec("tokenizers") is None or not file.is_file():
+    if not texts:
         return
     from tokenizers import Tokenizer
 

@@ -116,8 +116,7 @@ def _packed_scalar(value: Any) -> Any:
 
 def _packed_object(value: Any, refer: Callable[[Any], Any]) -> Any:
     if isinstance(value, type):
-        is_built_in = getattr(builtins, value.__name__, None) is value
-        return {"type": value.__name__} if is_built_in else refer(value)
+        return {"type": value.__name__} if _is_built_in(value) else refer(value)
     name = f"{type(value).__module__}.{type(value).__name__}"
     if name in _LIBRARY and getattr(value, "tzinfo", None) is None:
         return {"library": [name, packed(_LIBRARY[name](value), refer)]}
@@ -146,6 +145,10 @@ def unpacked(data: Any, find: Callable[..., Any]) -> Any:
         "library": lambda pair: _of_library(pair[0], unpacked(pair[1], find)),
     }
     return plain[kind](content) if kind in plain else find(kind, *unpacked(content, find))
+
+
+def _is_built_in(kind: type) -> bool:
+    return getattr(builtins, kind.__name__, None) is kind
 
 
 def _built_in_type(name: str) -> type:
@@ -428,10 +431,6 @@ def _attribute_of_error(error: Any, name: str) -> Any:
 def _text_of_error(error: Any) -> str:
     remote = error.__dict__.get("remote")
     return BaseException.__str__(error) if remote is None else str(remote)
-
-
-def _is_built_in(kind: type) -> bool:
-    return getattr(builtins, kind.__name__, None) is kind
 
 
 def _crosses(kind: type) -> bool:

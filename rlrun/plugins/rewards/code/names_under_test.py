@@ -71,7 +71,7 @@ def names_under_test(
     """Returns the compiled tests, and by their names in these, the program's names and the modules.
 
     If the tests define `check(candidate)` without calling it, as in HumanEval, they check the `entry_point`.
-    Functions `test…`, classes `Test…` and unittest's that nobody calls are called, as pytest would.
+    Test functions, `Test…` classes and unittest cases that the code only defines are run, as by pytest.
     """
     code, renamed = _without_imports_of_the_program(code)
     read, bound = _global_names(code)

@@ -120,8 +120,9 @@ def commands_for(word: str) -> Sequence[EntryPoint]:
 
 
 def own_commands() -> Mapping[str, EntryPoint]:
-    """Returns rlrun's commands by name."""
-    return {entry.name: entry for entry in distribution("rlrun").entry_points.select(group=ENTRY_POINTS)}
+    """Returns rlrun's commands by name, in the order of the names, whatever order the installer wrote."""
+    commands = distribution("rlrun").entry_points.select(group=ENTRY_POINTS)
+    return {entry.name: entry for entry in sorted(commands, key=lambda entry: entry.name)}
 
 
 def _commands_of_packages(built_in: Mapping[str, EntryPoint]) -> Iterator[EntryPoint]:

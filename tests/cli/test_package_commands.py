@@ -1,7 +1,11 @@
 """Commands that other packages announce (rlrun/cli/main.py)."""
 
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
+
 import pytest
 
+from rlrun.cli import main
 from tests.cli.cli_outcome import Command
 from tests.conftest import InstallPlugin
 
@@ -84,3 +88,11 @@ def test_an_unknown_command_is_told_what_was_meant(rlrun: Command, word: str, me
     assert outcome.code == 2
     assert f"there is no command {word!r}" in outcome.err
     assert meant in outcome.err
+
+
+def test_the_order_of_commands_does_not_depend_on_the_installer(monkeypatch: pytest.MonkeyPatch) -> None:
+    announced = EntryPoints(
+        EntryPoint(name, "rlrun.cli:command", main.ENTRY_POINTS) for name in ("stop", "logs")
+    )
+    monkeypatch.setattr(main, "distribution", lambda name: SimpleNamespace(entry_points=announced))
+    assert list(main.own_commands()) == ["logs", "stop"]

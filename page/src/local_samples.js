@@ -53,9 +53,9 @@ function summary(members) {
   const scaled = rewards.map((reward) => reward / largest);
   const mean = scaled.reduce((sum, reward) => sum + reward, 0) / scaled.length;
   const squares = scaled.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
-  const { kind, step, line, row, dataset } = members[0];
+  const { kind, step, line, row, dataset, prompt } = members[0];
   const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) * largest : null;
-  return { kind, step, line, row, dataset, samples: members.length, mean: mean * largest, spread };
+  return { kind, step, line, row, dataset, prompt, samples: members.length, mean: mean * largest, spread };
 }
 
 export function excerptOf(record, text) {

@@ -275,17 +275,19 @@ const sampleColumns = [
       ),
   ],
   ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · "), 60), "row"],
+  ["prompt", (row) => oneLine(row.prompt ?? "", 80), "quote"],
   ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
   ["filters", (row) => oneLine(row.verdicts, 60)],
   ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
 ];
 const searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180)]];
 const groupColumns = [
-  ["prompt", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
+  ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
   ["step", (row) => String(row.step), "number"],
   ["samples", (row) => String(row.samples), "number"],
   ["mean reward", (row) => number(row.mean), "number"],
   ["spread of rewards", (row) => number(row.spread), "number"],
+  ["prompt", (row) => oneLine(row.prompt ?? "", 110), "quote"],
 ];
 
 function indexNote({ files, indexed, error }) {

@@ -73,14 +73,15 @@ test("a page of samples counts all of them", () => {
 
 test("groups are ordered by the spread of their rewards", () => {
   const rows = [
-    row(1, 1, { row: "a", reward: 0 }),
-    row(1, 2, { row: "a", reward: 1 }),
+    row(1, 1, { row: "a", reward: 0, prompt: "question a" }),
+    row(1, 2, { row: "a", reward: 1, prompt: "question a" }),
     row(1, 3, { row: "b", reward: 0 }),
     row(1, 4, { row: "b", reward: 4 }),
     row(1, 5, { row: "c", reward: 9 }),
     row(1, 6, { row: "d", reward: 2 }),
     row(1, 7, { row: "d", reward: null }),
   ];
+  assert.equal(queryGroups(rows, {}).rows[1].prompt, "question a");
   assert.deepEqual(
     queryGroups(rows, {}).rows.map(({ row: name, samples, mean, spread }) => [name, samples, mean, spread]),
     [

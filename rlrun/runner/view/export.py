@@ -14,7 +14,7 @@ from rlrun.runner.view import queries
 from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.index import connect
 from rlrun.runner.view.page import to_json
-from rlrun.runner.view.summary import as_list
+from rlrun.runner.view.summary import as_list, quote
 from rlrun.runner.view.viewed_run import ViewedRun
 from rlrun.specs.reading.differences import find_differences
 from rlrun.specs.step_names import Kind
@@ -115,6 +115,7 @@ def _choose_samples(
                 record = run.sample(kind, step, row["line"], whole=False)
             except (OSError, ValueError):
                 continue
+            row.update(quote(record))
             _cut_texts(record)
             size = len(to_json(record)) + len(to_json(row))
             if size > share:

@@ -11,6 +11,8 @@ from typing import Any
 
 _MAX_NAME_LENGTH = 500
 """Characters of an id, a status or a dataset's name that an index keeps."""
+_MAX_QUOTE_LENGTH = 240
+"""Characters of a prompt or a response that lists show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,28 @@ def summarise(record: Mapping[str, Any]) -> Summary:
         verdicts=" ".join(_name(verdict) for verdict in as_list(record.get("verdicts"))),
         oldest_version=min(versions, default=None),
     )
+
+
+def quote(record: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the beginnings of a record's prompt and response."""
+    texts = {"prompt": prompt_text(record.get("prompt")), "excerpt": str(record.get("response") or "")}
+    return {name: text[:_MAX_QUOTE_LENGTH] for name, text in texts.items()}
+
+
+def prompt_text(prompt: object) -> str:
+    """Returns what tells a prompt from others: its text, or that of the last message that a user wrote.
+
+    System messages are the same in every prompt.
+    """
+    if not isinstance(prompt, list):
+        return "" if prompt is None else str(prompt)
+    messages = [message for message in prompt if isinstance(message, dict)]
+    written = [message for message in messages if message.get("role") == "user"] or messages
+    content = written[-1].get("content") if written else None
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return " ".join(text for text in texts if isinstance(text, str))
+    return "" if content is None else str(content)
 
 
 def number(value: object) -> float | None:

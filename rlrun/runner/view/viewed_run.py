@@ -19,6 +19,7 @@ from rlrun.runner.view.curves import Curves
 from rlrun.runner.view.index import connect
 from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.sample_detail import VocabularyReader, detail, read_records_of
+from rlrun.runner.view.summary import quote
 from rlrun.runner.view.timeline import Timelines, spans_of_metrics
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths, step_name
@@ -30,9 +31,7 @@ _MAX_MEMBERS = 64
 KINDS = ("step", "dropped", "eval")
 _STATE_FIELDS = ("status", "steps", "started", "updated", "error", "host")
 _MAX_QUOTED = 4 << 20
-"""Bytes of the largest file from which lists quote the beginnings of responses."""
-_MAX_QUOTE_LENGTH = 240
-"""Characters."""
+"""Bytes of the largest file from which lists quote the beginnings of prompts and responses."""
 
 
 class ViewedRun:
@@ -149,12 +148,11 @@ class ViewedRun:
             page = queries.list_groups(index, filters) if by_group else queries.list_samples(index, filters)
             problems = queries.list_problems(index)
             names = queries.list_names(index, kind)
-        if not by_group:
-            self._quote(page["rows"])
+        self._quote(page["rows"])
         return page | {"index": progress, "problems": problems, "names": names}
 
     def _quote(self, rows: list[dict[str, Any]]) -> None:
-        """Adds the beginning of each row's response, where its file is small."""
+        """Adds the beginnings of each row's prompt and response, where its file is small."""
         places: dict[tuple[Kind, int], dict[int, dict[str, Any]]] = {}
         for row in rows:
             places.setdefault((row["kind"], row["step"]), {})[row["line"]] = row
@@ -166,7 +164,7 @@ class ViewedRun:
             except (OSError, ValueError):
                 continue  # a resume has moved it, or it is damaged
             for line, record in records.items():
-                by_line[line]["excerpt"] = str(record.get("response", ""))[:_MAX_QUOTE_LENGTH]
+                by_line[line] |= quote(record)
 
     def history(self, row: str, dataset: str) -> dict[str, Any]:
         """Returns the samples of one prompt over all steps or evaluations, oldest first, and how much of the

@@ -130,6 +130,8 @@ def test_samples_are_filtered_sorted_and_searched(page: Page) -> None:
     page.keyboard.press("2")
     listed = page.locator(".samples tbody tr")
     expect(listed).to_have_count(32)
+    expect(listed.first).to_contain_text("question 0")
+    expect(listed.first).to_contain_text("answer 0 of step 4")
     page.select_option("[name=order]", "longest")
     expect(listed.first.locator("td").nth(3)).to_have_text("80")
     page.select_option("[name=status]", "truncated")

@@ -121,6 +121,8 @@ def test_a_file_needs_no_server_and_holds_hostile_text_as_text(
     assert "connect-src 'none'" in page.policy
     [own] = data["runs"]
     assert own["records"]["step-3-1"]["response"] == HOSTILE + "</script>"
+    quoted = {(row["prompt"], row["excerpt"]) for row in own["samples"] if row["step"] == 3}
+    assert quoted == {("question 0", HOSTILE + "</script>")}
     assert own["curves"]["train/loss"][0] == [1, 2, 3]
     assert own["status"]["folder"] == ""
 

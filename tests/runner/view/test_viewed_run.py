@@ -12,6 +12,7 @@ from rlrun.runner.view.curves import Curves, reduce
 from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.page import to_json
 from rlrun.runner.view.sample_detail import SHOWN_CHARACTERS, join_bytes
+from rlrun.runner.view.summary import prompt_text
 from rlrun.runner.view.timeline import spans_of_metrics, valid_spans
 from rlrun.runner.view.viewed_run import ViewedRun
 from tests.pictures import picture
@@ -98,10 +99,43 @@ def test_rows_of_two_datasets_are_two_prompts(folder: RunFolder) -> None:
     ]  # fmt: skip
 
 
-def test_lists_quote_responses(answers: Answers) -> None:
+def test_lists_quote_prompts_and_responses(answers: Answers) -> None:
     page = answers.answer("samples", {"run": "0", "order": "worst"})
     assert page["rows"][0]["excerpt"] == "answer 0 of step 4"
+    assert page["rows"][0]["prompt"] == "question 0"
     assert page["names"]["status"] == ["completed", "truncated"]
+    groups = answers.answer("samples", {"run": "0", "order": "disagreed"})
+    assert groups["rows"][0]["prompt"] == "question 0"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        pytest.param("one text", "one text", id="a text"),
+        pytest.param(None, "", id="none"),
+        pytest.param([], "", id="no messages"),
+        pytest.param(
+            [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}],
+            "why?",
+            id="a system message is not what differs",
+        ),
+        pytest.param(
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+             {"role": "user", "content": "c"}, {"role": "tool", "content": "d"}],
+            "c",
+            id="the last message of the user",
+        ),
+        pytest.param([{"role": "system", "content": "only"}], "only", id="no message of a user"),
+        pytest.param(
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}],
+            "what?",
+            id="an image and a text",
+        ),
+        pytest.param(["broken", {"role": "user", "content": 7}], "7", id="not messages"),
+    ],
+)  # fmt: skip
+def test_what_lists_show_of_a_prompt(prompt: object, expected: str) -> None:
+    assert prompt_text(prompt) == expected
 
 
 def test_long_texts_are_cut_unless_asked_for(folder: RunFolder, answers: Answers) -> None:

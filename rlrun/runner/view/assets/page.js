@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: 3d858ac628b251a7f215a99d9e132b0d5f28d2b1bfaf390b7cba3a65d74e54fc
+// Built by `make page` from page/src. SHA-256 of both: 3df4f821a45bf780ff5ce7d6fa4d735cce7b6b6fc1d55313b01900f0af085a23
 "use strict";
 (() => {
   // src/address.js
@@ -833,17 +833,19 @@
         ),
     ],
     ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · "), 60), "row"],
+    ["prompt", (row) => oneLine(row.prompt ?? "", 80), "quote"],
     ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
     ["filters", (row) => oneLine(row.verdicts, 60)],
     ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
   ];
   var searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180)]];
   var groupColumns = [
-    ["prompt", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
+    ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
     ["step", (row) => String(row.step), "number"],
     ["samples", (row) => String(row.samples), "number"],
     ["mean reward", (row) => number(row.mean), "number"],
     ["spread of rewards", (row) => number(row.spread), "number"],
+    ["prompt", (row) => oneLine(row.prompt ?? "", 110), "quote"],
   ];
   function indexNote({ files, indexed, error }) {
     if (error) return `the samples cannot be indexed: ${error}`;
@@ -1321,9 +1323,9 @@
     const scaled = rewards.map((reward) => reward / largest);
     const mean = scaled.reduce((sum, reward) => sum + reward, 0) / scaled.length;
     const squares = scaled.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
-    const { kind, step, line, row, dataset } = members[0];
+    const { kind, step, line, row, dataset, prompt } = members[0];
     const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) * largest : null;
-    return { kind, step, line, row, dataset, samples: members.length, mean: mean * largest, spread };
+    return { kind, step, line, row, dataset, prompt, samples: members.length, mean: mean * largest, spread };
   }
   function excerptOf(record, text2) {
     for (const name of ["prompt", "response", "label", "failure", "id", "row"]) {

@@ -1,9 +1,7 @@
 """`rlrun init`: writes a commented spec to start from, which is starter.toml with the user's choices."""
 
-import json
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -12,13 +10,10 @@ from typing import Annotated
 import typer
 
 from rlrun.cli.arguments import load
+from rlrun.cli.data_sections import evaluation_section, reward_section, sections_of_data
 from rlrun.cli.schema import SCHEMA_FILE, write_schema
 from rlrun.models.config_defaults import text_config
 from rlrun.models.json_files import read_json
-from rlrun.plugins.data.columns import LABEL_NAMES, PROMPT_NAMES, likely
-from rlrun.plugins.registry import PluginError, checked_params
-from rlrun.plugins.registry import load as load_plugin
-from rlrun.plugins.types import Row
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.paths import absolute_path
 from rlrun.specs.problems.findings import SpecError
@@ -30,7 +25,8 @@ Task = Annotated[str | None, typer.Option(help=f"Task of reasoning-gym to learn.
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="JSON lines or Parquet file to train on instead of a task; --reward grades the answers."
+        help="Rows to train on instead of a task: JSON lines, CSV, Parquet, or the folder of a dataset of "
+        "Hugging Face. --reward grades the answers."
     ),
 ]
 PromptKey = Annotated[
@@ -51,8 +47,7 @@ _ANSWER_KEYS = (
     'answer_pattern = "<answer>(.*?)</answer>"\n'
     "threshold = 1.0                # right or wrong: no credit for text that only contains the answer\n"
 )
-_REWARD_COMMENTS = {"math": "the last \\boxed{} is the answer"}
-"""Comments on rewards that the file gets instead of a pointer to `rlrun plugins show`."""
+_OTHER_SEED = "seed = 100000000               # different rows from the training rows"
 _MIN_BATCH, _SAMPLES, _MAX_TOKENS = 32, 8, 512
 
 
@@ -112,8 +107,8 @@ def _run_name(path: Path) -> str:
 
 def _ask_for_prompts() -> tuple[str | None, Path | None]:
     """Asks for the source of the prompts; returns a task or a file, and None for the other."""
-    answer = _value_or_answer(None, "task of reasoning-gym, or a .jsonl or .parquet file", _TASK)
-    is_file = answer.endswith((".jsonl", ".parquet")) or Path(answer).exists()
+    answer = _value_or_answer(None, "task of reasoning-gym, or a file or folder of rows", _TASK)
+    is_file = answer.endswith((".jsonl", ".parquet", ".csv", ".tsv")) or Path(answer).exists()
     return (None, Path(answer)) if is_file else (answer, None)
 
 
@@ -207,79 +202,11 @@ def _positions(choices: StarterChoices) -> int:
 def _task_parts(choices: StarterChoices) -> dict[str, str]:
     """Returns the sections that depend on the source of the prompts."""
     if choices.data is not None:
-        about = _REWARD_COMMENTS.get(choices.reward, f"rlrun plugins show {choices.reward}")
-        return {
-            "data": _table(choices, choices.data),
-            "reward": _reward(choices.reward, about),
-            "eval": "",
-        }
+        return sections_of_data(choices.data, choices.prompt_key, choices.label_key, choices.reward)
     kind = 'type = "reasoning_gym"         # procedurally generated (rlrun plugins list)'
     rows = f'{kind}\ntask = "{choices.task}"\n{_PROMPT_TEMPLATE}'
     return {
         "data": f"[data]\n{rows}size = 10000\n",
-        "reward": _reward("reasoning_gym", "the task's own scorer") + _ANSWER_KEYS,
-        "eval": _held_out(rows),
+        "reward": reward_section("reasoning_gym", "the task's own scorer") + _ANSWER_KEYS,
+        "eval": evaluation_section(f"{rows}size = 200\n{_OTHER_SEED}\n"),
     }
-
-
-def _table(choices: StarterChoices, data: Path) -> str:
-    """Returns the `[data]` section of a file; columns that are not given are choices by their names."""
-    if not data.exists():
-        raise ValueError(
-            f"there is no file {data}; --data takes JSON lines, or Parquet files, with a prompt in each row"
-        )
-    kind = "parquet" if data.suffix == ".parquet" or any(data.glob("*.parquet")) else "jsonl"
-    source = load_plugin("data", kind)
-    columns = source.columns(source.Params(path=str(data)))
-    prompt = _column(choices.prompt_key, "prompt", PROMPT_NAMES, columns)
-    if prompt is None:
-        raise ValueError(f"no column ({', '.join(columns)}) looks like the prompt: set it with --prompt-key")
-    label = _column(choices.label_key, "label", LABEL_NAMES, columns)
-    if label is None and _needs_label(choices.reward):
-        raise ValueError(
-            f"no column ({', '.join(columns)}) looks like the label, which {choices.reward!r} needs: set it "
-            "with --label-key, or choose a --reward that needs no label (rlrun plugins list)"
-        )
-    return (
-        f"[data]                         # its columns: {', '.join(columns)}\n"
-        f'type = "{kind}"\npath = "{data.absolute()}"\n'
-        f"prompt_key = {_quoted(prompt):19} # text, or a list of chat messages\n"
-        + (f"label_key = {_quoted(label):20} # the reward compares answers with it\n" if label else "")
-    )
-
-
-def _column(given: str | None, role: str, names: Sequence[str], columns: Sequence[str]) -> str | None:
-    """Returns the given column, or a column with a likely name. Raises ValueError if it does not exist."""
-    if given is not None and given not in columns:
-        raise ValueError(f"--{role}-key {given}: there is no such column; columns: {', '.join(columns)}")
-    return given or likely(columns, names)
-
-
-def _needs_label(reward: str) -> bool:
-    """Returns whether a reward refuses rows without a label; the spec's own check reports unknown rewards."""
-    try:
-        check_row = getattr(load_plugin("rewards", reward), "check_row", None)
-        if check_row is not None:
-            check_row(checked_params("rewards", reward, {}), Row("1", "?"))
-    except PluginError:
-        return False
-    except ValueError:
-        return True
-    return False
-
-
-def _quoted(column: str) -> str:
-    return json.dumps(column, ensure_ascii=False)
-
-
-def _reward(kind: str, about: str) -> str:
-    line = f'type = "{kind}"'
-    return f"[[rewards]]\n{line:30} # {about}\n"
-
-
-def _held_out(rows: str) -> str:
-    seed = "seed = 100000000               # different rows from the training rows"
-    return (
-        f'\n[eval]\ninterval = 20\n\n[[eval.datasets]]\nname = "held-out"\n{rows}size = 200\n{seed}\n'
-        "samples_per_prompt = 1\ntemperature = 0.0\n"
-    )

@@ -400,7 +400,8 @@ def test_init_of_a_file_of_problems(rlrun: Command, tmp_path: Path) -> None:
     questions.write_text('{"id": 7, "Question": "1 + 1?", "final_answer": 2}\n')
     assert rlrun("init", tmp_path / "own.toml", "--data", questions).code == 0
     params = load_checked_spec([tmp_path / "own.toml"]).spec.data.params
-    assert (params["prompt_key"], params["label_key"]) == ("Question", "final_answer")
+    assert params["prompt_template"] == "{Question}\nPut the final answer in \\boxed{}."
+    assert params["label_key"] == "final_answer"
     questions.write_text('{"id": 7, "final_answer": 2}\n')
     unknown = rlrun("init", tmp_path / "second.toml", "--data", questions)
     assert (unknown.code, "no column (id, final_answer) looks like the prompt" in unknown.err) == (2, True)

@@ -23,6 +23,9 @@ TRACKED = {"rlrun", "tests", "docs", "examples", "packages", "benchmarks", "scri
 OWN_FILE = ["init", "--model", "package:quickstart/model", "--task", "chain_sum"]
 """Writes the spec that a page calls job.toml or first.toml."""
 
+OWN_ROWS = "question,answer\n1 + 1?,2\n"
+"""The file of rows that a page gives `--data`."""
+
 
 def shown(page: Page) -> Iterator[str]:
     """Yields the command lines in a page's blocks, without comments and without what follows a pipe."""
@@ -70,6 +73,8 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if parse(words) not in RUN or command in NOT_RUN:
         return
     monkeypatch.chdir(tmp_path)
+    if "--data" in words:
+        Path(words[words.index("--data") + 1]).write_text(OWN_ROWS)
     for word in words[1:]:
         if word.endswith(".toml") and words[0] != "init":
             run([*OWN_FILE, word])

@@ -32,30 +32,58 @@ class Hf(TableSource):
 
     def __init__(self, params: HfParams) -> None:
         """Raises ValueError if the library cannot load the dataset."""
-        import datasets  # needs the data extra and takes seconds; checking a spec does not need it
-
         self.params = params
         self.folder = Path(params.path) if Path(params.path).is_dir() else None
-        split, rows = split_slice(params.split)
-        try:
-            if any((Path(params.path) / marker).is_file() for marker in SAVED):
-                saved: Any = datasets.load_from_disk(params.path)
-                self._table = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-            else:
-                self._table = datasets.load_dataset(
-                    params.path, params.name, split=split, revision=params.revision
-                )
-        except Exception as error:  # a boundary: the library lets any exception of its loaders through
-            raise ValueError(
-                f"{params.path} ({split}) cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
-        self._table = _undecoded(self._table)
-        count = len(self._table)
+        self._table = _undecoded(_load(params))
+        count, rows = len(self._table), split_slice(params.split)[1]
         nothing = f"{params.path} has no rows in {params.split} (the split has {count})"
         self._use(range(count)[rows], params.path, nothing)
 
+    @classmethod
+    def columns(cls, params: HfParams) -> list[str]:
+        """Returns the names of the columns. Raises ValueError if the library cannot load the dataset."""
+        return list(_load(params).column_names)
+
     def _values(self, number: int) -> dict[str, Any]:
         return dict(self._table[number])
+
+
+def splits_of(path: str) -> dict[str | None, list[str]]:
+    """Returns the splits of each configuration of a dataset; a folder of `save_to_disk` has only None.
+
+    Raises ValueError if the library finds no dataset.
+    """
+    import datasets
+
+    try:
+        if is_saved(path):
+            saved: Any = datasets.load_from_disk(path)
+            return {None: list(saved) if isinstance(saved, datasets.DatasetDict) else ["train"]}
+        names = datasets.get_dataset_config_names(path)
+        return {name: list(datasets.get_dataset_split_names(path, name)) for name in names}
+    except Exception as error:  # a boundary, as in `_load`
+        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _load(params: HfParams) -> Any:
+    """Returns the split, with all its rows. Raises ValueError if the library cannot load it."""
+    import datasets  # needs the data extra and takes seconds; checking a spec does not need it
+
+    split, _ = split_slice(params.split)
+    try:
+        if not is_saved(params.path):
+            return datasets.load_dataset(params.path, params.name, split=split, revision=params.revision)
+        saved: Any = datasets.load_from_disk(params.path)
+        return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+    except Exception as error:  # a boundary: the library lets any exception of its loaders through
+        raise ValueError(
+            f"{params.path} ({split}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def is_saved(path: str) -> bool:
+    """Returns whether `save_to_disk` wrote the folder."""
+    return any((Path(path) / marker).is_file() for marker in SAVED)
 
 
 def _undecoded(table: Any) -> Any:

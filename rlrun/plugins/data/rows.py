@@ -7,19 +7,22 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import AfterValidator, model_validator
 
 from rlrun.models.json_files import check_depth, parse_json
 from rlrun.plugins.data.columns import PROMPT_NAMES, likely
 from rlrun.plugins.data.row_images import ImageKeys, with_images
+from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.types import Row
 from rlrun.specs.paths import SpecPath
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
 _TEMPLATE_PART = re.compile(r"\{\{|\}\}|\{([A-Za-z_][^{}]*)\}")
 """A doubled brace, or a column's name in braces; `{}` and `{1}`, as in LaTeX, are neither."""
+_SHOWN = 60
+"""Number of characters at the end of a label that an error message quotes."""
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
 """Role names of other formats, which chat templates do not know, and the names to use instead."""
 
@@ -60,6 +63,9 @@ class RowKeys(ImageKeys):
     None: the prompt is the value under `prompt_key`."""
     label_key: str = "label"
     """Key of the label, which rewards compare the answer with. A row without this key has no label."""
+    label_pattern: Pattern | None = None
+    """Regular expression; the first group of its last match in that value is the label: `"#### (.*)"` takes
+    the result of an answer of GSM8K. None: the whole value."""
     metadata_key: str = "metadata"
     """Key of a table with any other values that the rewards need. A row may lack it."""
     metadata_columns: tuple[str, ...] = ()
@@ -74,6 +80,9 @@ class RowKeys(ImageKeys):
     SFT, they are chats that end with an answer, and all of a chat's answers are trained."""
     rejected_key: str | None = None
     """Key of the rejected answer, for DPO. None: rows have no rejected answer."""
+    last_answer: Literal["keep", "label", "drop"] = "keep"
+    """What happens to an assistant message that ends a chat. `"keep"`: it remains, and SFT trains on it.
+    `"label"`: it is removed, and its text becomes the row's label. `"drop"`: it is removed."""
     unique: bool = False
     """Uses only the first of several rows with the same prompt. The whole source is read once at the start
     to find them."""
@@ -83,6 +92,11 @@ class RowKeys(ImageKeys):
         if self.prompt_template is not None and "prompt_key" in self.model_fields_set:
             raise ValueError(
                 "prompt_template makes the prompt, so prompt_key has no effect: give one of the two"
+            )
+        if self.last_answer == "label" and "label_key" in self.model_fields_set:
+            raise ValueError(
+                'last_answer = "label" makes the label, so label_key has no effect: give one of the two, or '
+                'last_answer = "drop"'
             )
         return self
 
@@ -105,11 +119,12 @@ def row_of(values: Any, keys: RowKeys, row_id: str, folder: Path | None = None) 
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     check_depth(values)
-    prompt, images = with_images(_prompt(values, keys), values, keys, folder)
+    prompt, label = _without_answer(_prompt(values, keys), values.get(keys.label_key), keys)
+    prompt, images = with_images(prompt, values, keys, folder)
     return Row(
         id=row_id,
         prompt=_with_system(prompt, keys.system_prompt),
-        label=values.get(keys.label_key),
+        label=_label(label, keys.label_pattern),
         metadata=_metadata(values, keys),
         response=_response(values, keys.response_key),
         rejected=_response(values, keys.rejected_key),
@@ -198,6 +213,26 @@ def _prompt(values: Mapping[str, Any], keys: RowKeys) -> str | list[dict[str, An
     if isinstance(value, list) and value:
         return read_messages(value, key)
     raise ValueError(f"{key!r} must be text or a list of messages with a role, and not empty")
+
+
+def _without_answer(
+    prompt: str | list[dict[str, Any]], label: Any, keys: RowKeys
+) -> tuple[str | list[dict[str, Any]], Any]:
+    """Returns the prompt and the label after `last_answer` is applied to a chat that ends with an answer."""
+    if keys.last_answer == "keep" or isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
+        return prompt, label
+    if len(prompt) == 1:
+        raise ValueError(f"{keys.prompt_key!r} has only an answer, and no message before it")
+    return prompt[:-1], prompt[-1]["content"] if keys.last_answer == "label" else label
+
+
+def _label(value: Any, pattern: str | None) -> Any:
+    if value is None or pattern is None:
+        return value
+    label = last_match(str(value), pattern)
+    if label is None:
+        raise ValueError(f"label_pattern matches nothing in the label {str(value)[-_SHOWN:]!r}")
+    return label
 
 
 def _response(values: Mapping[str, Any], key: str | None) -> str | None:

@@ -145,7 +145,8 @@ def _prompt_check(spec: Spec) -> RowCheck:
         if not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant":
             raise ValueError(
                 f"row {row.id}: its messages end with an answer, so that the policy would answer itself: "
-                'leave the answer out, or train on the answers with algorithm.type = "sft"'
+                'set data.last_answer = "label" (or "drop"), or train on the answers with '
+                'algorithm.type = "sft"'
             )
         check_for_rewards(row)
 

@@ -209,3 +209,48 @@ def test_tools_that_are_not_json_are_an_error_of_their_row(kind: str, tmp_path: 
         with pytest.raises(ValueError, match=f"'tools' is not the JSON text of a list of tools: .*{reason}"):
             source[number]
     assert source[2].metadata["tools"] == [TOOL]
+
+
+CHAT = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "It is\n#### 2"}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "messages", "label"),
+    [
+        ({}, CHAT, 7),
+        ({"last_answer": "drop"}, CHAT[:1], 7),
+        ({"last_answer": "label"}, CHAT[:1], "It is\n#### 2"),
+        ({"last_answer": "label", "label_pattern": "#### (.*)"}, CHAT[:1], "2"),
+        ({"label_pattern": r"\d"}, CHAT, "7"),
+    ],
+)
+def test_the_answer_that_ends_a_chat(
+    tmp_path: Path, keys: dict[str, Any], messages: list[dict[str, str]], label: object
+) -> None:
+    (row,) = check_data("jsonl", {"path": jsonl(tmp_path, [{"prompt": CHAT, "label": 7}]), **keys})
+    assert (row.prompt, row.label) == (messages, label)
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "message"),
+    [
+        (
+            {"prompt": CHAT[1:]},
+            {"last_answer": "drop"},
+            "'prompt' has only an answer, and no message before it",
+        ),
+        ({"prompt": "2?", "label": "two"}, {"label_pattern": r"\d"}, "matches nothing in the label 'two'"),
+    ],
+)
+def test_rows_without_what_these_keys_need(
+    tmp_path: Path, row: dict[str, Any], keys: dict[str, Any], message: str
+) -> None:
+    source = build("data", "jsonl", {"path": jsonl(tmp_path, [row]), **keys})
+    with pytest.raises(ValueError, match=message):
+        source[0]
+
+
+def test_a_label_has_one_origin(tmp_path: Path) -> None:
+    keys = {"path": jsonl(tmp_path, ROWS), "last_answer": "label", "label_key": "label"}
+    with pytest.raises(PluginError, match="label_key has no effect"):
+        build("data", "jsonl", keys)

@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,12 +109,30 @@ def load(
     from rlrun.cli.error_report import print_warnings
     from rlrun.plugins.validation import load_checked_spec
 
+    refuse_value_as_spec(specs, overrides or ())
     paths = [spec_path(spec) for spec in specs]
     loaded = load_checked_spec(
         paths, overrides or (), profiles or (), planning=planning, other_host=other_host
     )
     print_warnings(loaded.warnings())
     return loaded
+
+
+def refuse_value_as_spec(specs: Sequence[str], overrides: Sequence[str]) -> None:
+    """Raises SpecError for `--set KEY VALUE`, whose value the command line takes for a spec."""
+    from rlrun.specs.paths import RECIPES
+    from rlrun.specs.problems.codes import Code
+    from rlrun.specs.problems.findings import SpecError, problem_without_place
+
+    keys = [override for override in overrides if "=" not in override]
+    values = [
+        name
+        for name in specs
+        if name != "-" and not (Path(name).exists() or (RECIPES / f"{name}.toml").exists())
+    ]
+    if len(keys) == len(values) == 1:
+        message, cure = f"{keys[0]!r} has no value", f"write --set {keys[0]}={values[0]}"
+        raise SpecError([problem_without_place(message, "--set", Code.OVERRIDE, cure)])
 
 
 def spec_path(name: str) -> Path:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.kinds import METHODS, fault_of, how_to_install, names_in_packages
 from rlrun.specs.local_code import is_local_code_allowed
+from rlrun.specs.paths import suggest_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.messages import describe_errors
 from rlrun.specs.reading.secret_references import reveal
@@ -153,7 +154,9 @@ def _local(kind: str, name: str) -> PluginEntry:
             "--allow-local-plugins, or install it as a package (rlrun plugins new)"
         )
     if not path.is_file():
-        raise PluginError(f"{kind} plugin {name!r}: there is no file {path}")
+        meant = suggest_path(path.name, path)
+        guess = f"; did you mean {meant}?" if meant else ""
+        raise PluginError(f"{kind} plugin {name!r}: there is no file {path}{guess}")
     return PluginEntry(kind, name, name, str(path), "(local)")
 
 

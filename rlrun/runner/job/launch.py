@@ -45,7 +45,7 @@ from rlrun.runner.job.stopping import StopRequest, resume_hint
 from rlrun.runner.job.watching import diagnose_engines, memory_of, watch
 from rlrun.runner.planning.device_map import available_cores
 from rlrun.runner.planning.planned_model import resolve_for_job
-from rlrun.runner.records.claim import claim_folder
+from rlrun.runner.records.claim import check_name, claim_folder
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, start_logging
 from rlrun.runner.records.journal import Journal
@@ -82,6 +82,7 @@ def launch(
     or a run cannot be resumed.
     """
     say = say_nothing if quiet else _say_early
+    check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=resume, new=new)
     check_files(loaded, online=True, say=say)
     check_gpus(loaded)
     models = fetch_models(loaded.spec, say)

@@ -24,6 +24,15 @@ from rlrun.specs.paths import display_path
 logger = logging.getLogger(__name__)
 
 
+def check_name(runs_dir: Path, name: str, *, resume: bool, new: bool) -> None:
+    """Raises RunFolderError if `claim_folder` would for the name alone: asked before files are read."""
+    folder = RunFolder(runs_dir.absolute() / name)
+    if resume:
+        _check_is_a_run(folder)
+    elif not new and folder.path.exists():
+        raise RunFolderError(_in_use(folder))
+
+
 @contextmanager
 def claim_folder(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Iterator[RunFolder]:
     """Yields the folder of a launch, which no other launch can claim before the block ends.
@@ -95,10 +104,7 @@ def _make_fresh(folder: RunFolder, *, new: bool) -> tuple[RunFolder, int]:
         if (lock := _make_and_lock(candidate)) is not None:
             return candidate, lock
         if not new:
-            raise RunFolderError(
-                f"the run {folder.shown} exists: continue it (--resume), start another run beside it "
-                "(--new), or choose another name (--name)"
-            )
+            raise RunFolderError(_in_use(folder))
         candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
         number += 1
 
@@ -135,6 +141,13 @@ def _lock(folder: RunFolder) -> int | None:
         os.close(lock)
         return None
     return lock
+
+
+def _in_use(folder: RunFolder) -> str:
+    return (
+        f"the run {folder.shown} exists: continue it (--resume), start another run beside it (--new), or "
+        "choose another name (--name)"
+    )
 
 
 def _check_is_a_run(folder: RunFolder) -> None:

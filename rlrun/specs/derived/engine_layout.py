@@ -62,8 +62,9 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     used = (max(ranks, engines * size) if colocated else ranks + engines * size) + named_gpus
     if used < gpus:
         num_engines = engines + len(named_engine_gpus)
-        processes = f"{_ranks(spec)} and {num_engines} engines" if rollout or named_gpus else _ranks(spec)
-        message = f"{processes} use {used} GPUs, and the job has {have}: the remaining GPUs would be idle"
+        engines_too = f" and {_count(num_engines, 'engine')}" if rollout or named_gpus else ""
+        processes = f"{_ranks(spec)}{engines_too} use {_count(used, 'GPU')}"
+        message = f"{processes}, and the job has {have}: the remaining GPUs would be idle"
         raise ValueError(message)
     layout = Layout(ranks, engines, size, named_engine_gpus, gpus, colocated)
     _check_nodes(layout, spec.cluster.gpus_per_node)
@@ -133,6 +134,10 @@ def _server(section: EngineSpec) -> str:
     """Returns the settings that give the size of a server, for messages."""
     stages = stages_of(section)
     return f"engine.tensor {section.tensor}" + (f" × pp_size {stages}" if stages > 1 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _ranks(spec: Spec) -> str:

@@ -142,9 +142,12 @@ def problem_at(finding: Finding, source: SpecText, start: int, end: int) -> Prob
 
 
 def _override_cure(finding: Finding, source: SpecText) -> str | None:
-    """Returns how to write a `--set` whose key belongs to another table; None for every other finding."""
+    """Returns how to write a `--set` whose key belongs to another table; None for every other finding.
+
+    A key inside of the value that was set is another finding: `--set 'trackers=[{key = 1}]'`.
+    """
     suggestion = finding.suggestion or ""
-    if not source.name.startswith("--set") or finding.at_value or not finding.path:
+    if source.name != f"--set {dotted(finding.path)}" or finding.at_value:
         return None
     if suggestion.rpartition(".")[2] != finding.path[-1]:
         return None

@@ -312,7 +312,10 @@ def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
     if kind == "model_type" and isinstance(value, list):
         return f"write one table [{table_name(path)}], not [[{table_name(path)}]]"
     if kind == "tuple_type" and isinstance(value, dict):
-        return f"write [[{table_name(path)}]] instead of [{table_name(path)}]: it is an array of tables"
+        name = table_name(path)
+        return (
+            f"write [[{name}]] instead of [{name}]: it is an array of tables; with --set: {name}.0.KEY=VALUE"
+        )
     if isinstance(value, list) and len(value) == 1 and kind in _ONE_VALUE:
         return f"give one value, without brackets: {start}{_as_written(kind, value[0])}`"
     if kind == "tuple_type":
@@ -321,6 +324,8 @@ def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
         return f"leave out the quotation marks: {start}{value.strip().lower()}`"
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         return f"write {start}{int(value)}`"
+    if isinstance(value, str) and all(_reads_as(kind, part) for part in value.split(",")):
+        return f"give one value; `rlrun sweep launch SPEC --sweep {dotted(path)}={value}` tries each"
     return None
 
 

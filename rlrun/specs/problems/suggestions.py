@@ -10,7 +10,13 @@ from rlrun.specs.problems.other_trainers import Counterpart, counterpart, keys_b
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest, plain
 
-OTHER_VALUES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "float8", "int4": "int4_qat"}
+OTHER_VALUES = {
+    **dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16"),
+    "fp32": "float32",
+    "fp8": "float8",
+    "int4": "int4_qat",
+    "vllm": "sglang",
+}
 """What other programs call the values of rlrun's keys."""
 OTHER_NAMES = {
     "adam_beta1": "trainer.betas",

@@ -50,7 +50,6 @@ def compose(
     A `SpecText` is a document that is not a file; its relative paths start from its folder.
     """
     composition = Composition()
-    files, overrides = _without_spaces(files, overrides, composition)
     for file in files:
         if isinstance(file, SpecText):
             _add_source(composition, file, ())
@@ -61,23 +60,6 @@ def compose(
         _add_override(composition, override)
     substitute_variables(composition)
     return composition
-
-
-def _without_spaces(
-    files: Sequence[Path | SpecText], overrides: Sequence[str], composition: Composition
-) -> tuple[Sequence[Path | SpecText], Sequence[str]]:
-    """Reports `--set KEY VALUE`, of which the command line takes the value for a file; returns the others."""
-    keys = [override for override in overrides if "=" not in override]
-    values = [file for file in files if isinstance(file, Path) and path_kind(file) is None]
-    if len(keys) != 1 or len(values) != 1:
-        return files, overrides
-    composition.add_unreadable(
-        problem_without_place(
-            f"{keys[0]!r} has no value", "--set", Code.OVERRIDE, f"write --set {keys[0]}={values[0].name}"
-        )
-    )
-    remaining = [override for override in overrides if override != keys[0]]
-    return [file for file in files if file is not values[0]], remaining
 
 
 def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:

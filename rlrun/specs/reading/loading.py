@@ -7,7 +7,7 @@ Checks report findings by key path, and the composition knows where each key was
 if one of its keys is already known to be wrong, so that one mistake is reported once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import date, time
@@ -179,7 +179,7 @@ def load_spec(
         findings += rule_findings(data, findings, report.needs, planning=planning)
     problems = [*composition.problems, *(composition.locate(finding) for finding in findings)]
     if problems:
-        raise SpecError(_in_order(problems, composition))
+        raise SpecError(_in_order(_without_secrets(problems), composition))
     spec = validate_spec(data)
     dtypes = choose_dtypes(spec, native_bfloat16=multiplies_bfloat16())
     return LoadedSpec(with_dtypes(spec, dtypes), composition, choices, dtypes)
@@ -226,7 +226,21 @@ def _was_written(finding: Finding, composition: Composition) -> bool:
     return finding.path in composition.origins
 
 
-def _in_order(problems: Sequence[Problem], composition: Composition) -> list[Problem]:
+def _without_secrets(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """Yields the problems. All of a line end where its first literal secret begins, and so do their cures."""
+    shown: dict[tuple[str, int], str] = {}
+    for problem in problems:
+        if problem.code is Code.LITERAL_SECRET:
+            place = (problem.file, problem.line)
+            shown[place] = min(problem.source_line, shown.get(place, problem.source_line), key=len)
+    for problem in problems:
+        line = shown.get((problem.file, problem.line), problem.source_line)
+        with_value = problem.cure and line != problem.source_line and problem.cure.startswith("write --set")
+        cure = f"{problem.cure.partition('=')[0]}=…" if problem.cure and with_value else problem.cure
+        yield replace(problem, source_line=line, cure=cure)
+
+
+def _in_order(problems: Iterable[Problem], composition: Composition) -> list[Problem]:
     """Returns the problems without duplicates, sorted by file, line and column."""
     files = [source.name for source in composition.files]
     unique = list(dict.fromkeys(problems))

@@ -16,6 +16,8 @@ from rlrun.specs.problems.positions import KeyPath, find_positions, line_and_col
 
 _MAX_ERRORS = 20
 _TWICE = ("Cannot overwrite", "Cannot declare", "Cannot mutate", "Cannot redefine", "Duplicate")
+_JSON = re.compile(r"\s*(\{|\[\s*\{)")
+"""Matches the start of an object or of an array of objects; no TOML begins so."""
 _COLON = re.compile(r"\s*[\w.\"'-]+\s*:")
 _VALUE = re.compile(r"\s*(?P<key>[\w.\"' -]+?)\s*=\s*(?P<value>[^#\n]*?)\s*(?:#.*)?")
 _CONSTANTS = {"True": "true", "False": "false", "yes": "true", "no": "false", "on": "true", "off": "false"}
@@ -35,6 +37,10 @@ class Parsed:
 def parse(source: SpecText) -> Parsed:
     """Parses a source, with a problem per syntax error that does not follow from an earlier one."""
     text = source.text
+    if start := _JSON.match(text):
+        cure = "write the spec in TOML; `rlrun init --data FILE` writes one that reads a file of rows"
+        finding = Finding((), "this is JSON, not a spec", cure, code=Code.SYNTAX)
+        return Parsed({}, "", (problem_at(finding, source, start.end() - 1, start.end()),))
     problems: list[Problem] = []
     while True:
         try:
@@ -94,9 +100,6 @@ def _explain(message: str, statement: str, before: str) -> tuple[str, str | None
     """Returns tomli's message in the words of a spec's author, and a cure where there is one."""
     if message.startswith(_TWICE):
         return _twice(statement, before)
-    if statement.lstrip().startswith("{"):
-        cure = "write the spec in TOML; `rlrun init --data FILE` writes one that reads a file of rows"
-        return "this is JSON, not a spec", cure
     if _COLON.match(statement) and "=" not in statement.split(":", maxsplit=1)[0]:
         return "a key and its value must be separated by an equals sign", "write `key = value`"
     if message == "Invalid value" and (assignment := _VALUE.fullmatch(statement)):

@@ -10,6 +10,7 @@ from rlrun.specs.derived.lora_sync import server_room, small_rooms, why_merged, 
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
 from rlrun.specs.sections.job import Spec
 
@@ -41,8 +42,10 @@ def targets(spec: Spec) -> Iterator[Finding]:
                 f"{target} cannot have an adapter: the matrices of attention, dense feed-forwards and "
                 "experts can; routers, embedding and head cannot"
             )
-            path = (*LORA, "targets", number)
-            yield Finding(path, message, f"choose among {', '.join(TARGETS)}", found=target)
+            meant = nearest(target, TARGETS)
+            guess = f"did you mean {meant}? " if meant else ""
+            cure = f"{guess}choose among {', '.join(TARGETS)}"
+            yield Finding((*LORA, "targets", number), message, cure, meant, found=target)
 
 
 def starting_adapter(spec: Spec) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 // Returns the address of a screen, for a link.
 export function addressOf(name, parameters) {
-  return `#${name}?${new URLSearchParams(parameters)}`;
+  const query = new URLSearchParams(parameters).toString().replaceAll("%2C", ",");
+  return query ? `#${name}?${query}` : `#${name}`;
 }
 
 // Returns the screen's name and the parameters of an address.

@@ -1,6 +1,7 @@
 // Builds elements. Text always becomes text nodes: nothing of a run is ever parsed as HTML.
 
 const BLOCK = 20000;
+const END = 24; // characters
 const BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\u061c]/;
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
@@ -60,6 +61,18 @@ export function oneLine(text, most = 160) {
     .replace(/\s+/g, " ")
     .trim();
   return foreign(line.length > most || text.length > most * 2 ? `${line.slice(0, most)}…` : line);
+}
+
+// A text whose end stays in view where there is no room for all of it: prompts often begin with the same instruction.
+export function bothEnds(text) {
+  const line = text.replace(/\s+/g, " ").trim();
+  const cut = Math.max(0, line.length - END);
+  return el(
+    "span",
+    { class: "both-ends" },
+    el("span", { class: "start" }, foreign(line.slice(0, cut))),
+    el("span", {}, foreign(line.slice(cut))),
+  );
 }
 
 function hidden(character) {

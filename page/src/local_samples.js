@@ -38,13 +38,13 @@ export function queryGroups(rows, filters, page = 100) {
   const groups = new Map();
   for (const row of rows) {
     if (!matches(row, { ...filters, order: "", status: "", dataset: "", failed: "" })) continue;
-    const key = JSON.stringify([row.step, row.row, row.dataset]);
+    const key = JSON.stringify([row.run, row.step, row.row, row.dataset]);
     groups.set(key, [...(groups.get(key) || []), row]);
   }
   const found = [...groups.values()].map(summary).filter((group) => group.spread !== null);
   found.sort((a, b) => b.spread - a.spread || b.step - a.step || a.line - b.line);
   const offset = Number(filters.offset || 0);
-  return { rows: found.slice(offset, offset + page), page };
+  return { rows: found.slice(offset, offset + page), count: found.length, is_exact: true, page };
 }
 
 function summary(members) {
@@ -53,9 +53,20 @@ function summary(members) {
   const scaled = rewards.map((reward) => reward / largest);
   const mean = scaled.reduce((sum, reward) => sum + reward, 0) / scaled.length;
   const squares = scaled.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
-  const { kind, step, line, row, dataset, prompt } = members[0];
+  const { run, kind, step, line, row, dataset, prompt } = members[0];
   const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) * largest : null;
-  return { kind, step, line, row, dataset, prompt, samples: members.length, mean: mean * largest, spread };
+  return {
+    run,
+    kind,
+    step,
+    line,
+    row,
+    dataset,
+    prompt,
+    samples: members.length,
+    mean: mean * largest,
+    spread,
+  };
 }
 
 export function excerptOf(record, text) {

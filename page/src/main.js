@@ -1,5 +1,5 @@
 // Starts the page: opens the screen of the address, handles keys, and refreshes while a job runs.
-import { addressOf, given, readAddress } from "./address.js";
+import { readAddress } from "./address.js";
 import { colours } from "./charts.js";
 import { announce, el, foreign, replace } from "./dom.js";
 import { Overview } from "./overview.js";
@@ -39,8 +39,23 @@ function address() {
   return { name: Object.hasOwn(SCREENS, name) ? name : "overview", parameters };
 }
 
-function go(name, parameters) {
-  location.hash = addressOf(name, given(parameters));
+// Opens a screen. With `isReplacing` the address only changes to what the open screen shows already.
+function go(state, name, parameters, isReplacing = false) {
+  const hash = state.address(name, parameters);
+  if (!isReplacing) {
+    location.hash = hash;
+    return;
+  }
+  history.replaceState(null, "", hash);
+  state.mustOpen(hash);
+}
+
+// Opens what the address says, after the reader has followed a link, gone back, or entered an address.
+async function follow(state) {
+  const before = state.selected.join();
+  state.follow(address());
+  if (state.selected.join() !== before) await state.readRuns();
+  open(state);
 }
 
 function open(state) {
@@ -48,7 +63,7 @@ function open(state) {
   const { name, parameters } = address();
   state.screen?.close();
   try {
-    state.screen = new SCREENS[name](state, parameters, go);
+    state.screen = new SCREENS[name](state, parameters, (...target) => go(state, ...target));
     replace(document.getElementById("main"), state.screen.element);
   } catch (error) {
     failed(error);
@@ -59,7 +74,7 @@ function open(state) {
 function header(state, name) {
   const tab = { sample: "samples", group: "samples" }[name] || name;
   const tabs = TABS.map(([own, title]) =>
-    el("a", { href: `#${own}`, "aria-current": own === tab ? "page" : null }, title),
+    el("a", { href: state.address(own), "aria-current": own === tab ? "page" : null }, title),
   );
   const fileBadge = state.source.isFile ? el("span", { class: "badge file" }, "file") : null;
   return [
@@ -78,7 +93,7 @@ function runChoices(state) {
     return el(
       "label",
       { class: "run-choice", style: { "--colour": colour } },
-      el("input", { type: "checkbox", checked, onchange: () => select(state, number) }),
+      el("input", { type: "checkbox", checked, onchange: (event) => select(state, number, event.target) }),
       el("span", { class: "dot", "aria-hidden": "true" }),
       foreign(run.name),
     );
@@ -86,10 +101,11 @@ function runChoices(state) {
   return el("fieldset", { class: "runs" }, el("legend", { class: "unseen" }, "Runs"), choices);
 }
 
-async function select(state, number) {
-  state.toggle(number);
-  await state.readRuns();
-  open(state);
+function select(state, number, box) {
+  const selected = state.toggled(number);
+  box.checked = selected.includes(number);
+  const { name, parameters } = address();
+  location.hash = state.address(name, parameters, selected);
 }
 
 function showKeys() {
@@ -125,7 +141,7 @@ function onKey(state, event) {
     k: () => state.screen?.move?.(-1),
     n: () => name === "sample" && state.screen.move(1),
     p: () => name === "sample" && state.screen.move(-1),
-    ...Object.fromEntries(TABS.map(([tab], index) => [String(index + 1), () => go(tab, {})])),
+    ...Object.fromEntries(TABS.map(([tab], index) => [String(index + 1), () => go(state, tab, {})])),
   };
   if (!Object.hasOwn(actions, event.key)) return;
   event.preventDefault();
@@ -158,15 +174,14 @@ function refreshLater(state) {
 async function start() {
   const state = new PageState(await openSource());
   await state.readRuns();
-  if (state.source.isFile || address().parameters.runs === "all") state.selectFirstRuns();
-  addEventListener("hashchange", () => open(state));
+  await follow(state);
+  addEventListener("hashchange", () => follow(state));
   addEventListener("keydown", (event) => onKey(state, event));
   addEventListener("unhandledrejection", (event) => failed(event.reason));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     state.forgetOpened();
     open(state);
   });
-  open(state);
   refreshLater(state);
 }
 

@@ -5,8 +5,9 @@ import { el, foreign, replace } from "./dom.js";
 import { ago, duration, number } from "./format.js";
 
 export class Overview {
-  constructor(state) {
+  constructor(state, parameters, go) {
     this.state = state;
+    this.go = go;
     this.settings = state.charts;
     this.charts = new Map();
     this.visible = new Set();
@@ -51,6 +52,7 @@ export class Overview {
       oninput: () => {
         this.settings.text = filter.value;
         this.layOut();
+        this.go("overview", {}, true);
       },
     });
     this.reset = el(
@@ -73,6 +75,7 @@ export class Overview {
     Object.assign(this.settings, changes);
     this.reset.hidden = !this.settings.zoom;
     this.drawVisible();
+    this.go("overview", {}, true);
   }
 
   update() {

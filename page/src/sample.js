@@ -1,5 +1,4 @@
 // One sample in full, and the samples of one prompt side by side.
-import { addressOf } from "./address.js";
 import { promptTurns, responseTurns, turnView } from "./conversation.js";
 import { el, foreign, longText, oneLine, replace } from "./dom.js";
 import { kindName, number } from "./format.js";
@@ -8,8 +7,9 @@ import { tokenView } from "./tokens.js";
 
 export class SamplePage {
   constructor(state, parameters, go) {
+    this.state = state;
     this.source = state.source;
-    this.run = state.selected[0];
+    this.run = state.runOf(parameters);
     this.parameters = parameters;
     this.go = go;
     this.element = el("article", { class: "sample" }, el("p", { class: "empty" }, "Loading …"));
@@ -58,23 +58,24 @@ export class SamplePage {
   // Opens the sample before or after this one; the keys p and n do this.
   move(by) {
     const line = Number(this.parameters.line) + by;
-    if (line >= 1) this.go("sample", { ...this.parameters, line });
+    if (line >= 1) this.go("sample", { ...this.parameters, run: this.run, line });
   }
 
   heading(record) {
     const { kind, step, row, dataset } = record;
-    const group = addressOf("group", { kind, step, row: row ?? "", dataset: dataset ?? "" });
+    const { state, run } = this;
+    const group = state.address("group", { run, kind, step, row: row ?? "", dataset: dataset ?? "" });
     return el(
       "header",
       { class: "sample-head" },
-      el("h1", {}, "Sample ", foreign(String(record.id ?? ""))),
+      el("h1", {}, "Sample ", foreign(String(record.id ?? "")), runNote(state, run)),
       el(
         "nav",
         { class: "choices", "aria-label": "Samples" },
         el("button", { type: "button", onclick: () => this.move(-1) }, "‹ Previous"),
         el("button", { type: "button", onclick: () => this.move(1) }, "Next ›"),
         el("a", { class: "button", href: group }, "Whole group"),
-        el("a", { class: "button", href: `#samples?kind=${kind}` }, "All samples"),
+        el("a", { class: "button", href: state.address("samples", { kind }) }, "All samples"),
       ),
     );
   }
@@ -133,7 +134,14 @@ export class SamplePage {
         },
         el(
           "a",
-          { href: addressOf("sample", { kind: own.kind, step: own.step, line: own.line }) },
+          {
+            href: this.state.address("sample", {
+              run: this.run,
+              kind: own.kind,
+              step: own.step,
+              line: own.line,
+            }),
+          },
           `${own.kind === "eval" ? "evaluation " : ""}step ${own.step}`,
         ),
         rewardCell(own.reward),
@@ -149,8 +157,9 @@ export class SamplePage {
 
 export class GroupPage {
   constructor(state, parameters) {
+    this.state = state;
     this.source = state.source;
-    this.run = state.selected[0];
+    this.run = state.runOf(parameters);
     this.parameters = parameters;
     this.element = el("article", { class: "group-page" }, el("p", { class: "empty" }, "Loading …"));
     this.isEmpty = false;
@@ -177,7 +186,14 @@ export class GroupPage {
       el(
         "header",
         { class: "sample-head" },
-        el("h1", {}, "Prompt ", foreign([dataset, row].filter(Boolean).join(" · ")), `, step ${step}`),
+        el(
+          "h1",
+          {},
+          "Prompt ",
+          foreign([dataset, row].filter(Boolean).join(" · ")),
+          `, step ${step}`,
+          runNote(this.state, this.run),
+        ),
         el("p", { class: "hint" }, `${members.length} samples, mean reward ${number(mean)}`),
       ),
       el("div", { class: "conversation" }, promptTurns(members[0].prompt).map(turnView)),
@@ -193,7 +209,7 @@ export class GroupPage {
               {},
               el(
                 "a",
-                { href: addressOf("sample", { kind, step, line: record.line }) },
+                { href: this.state.address("sample", { run: this.run, kind, step, line: record.line }) },
                 oneLine(String(record.id), 40),
               ),
               rewardCell(typeof record.reward === "number" ? record.reward : null),
@@ -206,6 +222,11 @@ export class GroupPage {
       ),
     );
   }
+}
+
+// Says of which run a sample is, where the page has several.
+function runNote(state, run) {
+  return state.runs.length > 1 ? foreign(` of ${state.runs[run].name}`) : null;
 }
 
 // The lists within a list, of a record that may hold anything.

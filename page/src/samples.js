@@ -1,6 +1,6 @@
 // The list of samples: filtered, sorted and searched, a page at a time.
-import { addressOf } from "./address.js";
-import { el, foreign, oneLine, replace, announce } from "./dom.js";
+import { colours } from "./charts.js";
+import { announce, bothEnds, el, foreign, oneLine, replace } from "./dom.js";
 import { kindName, number } from "./format.js";
 
 const ORDERS = {
@@ -13,11 +13,11 @@ const ORDERS = {
   disagreed: "groups that disagree most",
 };
 const PAGE = 100;
+const MAX_HITS = 200; // a search stops once it has shown as many
 
 export class Samples {
   constructor(state, parameters, go) {
     this.state = state;
-    this.run = state.selected[0];
     this.parameters = { kind: "step", order: "newest", ...parameters };
     this.go = go;
     this.cursor = -1;
@@ -44,8 +44,10 @@ export class Samples {
   }
 
   update() {
+    const isWaiting = this.isIndexing || !this.rows?.length;
     const isTop = !this.parameters.text && !this.parameters.offset && this.cursor < 0;
-    if (isTop && (this.state.runs[this.run].status === "running" || this.isIndexing)) this.load();
+    const isRunning = this.state.selected.some((run) => this.state.runs[run].status === "running");
+    if (isTop && (isRunning || isWaiting)) this.load();
   }
 
   controls() {
@@ -127,18 +129,19 @@ export class Samples {
 
   async load() {
     if (this.parameters.text) return this.search();
-    const page = await this.state.source.ask("samples", { ...this.parameters, run: this.run });
+    const runs = this.state.selected.join(",");
+    const page = await this.state.source.ask("samples", { ...this.parameters, runs });
     if (this.isClosed) return;
-    this.isIndexing = page.index.indexed < page.index.files || !page.rows.length;
+    this.isIndexing = page.index.indexed < page.index.files || !page.index.files;
     this.options(page.names);
     const isGroups = this.parameters.order === "disagreed";
     this.show(page.rows, isGroups ? groupColumns : sampleColumns, isGroups);
-    const total =
-      page.count === undefined
-        ? ""
-        : `${page.count.toLocaleString("en-GB")}${page.is_exact ? "" : " or more"} samples`;
+    const counted = `${page.count.toLocaleString("en-GB")}${page.is_exact ? "" : " or more"}`;
+    const total = `${counted} ${isGroups ? "groups" : "samples"}`;
     this.note.textContent = [
-      this.state.runs.length > 1 ? this.state.runs[this.run].name : "",
+      this.state.runs.length > 1
+        ? this.state.selected.map((run) => this.state.runs[run].name).join(", ")
+        : "",
       total,
       indexNote(page.index),
       page.note,
@@ -146,26 +149,30 @@ export class Samples {
       .filter(Boolean)
       .join(" · ");
     replace(this.problems, problemList(page));
-    this.showPages(page.count ?? Infinity, page.rows.length);
+    this.showPages(page.count, page.rows.length);
     announce(total);
   }
 
+  // Searches the selected runs in turns, a stretch of steps of each at a time.
   async search() {
     const { kind, text } = this.parameters;
     const rows = [];
-    let before = "";
-    do {
-      const answer = await this.state.source.ask("search", { run: this.run, kind, text, before });
-      if (this.isClosed) return;
-      rows.push(...answer.rows);
+    const next = new Map(this.state.selected.map((run) => [run, ""])); // the step that a run's search has reached
+    while (next.size && rows.length < MAX_HITS) {
+      for (const [run, before] of [...next]) {
+        const answer = await this.state.source.ask("search", { run, kind, text, before });
+        if (this.isClosed) return;
+        rows.push(...answer.rows.map((row) => ({ run, ...row })));
+        if (answer.next === null) next.delete(run);
+        else next.set(run, answer.next);
+      }
+      rows.sort((a, b) => b.step - a.step || a.run - b.run || a.line - b.line);
       this.show(rows, searchColumns, false);
-      before = answer.next ?? "";
-      const place =
-        answer.next === null ? "all steps were searched" : `searched back to step ${answer.next} …`;
+      const place = next.size ? `searched ${backTo(next)} …` : "all steps were searched";
       this.note.textContent = `${rows.length} samples contain “${text}” · ${place}`;
-    } while (before !== "" && rows.length < 200);
-    if (before !== "")
-      this.note.textContent = `The newest ${rows.length} samples that contain “${text}”, back to step ${before}`;
+    }
+    const newest = `The newest ${rows.length} samples that contain “${text}”`;
+    if (next.size) this.note.textContent = `${newest}, ${backTo(next)}`;
     announce(this.note.textContent);
   }
 
@@ -179,9 +186,10 @@ export class Samples {
     this.datasetField.hidden = !dataset.length;
   }
 
-  show(rows, columns, isGroups) {
+  show(rows, known, isGroups) {
     this.rows = rows;
     this.isGroups = isGroups;
+    const columns = this.columnsOf(rows, known);
     replace(
       this.head,
       columns.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)),
@@ -205,23 +213,37 @@ export class Samples {
     if (!rows.length)
       replace(
         this.body,
-        el(
-          "tr",
-          {},
-          el(
-            "td",
-            { colspan: columns.length, class: "empty" },
-            this.isIndexing ? "No samples yet." : "No sample matches.",
-          ),
-        ),
+        el("tr", {}, el("td", { colspan: columns.length, class: "empty" }, this.emptyText())),
       );
     this.move(0);
   }
 
-  address(row) {
-    const { kind, step } = row;
-    if (this.isGroups) return addressOf("group", { kind, step, row: row.row, dataset: row.dataset });
-    return addressOf("sample", { kind, step, line: row.line });
+  emptyText() {
+    if (this.isIndexing) return "No samples yet.";
+    return this.isGroups ? "No group has several samples with rewards." : "No sample matches.";
+  }
+
+  // Returns the columns that say something about these rows.
+  columnsOf(rows, known) {
+    const columns = known.filter(([name]) => name !== "filters" || rows.some((row) => row.verdicts));
+    if (this.state.selected.length < 2) return columns;
+    const palette = colours();
+    const runColumn = ["run", ({ run }) => this.runName(run, palette[run % palette.length])];
+    return [columns[0], runColumn, ...columns.slice(1)];
+  }
+
+  runName(run, colour) {
+    return el(
+      "span",
+      { class: "run-name", style: { "--colour": colour } },
+      el("span", { class: "dot", "aria-hidden": "true" }),
+      oneLine(this.state.runs[run].name, 40),
+    );
+  }
+
+  address({ run, kind, step, row, dataset, line }) {
+    if (this.isGroups) return this.state.address("group", { run, kind, step, row, dataset });
+    return this.state.address("sample", { run, kind, step, line });
   }
 
   open(row) {
@@ -275,7 +297,7 @@ const sampleColumns = [
       ),
   ],
   ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · "), 60), "row"],
-  ["prompt", (row) => oneLine(row.prompt ?? "", 80), "quote"],
+  ["prompt", (row) => bothEnds(row.prompt ?? ""), "quote"],
   ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
   ["filters", (row) => oneLine(row.verdicts, 60)],
   ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
@@ -287,8 +309,12 @@ const groupColumns = [
   ["samples", (row) => String(row.samples), "number"],
   ["mean reward", (row) => number(row.mean), "number"],
   ["spread of rewards", (row) => number(row.spread), "number"],
-  ["prompt", (row) => oneLine(row.prompt ?? "", 110), "quote"],
+  ["prompt", (row) => bothEnds(row.prompt ?? ""), "quote"],
 ];
+
+function backTo(next) {
+  return `back to step ${Math.max(...next.values())}`;
+}
 
 function indexNote({ files, indexed, error }) {
   if (error) return `the samples cannot be indexed: ${error}`;

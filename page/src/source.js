@@ -53,7 +53,7 @@ export class FileSource {
       curves: () => localCurves(run, parameters),
       specs: () => localSpecs(this.#data, parameters),
       timeline: () => localTimeline(run, parameters),
-      samples: () => localPage(run, parameters),
+      samples: () => localPage(this.#data, parameters),
       sample: () => localSample(run, parameters),
       group: () => localGroup(run, parameters),
       image: () => run.images[parameters.digest] || "",
@@ -117,21 +117,30 @@ function localSpecs({ runs: all, differences }, { runs }) {
   };
 }
 
-function localPage(run, parameters) {
+function localPage(data, parameters) {
+  const numbers = parameters.runs.split(",").map(Number);
+  const runs = numbers.map((number) => data.runs[number]);
+  const rows = numbers.flatMap((run) => data.runs[run].samples.map((row) => ({ run, ...row })));
   const query = parameters.order === "disagreed" ? queryGroups : querySamples;
   const names = { status: new Set(), dataset: new Set() };
-  for (const row of run.samples.filter((own) => own.kind === (parameters.kind || "step"))) {
+  for (const row of rows.filter((own) => own.kind === (parameters.kind || "step"))) {
     names.status.add(row.status);
     if (row.dataset) names.dataset.add(row.dataset);
   }
   const shown = { status: [...names.status].sort(), dataset: [...names.dataset].sort() };
   return {
-    ...query(run.samples, parameters),
+    ...query(rows, parameters),
     names: shown,
-    problems: run.problems,
+    problems: runs.flatMap((run) => run.problems),
     index: { files: 1, indexed: 1, error: "" },
-    note: run.note,
+    note: noteOf(runs),
   };
+}
+
+// What the file leaves out of these runs.
+function noteOf(runs) {
+  const notes = runs.map(({ note, status }) => note && (runs.length > 1 ? `${status.name}: ${note}` : note));
+  return notes.filter(Boolean).join(" · ");
 }
 
 function localSearch(run, { kind, text }) {

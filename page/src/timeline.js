@@ -5,7 +5,7 @@ import { duration } from "./format.js";
 export class Timeline {
   constructor(state, parameters, go) {
     this.state = state;
-    this.run = state.selected[0];
+    this.run = state.runOf(parameters);
     this.go = go;
     const run = state.runs[this.run];
     this.isNewest = !parameters.step;
@@ -38,7 +38,7 @@ export class Timeline {
         ),
         el(
           "a",
-          { href: `#samples?from_step=${this.step}&to_step=${this.step}`, class: "link" },
+          { href: state.address("samples", { from_step: this.step, to_step: this.step }), class: "link" },
           "its samples",
         ),
       ),
@@ -55,7 +55,7 @@ export class Timeline {
   close() {}
 
   show(step) {
-    this.go("steps", { step: Math.max(0, step) });
+    this.go("steps", { step: Math.max(0, step), run: this.run });
   }
 
   async draw(step = this.step) {

@@ -7,6 +7,11 @@ test("an address is read as it was written", () => {
   assert.deepEqual(readAddress(addressOf("group", parameters)), { name: "group", parameters });
 });
 
+test("an address keeps commas and needs no question mark", () => {
+  assert.equal(addressOf("samples", { runs: "a,b" }), "#samples?runs=a,b");
+  assert.equal(addressOf("samples", {}), "#samples");
+});
+
 test("an address without parameters or without a name", () => {
   assert.deepEqual(readAddress("#samples"), { name: "samples", parameters: {} });
   assert.deepEqual(readAddress(""), { name: "", parameters: {} });

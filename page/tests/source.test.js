@@ -113,9 +113,19 @@ test("a file's list of samples names the choices of its filters", async () => {
     sample("step", 1, 2, { dataset: "d" }),
     sample("eval", 1, 1, { dataset: "e" }),
   ];
-  const page = await fileOf(samples).ask("samples", { run: 0, status: "truncated" });
+  const page = await fileOf(samples).ask("samples", { runs: "0", status: "truncated" });
   assert.deepEqual(page.names, { status: ["completed", "truncated"], dataset: ["d"] });
   assert.equal(page.count, 1);
+  const both = await fileOf(samples).ask("samples", { runs: "0,1", order: "oldest" });
+  assert.deepEqual(
+    both.rows.map(({ run, step, line }) => [run, step, line]),
+    [
+      [0, 1, 1],
+      [1, 1, 1],
+      [0, 1, 2],
+      [1, 1, 2],
+    ],
+  );
 });
 
 test("a file searches the newest step first, and says which sample it does not contain", async () => {

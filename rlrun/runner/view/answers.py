@@ -6,6 +6,7 @@ from typing import Any
 
 from rlrun.models.json_files import parse_json
 from rlrun.runner.view.curves import reduce
+from rlrun.runner.view.sample_lists import list_samples
 from rlrun.runner.view.search import search
 from rlrun.runner.view.viewed_run import ViewedRun, checked_kind
 from rlrun.specs.reading.differences import find_differences
@@ -19,7 +20,7 @@ class NotFound(ValueError):
 
 
 class Answers:
-    """Answers the questions about some runs; a question names its run by number."""
+    """Answers the questions about some runs; a question names its runs by number."""
 
     def __init__(self, runs: Sequence[ViewedRun]) -> None:
         self.runs = runs
@@ -46,7 +47,13 @@ class Answers:
         return self._handlers[name](query)
 
     def _run(self, query: Query) -> ViewedRun:
-        number = int(query["run"])
+        return self._numbered(int(query["run"]))
+
+    def _selected(self, query: Query) -> dict[int, ViewedRun]:
+        """Returns the runs that a question about several names, by number."""
+        return {number: self._numbered(number) for number in map(int, query["runs"].split(","))}
+
+    def _numbered(self, number: int) -> ViewedRun:
         if not 0 <= number < len(self.runs):
             raise NotFound(f"there is no run {number}")
         return self.runs[number]
@@ -63,8 +70,7 @@ class Answers:
 
     def _specs(self, query: Query) -> Any:
         """Returns the spec of the first run, and how each other run's differs from it."""
-        runs = [self.runs[int(number)] for number in query["runs"].split(",")]
-        specs = [run.spec() for run in runs]
+        specs = [run.spec() for run in self._selected(query).values()]
         differences = [[asdict(item) for item in find_differences(specs[0], spec)] for spec in specs[1:]]
         return {"spec": specs[0], "differences": differences}
 
@@ -72,7 +78,7 @@ class Answers:
         return self._run(query).spans(int(query["step"]))
 
     def _samples(self, query: Query) -> Any:
-        return self._run(query).samples(dict(query))
+        return list_samples(self._selected(query), query)
 
     def _sample(self, query: Query) -> Any:
         kind = checked_kind(query["kind"])

@@ -25,6 +25,7 @@ IMAGE_BYTES = 4 << 20
 """The images of one run."""
 _STEPS = 40
 """The most steps per kind whose samples are tried."""
+_SAMPLES_PER_STEP = 100
 _TIMELINES = 50
 _MAX_TEXT_LENGTH = 20_000
 """Characters of one text."""
@@ -128,8 +129,7 @@ def _choose_samples(
 def _rows(run: ViewedRun, kind: Kind, step: int) -> list[dict[str, Any]]:
     with closing(connect(run.indexer.path)) as index:
         bounds = {"kind": kind, "from_step": str(step), "to_step": str(step)}
-        rows: list[dict[str, Any]] = queries.list_samples(index, bounds)["rows"]
-        return rows
+        return [dict(row) for row in queries.query_of(bounds).rows(index, _SAMPLES_PER_STEP)]
 
 
 def _cut_texts(record: dict[str, Any]) -> None:

@@ -53,9 +53,14 @@ def summarise(record: Mapping[str, Any]) -> Summary:
 
 
 def quote(record: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the beginnings of a record's prompt and response."""
-    texts = {"prompt": prompt_text(record.get("prompt")), "excerpt": str(record.get("response") or "")}
-    return {name: text[:_MAX_QUOTE_LENGTH] for name, text in texts.items()}
+    """Returns both ends of a record's prompt and the beginning of its response.
+
+    Many prompts begin with the same instruction.
+    """
+    prompt, half = prompt_text(record.get("prompt")), _MAX_QUOTE_LENGTH // 2
+    if len(prompt) > _MAX_QUOTE_LENGTH:
+        prompt = f"{prompt[:half]}…{prompt[-half:]}"
+    return {"prompt": prompt, "excerpt": str(record.get("response") or "")[:_MAX_QUOTE_LENGTH]}
 
 
 def prompt_text(prompt: object) -> str:

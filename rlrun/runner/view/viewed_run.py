@@ -5,6 +5,7 @@ Nothing is written to the run's folder.
 
 import base64
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any, cast
@@ -14,7 +15,6 @@ from rlrun.runner.records.diagnosis import ENDS, Diagnosis, diagnose, read_spec
 from rlrun.runner.records.lock import read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_images import find_in_folder
-from rlrun.runner.view import queries
 from rlrun.runner.view.curves import Curves
 from rlrun.runner.view.index import connect
 from rlrun.runner.view.indexer import Indexer
@@ -24,8 +24,6 @@ from rlrun.runner.view.timeline import Timelines, spans_of_metrics
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths, step_name
 
-_FIRST_SECONDS = 2.0
-"""How long the first list waits for the newest samples."""
 _MAX_MEMBERS = 64
 """Samples of one group that are shown side by side."""
 KINDS = ("step", "dropped", "eval")
@@ -137,22 +135,8 @@ class ViewedRun:
             for line, record in sorted(records.items())
         ]
 
-    def samples(self, filters: dict[str, str]) -> dict[str, Any]:
-        """Returns one page of samples, or of groups, and how much of the run is indexed."""
-        kind = filters.get("kind") or "step"
-        self.indexer.ready.wait(_FIRST_SECONDS)
-        # Taken before the query: a page that is told of all files does not ask again.
-        progress = asdict(self.indexer.progress)
-        with closing(connect(self.indexer.path)) as index:
-            by_group = filters.get("order") == "disagreed"
-            page = queries.list_groups(index, filters) if by_group else queries.list_samples(index, filters)
-            problems = queries.list_problems(index)
-            names = queries.list_names(index, kind)
-        self._quote(page["rows"])
-        return page | {"index": progress, "problems": problems, "names": names}
-
-    def _quote(self, rows: list[dict[str, Any]]) -> None:
-        """Adds the beginnings of each row's prompt and response, where its file is small."""
+    def add_quotes(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Adds the beginnings of the prompt and the response to rows of a list, where their file is small."""
         places: dict[tuple[Kind, int], dict[int, dict[str, Any]]] = {}
         for row in rows:
             places.setdefault((row["kind"], row["step"]), {})[row["line"]] = row

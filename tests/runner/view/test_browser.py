@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -90,21 +90,22 @@ def page(request: pytest.FixtureRequest, browser: playwright.Browser, tmp_path: 
     folder = write_run(tmp_path / "run")
     hostile = record(4, 7, response=HOSTILE, id=HOSTILE)
     write_step(folder, 4, [*(record(4, line) for line in range(7)), hostile])
-    with opened_as(request.param, folder, browser) as page:
+    with opened_as(request.param, [folder], browser) as page:
         yield page
 
 
 @contextmanager
-def opened_as(form: str, folder: RunFolder, browser: playwright.Browser) -> Iterator[Page]:
-    """Opens the page of a run, from a "server" or as a "file" beside it."""
+def opened_as(form: str, folders: Sequence[RunFolder], browser: playwright.Browser) -> Iterator[Page]:
+    """Opens the page of some runs, from a "server" or as a "file" beside them."""
     if form == "server":
-        with served(folder) as address, opened(browser, address) as page:
+        with served(*folders) as address, opened(browser, address) as page:
             yield page
         return
-    indexer = Indexer(folder)
-    indexer.update()
-    path = folder.path.with_suffix(".html")
-    path.write_bytes(make_page("run", collect([ViewedRun(folder, indexer)])).html)
+    runs = [ViewedRun(folder, Indexer(folder)) for folder in folders]
+    for run in runs:
+        run.indexer.update()
+    path = folders[0].path.with_suffix(".html")
+    path.write_bytes(make_page("run", collect(runs)).html)
     with opened(browser, path.as_uri()) as page:
         yield page
 
@@ -193,7 +194,7 @@ def test_a_sample_shows_its_images(browser: playwright.Browser, tmp_path: Path, 
     first, second = write_images(folder, picture(56, 28), picture(28, 28, seed=1))
     images = {"row": [first], "prompt": [[first, 2]], "response": [[second, 1]], "placeholder": 90}
     write_step(folder, 1, [record(1, 0, images=images)])
-    with opened_as(form, folder, browser) as page:
+    with opened_as(form, [folder], browser) as page:
         page.goto(page.url.split("#")[0] + "#sample?kind=step&step=1&line=1")
         for name, width in (("image 1 of the prompt", 56), ("image 1 of the response", 28)):
             image = page.get_by_alt_text(name)
@@ -246,7 +247,7 @@ def test_the_overview_names_the_bottleneck_and_the_alerts(
     folder = write_run(tmp_path / "run", 1)
     write_readable_spec(folder)
     write_entropies(folder, [2.0] * 12 + [0.1] * 12)
-    with opened_as(form, folder, browser) as page:
+    with opened_as(form, [folder], browser) as page:
         card = page.locator(".card")
         expect(card).to_contain_text("Speed: Training takes 67 % of a step: add ranks (trainer.parallel)")
         expect(card.locator(".problem")).to_have_count(1)
@@ -304,12 +305,55 @@ def test_runs_are_compared(browser: playwright.Browser, tmp_path: Path) -> None:
         assert "spec.trainer.steps" in page.locator(".differences").inner_text()
 
 
+def test_a_copied_address_opens_the_same_view(browser: playwright.Browser, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, 3) for name in ("one", "two")]
+    with served(*folders) as address:
+        with opened(browser, address) as page:
+            page.locator(".run-choice input").nth(1).check()
+            expect(page.locator(".card")).to_have_count(2)
+            page.fill("#metric-filter", "loss")
+            page.check("#log")
+            copied = page.url
+            page.keyboard.press("Escape")
+            page.get_by_role("link", name="Samples").click()
+            expect(page.locator(".samples tbody tr")).to_have_count(48)
+            page.go_back()
+            expect(page.locator(".card")).to_have_count(2)
+            expect(page.locator("#metric-filter")).to_have_value("loss")
+            page.go_back()
+            expect(page.locator(".card")).to_have_count(1)
+        with opened(browser, copied) as page:
+            expect(page.locator(".card")).to_have_count(2)
+            expect(page.locator(".chart")).to_have_count(1)
+            expect(page.locator("#log")).to_be_checked()
+
+
+@pytest.mark.parametrize("form", ["server", "file"])
+def test_samples_of_two_runs_are_in_one_list(browser: playwright.Browser, tmp_path: Path, form: str) -> None:
+    folders = [write_run(tmp_path / name, 2) for name in ("one", "two")]
+    write_step(folders[1], 2, [record(2, 0, response="of the second run")])
+    with opened_as(form, folders, browser) as page:
+        page.goto(page.url.split("#")[0] + "#samples?runs=one,two")
+        expect(page.locator(".samples thead")).to_contain_text("run")
+        listed = page.locator(".samples tbody tr")
+        expect(listed).to_have_count(25)
+        expect(listed.first).to_contain_text("one")
+        listed.filter(has_text="of the second run").click()
+        expect(page.locator("h1")).to_have_text("Sample 0-0 of two")
+        expect(page.locator(".turn.assistant")).to_contain_text("42€")
+        page.go_back()
+        page.fill("[name=text]", "second run")
+        page.keyboard.press("Enter")
+        expect(listed).to_have_count(1)
+        expect(listed.first).to_contain_text("two")
+
+
 @pytest.mark.parametrize("form", ["server", "file"])
 def test_the_history_of_a_prompt_is_of_its_dataset(
     browser: playwright.Browser, tmp_path: Path, form: str
 ) -> None:
     """Training's row 0 and row 0 of the evaluation's dataset are different prompts."""
-    with opened_as(form, write_run(tmp_path / "run"), browser) as page:
+    with opened_as(form, [write_run(tmp_path / "run")], browser) as page:
         base = page.url.split("#")[0]
         for kind, samples in (("step", 16), ("eval", 4)):
             page.goto(f"{base}#sample?kind={kind}&step=2&line=1")

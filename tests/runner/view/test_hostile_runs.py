@@ -60,7 +60,7 @@ def test_rewards_of_any_size_are_listed_with_their_spread(folder: RunFolder) -> 
     indexer = Indexer(folder)
     indexer.update()
     answers = Answers([ViewedRun(folder, indexer)])
-    page = answers.answer("samples", {"run": "0", "order": "disagreed"})
+    page = answers.answer("samples", {"runs": "0", "order": "disagreed"})
     group = page["rows"][0]
     assert (group["mean"], group["spread"]) == (pytest.approx(5e307), pytest.approx(3**0.5 / 2 * 1e308))
     assert len(collected(folder)["samples"]) == 8 * 5 + 2 * 2
@@ -146,7 +146,7 @@ def test_a_full_disk_is_named_and_the_page_serves_what_needs_no_index(
     run = ViewedRun(folder)
     answers = Answers([run])
     try:
-        page = answers.answer("samples", {"run": "0"})
+        page = answers.answer("samples", {"runs": "0"})
         assert page["rows"] == []
         assert "database or disk is full): free space there" in page["index"]["error"]
         assert answers.answer("group", {"run": "0", "kind": "step", "step": "1", "row": "row 0"}) == []

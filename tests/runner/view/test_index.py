@@ -10,7 +10,7 @@ from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.view import indexer as indexer_module
 from rlrun.runner.view.index import connect, read_files, writing
 from rlrun.runner.view.indexer import Indexer
-from rlrun.runner.view.queries import list_groups, list_problems, list_samples
+from rlrun.runner.view.queries import list_problems, query_of
 from tests.runner.view.view_runs import old_record, record, write_run, write_step
 
 
@@ -46,7 +46,7 @@ def test_no_file_counts_as_indexed_before_a_page_can_read_it(
 
 def samples(indexer: Indexer, **filters: str) -> list[tuple[int, int]]:
     with closing(connect(indexer.path)) as index:
-        return [(row["step"], row["line"]) for row in list_samples(index, filters)["rows"]]
+        return [(row["step"], row["line"]) for row in query_of(filters).rows(index, 100)]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_samples_are_filtered_and_sorted(
 
 def test_groups_that_disagree_most_come_first(indexer: Indexer) -> None:
     with closing(connect(indexer.path)) as index:
-        rows = list_groups(index, {"kind": "step"})["rows"]
+        rows = list(query_of({"order": "disagreed"}).rows(index, 10))
     assert [(row["row"], row["spread"]) for row in rows[:5]] == [("row 0", 0.5)] * 4 + [("row 1", 0.0)]
 
 

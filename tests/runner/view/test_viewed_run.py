@@ -12,7 +12,7 @@ from rlrun.runner.view.curves import Curves, reduce
 from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.page import to_json
 from rlrun.runner.view.sample_detail import SHOWN_CHARACTERS, join_bytes
-from rlrun.runner.view.summary import prompt_text
+from rlrun.runner.view.summary import prompt_text, quote
 from rlrun.runner.view.timeline import spans_of_metrics, valid_spans
 from rlrun.runner.view.viewed_run import ViewedRun
 from tests.pictures import picture
@@ -93,19 +93,46 @@ def test_rows_of_two_datasets_are_two_prompts(folder: RunFolder) -> None:
     answers = Answers([ViewedRun(folder, indexer)])
     query = {"run": "0", "kind": "eval", "step": "4", "row": "row 0"}
     assert [sample["line"] for sample in answers.answer("group", query | {"dataset": "words"})] == [3, 4]
-    groups = answers.answer("samples", {"run": "0", "kind": "eval", "order": "disagreed", "from_step": "4"})
+    groups = answers.answer("samples", {"runs": "0", "kind": "eval", "order": "disagreed", "from_step": "4"})
     assert sorted((group["dataset"], group["samples"]) for group in groups["rows"]) == [
         ("sums", 2), ("words", 2)
     ]  # fmt: skip
 
 
 def test_lists_quote_prompts_and_responses(answers: Answers) -> None:
-    page = answers.answer("samples", {"run": "0", "order": "worst"})
+    page = answers.answer("samples", {"runs": "0", "order": "worst"})
     assert page["rows"][0]["excerpt"] == "answer 0 of step 4"
     assert page["rows"][0]["prompt"] == "question 0"
     assert page["names"]["status"] == ["completed", "truncated"]
-    groups = answers.answer("samples", {"run": "0", "order": "disagreed"})
+    groups = answers.answer("samples", {"runs": "0", "order": "disagreed"})
     assert groups["rows"][0]["prompt"] == "question 0"
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        pytest.param({}, [(0, 3, 1), (0, 3, 2), (0, 2, 1), (1, 2, 1), (0, 2, 2), (1, 2, 2)], id="newest"),
+        pytest.param({"offset": "4"}, [(0, 2, 2), (1, 2, 2), (0, 1, 1), (1, 1, 1)], id="a later page"),
+        pytest.param({"order": "worst", "from_step": "2"}, [(0, 3, 1), (0, 2, 1), (1, 2, 1)], id="worst"),
+        pytest.param({"order": "longest"}, [(0, 3, 2), (0, 2, 2), (1, 2, 2), (0, 1, 2)], id="longest"),
+        pytest.param({"order": "disagreed"}, [(0, 3, 1), (0, 2, 1), (1, 2, 1), (0, 1, 1)], id="groups"),
+    ],
+)
+def test_the_samples_of_two_runs_are_in_one_order(
+    tmp_path: Path, filters: dict[str, str], expected: list[tuple[int, int, int]]
+) -> None:
+    runs = []
+    for name, steps in (("one", 3), ("two", 2)):
+        folder = write_run(tmp_path / name, steps)
+        for step in range(1, steps + 1):
+            write_step(folder, step, [record(step, line, response=name) for line in range(2)])
+        runs.append(ViewedRun(folder, indexer := Indexer(folder)))
+        indexer.update()
+    page = Answers(runs).answer("samples", {"runs": "0,1"} | filters)
+    places = [(row["run"], row["step"], row["line"]) for row in page["rows"]]
+    assert places[: len(expected)] == expected
+    assert page["count"] == {"worst": 6, "disagreed": 5}.get(filters.get("order", ""), 10)
+    assert {(row["run"], row["excerpt"]) for row in page["rows"]} == {(0, "one"), (1, "two")}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +163,13 @@ def test_lists_quote_prompts_and_responses(answers: Answers) -> None:
 )  # fmt: skip
 def test_what_lists_show_of_a_prompt(prompt: object, expected: str) -> None:
     assert prompt_text(prompt) == expected
+    assert quote({"prompt": prompt})["prompt"] == expected
+
+
+def test_a_long_prompt_is_quoted_with_both_ends() -> None:
+    quoted = quote({"prompt": f"Answer in tags: {'x' * 1000} 1 + 2?", "response": "y" * 1000})
+    assert quoted["prompt"].startswith("Answer in tags: xxx") and quoted["prompt"].endswith("xxx 1 + 2?")
+    assert {name: len(text) for name, text in quoted.items()} == {"prompt": 241, "excerpt": 240}
 
 
 def test_long_texts_are_cut_unless_asked_for(folder: RunFolder, answers: Answers) -> None:

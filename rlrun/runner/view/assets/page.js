@@ -1,9 +1,10 @@
-// Built by `make page` from page/src. SHA-256 of both: 3df4f821a45bf780ff5ce7d6fa4d735cce7b6b6fc1d55313b01900f0af085a23
+// Built by `make page` from page/src. SHA-256 of both: 00ad84d6146c033e44560c1642f2a2ff62e1689774884a8af17b13cc60434971
 "use strict";
 (() => {
   // src/address.js
   function addressOf(name, parameters) {
-    return `#${name}?${new URLSearchParams(parameters)}`;
+    const query = new URLSearchParams(parameters).toString().replaceAll("%2C", ",");
+    return query ? `#${name}?${query}` : `#${name}`;
   }
   function readAddress(hash) {
     const [name, query = ""] = hash.slice(1).split("?");
@@ -73,6 +74,7 @@
 
   // src/dom.js
   var BLOCK = 2e4;
+  var END = 24;
   var BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\u061c]/;
   var HIDDEN =
     /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
@@ -125,6 +127,16 @@
       .replace(/\s+/g, " ")
       .trim();
     return foreign(line.length > most || text2.length > most * 2 ? `${line.slice(0, most)}…` : line);
+  }
+  function bothEnds(text2) {
+    const line = text2.replace(/\s+/g, " ").trim();
+    const cut = Math.max(0, line.length - END);
+    return el(
+      "span",
+      { class: "both-ends" },
+      el("span", { class: "start" }, foreign(line.slice(0, cut))),
+      el("span", {}, foreign(line.slice(cut))),
+    );
   }
   function hidden(character) {
     const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
@@ -294,8 +306,9 @@
 
   // src/overview.js
   var Overview = class {
-    constructor(state) {
+    constructor(state, parameters, go2) {
       this.state = state;
+      this.go = go2;
       this.settings = state.charts;
       this.charts = /* @__PURE__ */ new Map();
       this.visible = /* @__PURE__ */ new Set();
@@ -338,6 +351,7 @@
         oninput: () => {
           this.settings.text = filter.value;
           this.layOut();
+          this.go("overview", {}, true);
         },
       });
       this.reset = el(
@@ -359,6 +373,7 @@
       Object.assign(this.settings, changes);
       this.reset.hidden = !this.settings.zoom;
       this.drawVisible();
+      this.go("overview", {}, true);
     }
     update() {
       replace(
@@ -582,10 +597,10 @@
     disagreed: "groups that disagree most",
   };
   var PAGE = 100;
+  var MAX_HITS = 200;
   var Samples = class {
     constructor(state, parameters, go2) {
       this.state = state;
-      this.run = state.selected[0];
       this.parameters = { kind: "step", order: "newest", ...parameters };
       this.go = go2;
       this.cursor = -1;
@@ -610,8 +625,10 @@
       this.isClosed = true;
     }
     update() {
+      const isWaiting = this.isIndexing || !this.rows?.length;
       const isTop = !this.parameters.text && !this.parameters.offset && this.cursor < 0;
-      if (isTop && (this.state.runs[this.run].status === "running" || this.isIndexing)) this.load();
+      const isRunning = this.state.selected.some((run) => this.state.runs[run].status === "running");
+      if (isTop && (isRunning || isWaiting)) this.load();
     }
     controls() {
       const value = (name) => this.parameters[name] || "";
@@ -694,18 +711,19 @@
     }
     async load() {
       if (this.parameters.text) return this.search();
-      const page = await this.state.source.ask("samples", { ...this.parameters, run: this.run });
+      const runs = this.state.selected.join(",");
+      const page = await this.state.source.ask("samples", { ...this.parameters, runs });
       if (this.isClosed) return;
-      this.isIndexing = page.index.indexed < page.index.files || !page.rows.length;
+      this.isIndexing = page.index.indexed < page.index.files || !page.index.files;
       this.options(page.names);
       const isGroups = this.parameters.order === "disagreed";
       this.show(page.rows, isGroups ? groupColumns : sampleColumns, isGroups);
-      const total =
-        page.count === void 0
-          ? ""
-          : `${page.count.toLocaleString("en-GB")}${page.is_exact ? "" : " or more"} samples`;
+      const counted = `${page.count.toLocaleString("en-GB")}${page.is_exact ? "" : " or more"}`;
+      const total = `${counted} ${isGroups ? "groups" : "samples"}`;
       this.note.textContent = [
-        this.state.runs.length > 1 ? this.state.runs[this.run].name : "",
+        this.state.runs.length > 1
+          ? this.state.selected.map((run) => this.state.runs[run].name).join(", ")
+          : "",
         total,
         indexNote(page.index),
         page.note,
@@ -713,25 +731,29 @@
         .filter(Boolean)
         .join(" · ");
       replace(this.problems, problemList(page));
-      this.showPages(page.count ?? Infinity, page.rows.length);
+      this.showPages(page.count, page.rows.length);
       announce(total);
     }
+    // Searches the selected runs in turns, a stretch of steps of each at a time.
     async search() {
       const { kind, text: text2 } = this.parameters;
       const rows = [];
-      let before = "";
-      do {
-        const answer = await this.state.source.ask("search", { run: this.run, kind, text: text2, before });
-        if (this.isClosed) return;
-        rows.push(...answer.rows);
+      const next = new Map(this.state.selected.map((run) => [run, ""]));
+      while (next.size && rows.length < MAX_HITS) {
+        for (const [run, before] of [...next]) {
+          const answer = await this.state.source.ask("search", { run, kind, text: text2, before });
+          if (this.isClosed) return;
+          rows.push(...answer.rows.map((row) => ({ run, ...row })));
+          if (answer.next === null) next.delete(run);
+          else next.set(run, answer.next);
+        }
+        rows.sort((a, b) => b.step - a.step || a.run - b.run || a.line - b.line);
         this.show(rows, searchColumns, false);
-        before = answer.next ?? "";
-        const place =
-          answer.next === null ? "all steps were searched" : `searched back to step ${answer.next} …`;
+        const place = next.size ? `searched ${backTo(next)} …` : "all steps were searched";
         this.note.textContent = `${rows.length} samples contain “${text2}” · ${place}`;
-      } while (before !== "" && rows.length < 200);
-      if (before !== "")
-        this.note.textContent = `The newest ${rows.length} samples that contain “${text2}”, back to step ${before}`;
+      }
+      const newest = `The newest ${rows.length} samples that contain “${text2}”`;
+      if (next.size) this.note.textContent = `${newest}, ${backTo(next)}`;
       announce(this.note.textContent);
     }
     options({ status, dataset }) {
@@ -743,9 +765,10 @@
       replace(this.datasetField, choices(dataset, "any dataset", this.parameters.dataset));
       this.datasetField.hidden = !dataset.length;
     }
-    show(rows, columns, isGroups) {
+    show(rows, known, isGroups) {
       this.rows = rows;
       this.isGroups = isGroups;
+      const columns = this.columnsOf(rows, known);
       replace(
         this.head,
         columns.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)),
@@ -769,22 +792,33 @@
       if (!rows.length)
         replace(
           this.body,
-          el(
-            "tr",
-            {},
-            el(
-              "td",
-              { colspan: columns.length, class: "empty" },
-              this.isIndexing ? "No samples yet." : "No sample matches.",
-            ),
-          ),
+          el("tr", {}, el("td", { colspan: columns.length, class: "empty" }, this.emptyText())),
         );
       this.move(0);
     }
-    address(row) {
-      const { kind, step } = row;
-      if (this.isGroups) return addressOf("group", { kind, step, row: row.row, dataset: row.dataset });
-      return addressOf("sample", { kind, step, line: row.line });
+    emptyText() {
+      if (this.isIndexing) return "No samples yet.";
+      return this.isGroups ? "No group has several samples with rewards." : "No sample matches.";
+    }
+    // Returns the columns that say something about these rows.
+    columnsOf(rows, known) {
+      const columns = known.filter(([name]) => name !== "filters" || rows.some((row) => row.verdicts));
+      if (this.state.selected.length < 2) return columns;
+      const palette = colours();
+      const runColumn = ["run", ({ run }) => this.runName(run, palette[run % palette.length])];
+      return [columns[0], runColumn, ...columns.slice(1)];
+    }
+    runName(run, colour) {
+      return el(
+        "span",
+        { class: "run-name", style: { "--colour": colour } },
+        el("span", { class: "dot", "aria-hidden": "true" }),
+        oneLine(this.state.runs[run].name, 40),
+      );
+    }
+    address({ run, kind, step, row, dataset, line }) {
+      if (this.isGroups) return this.state.address("group", { run, kind, step, row, dataset });
+      return this.state.address("sample", { run, kind, step, line });
     }
     open(row) {
       location.hash = this.address(row);
@@ -833,7 +867,7 @@
         ),
     ],
     ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · "), 60), "row"],
-    ["prompt", (row) => oneLine(row.prompt ?? "", 80), "quote"],
+    ["prompt", (row) => bothEnds(row.prompt ?? ""), "quote"],
     ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
     ["filters", (row) => oneLine(row.verdicts, 60)],
     ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
@@ -845,8 +879,11 @@
     ["samples", (row) => String(row.samples), "number"],
     ["mean reward", (row) => number(row.mean), "number"],
     ["spread of rewards", (row) => number(row.spread), "number"],
-    ["prompt", (row) => oneLine(row.prompt ?? "", 110), "quote"],
+    ["prompt", (row) => bothEnds(row.prompt ?? ""), "quote"],
   ];
+  function backTo(next) {
+    return `back to step ${Math.max(...next.values())}`;
+  }
   function indexNote({ files, indexed, error }) {
     if (error) return `the samples cannot be indexed: ${error}`;
     if (indexed >= files) return "";
@@ -980,8 +1017,9 @@
   // src/sample.js
   var SamplePage = class {
     constructor(state, parameters, go2) {
+      this.state = state;
       this.source = state.source;
-      this.run = state.selected[0];
+      this.run = state.runOf(parameters);
       this.parameters = parameters;
       this.go = go2;
       this.element = el("article", { class: "sample" }, el("p", { class: "empty" }, "Loading …"));
@@ -1026,22 +1064,23 @@
     // Opens the sample before or after this one; the keys p and n do this.
     move(by) {
       const line = Number(this.parameters.line) + by;
-      if (line >= 1) this.go("sample", { ...this.parameters, line });
+      if (line >= 1) this.go("sample", { ...this.parameters, run: this.run, line });
     }
     heading(record) {
       const { kind, step, row, dataset } = record;
-      const group = addressOf("group", { kind, step, row: row ?? "", dataset: dataset ?? "" });
+      const { state, run } = this;
+      const group = state.address("group", { run, kind, step, row: row ?? "", dataset: dataset ?? "" });
       return el(
         "header",
         { class: "sample-head" },
-        el("h1", {}, "Sample ", foreign(String(record.id ?? ""))),
+        el("h1", {}, "Sample ", foreign(String(record.id ?? "")), runNote(state, run)),
         el(
           "nav",
           { class: "choices", "aria-label": "Samples" },
           el("button", { type: "button", onclick: () => this.move(-1) }, "‹ Previous"),
           el("button", { type: "button", onclick: () => this.move(1) }, "Next ›"),
           el("a", { class: "button", href: group }, "Whole group"),
-          el("a", { class: "button", href: `#samples?kind=${kind}` }, "All samples"),
+          el("a", { class: "button", href: state.address("samples", { kind }) }, "All samples"),
         ),
       );
     }
@@ -1097,7 +1136,14 @@
           },
           el(
             "a",
-            { href: addressOf("sample", { kind: own.kind, step: own.step, line: own.line }) },
+            {
+              href: this.state.address("sample", {
+                run: this.run,
+                kind: own.kind,
+                step: own.step,
+                line: own.line,
+              }),
+            },
             `${own.kind === "eval" ? "evaluation " : ""}step ${own.step}`,
           ),
           rewardCell(own.reward),
@@ -1112,8 +1158,9 @@
   };
   var GroupPage = class {
     constructor(state, parameters) {
+      this.state = state;
       this.source = state.source;
-      this.run = state.selected[0];
+      this.run = state.runOf(parameters);
       this.parameters = parameters;
       this.element = el("article", { class: "group-page" }, el("p", { class: "empty" }, "Loading …"));
       this.isEmpty = false;
@@ -1137,7 +1184,14 @@
         el(
           "header",
           { class: "sample-head" },
-          el("h1", {}, "Prompt ", foreign([dataset, row].filter(Boolean).join(" · ")), `, step ${step}`),
+          el(
+            "h1",
+            {},
+            "Prompt ",
+            foreign([dataset, row].filter(Boolean).join(" · ")),
+            `, step ${step}`,
+            runNote(this.state, this.run),
+          ),
           el("p", { class: "hint" }, `${members.length} samples, mean reward ${number(mean)}`),
         ),
         el("div", { class: "conversation" }, promptTurns(members[0].prompt).map(turnView)),
@@ -1153,7 +1207,7 @@
                 {},
                 el(
                   "a",
-                  { href: addressOf("sample", { kind, step, line: record.line }) },
+                  { href: this.state.address("sample", { run: this.run, kind, step, line: record.line }) },
                   oneLine(String(record.id), 40),
                 ),
                 rewardCell(typeof record.reward === "number" ? record.reward : null),
@@ -1167,6 +1221,9 @@
       );
     }
   };
+  function runNote(state, run) {
+    return state.runs.length > 1 ? foreign(` of ${state.runs[run].name}`) : null;
+  }
   function pairs(value) {
     return Array.isArray(value) ? value.filter(Array.isArray) : [];
   }
@@ -1309,13 +1366,13 @@
     const groups = /* @__PURE__ */ new Map();
     for (const row of rows) {
       if (!matches(row, { ...filters, order: "", status: "", dataset: "", failed: "" })) continue;
-      const key = JSON.stringify([row.step, row.row, row.dataset]);
+      const key = JSON.stringify([row.run, row.step, row.row, row.dataset]);
       groups.set(key, [...(groups.get(key) || []), row]);
     }
     const found = [...groups.values()].map(summary).filter((group) => group.spread !== null);
     found.sort((a, b) => b.spread - a.spread || b.step - a.step || a.line - b.line);
     const offset = Number(filters.offset || 0);
-    return { rows: found.slice(offset, offset + page), page };
+    return { rows: found.slice(offset, offset + page), count: found.length, is_exact: true, page };
   }
   function summary(members) {
     const rewards = members.map((row2) => row2.reward).filter((reward) => reward !== null);
@@ -1323,9 +1380,20 @@
     const scaled = rewards.map((reward) => reward / largest);
     const mean = scaled.reduce((sum, reward) => sum + reward, 0) / scaled.length;
     const squares = scaled.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
-    const { kind, step, line, row, dataset, prompt } = members[0];
+    const { run, kind, step, line, row, dataset, prompt } = members[0];
     const spread = rewards.length > 1 ? Math.sqrt(squares / rewards.length) * largest : null;
-    return { kind, step, line, row, dataset, prompt, samples: members.length, mean: mean * largest, spread };
+    return {
+      run,
+      kind,
+      step,
+      line,
+      row,
+      dataset,
+      prompt,
+      samples: members.length,
+      mean: mean * largest,
+      spread,
+    };
   }
   function excerptOf(record, text2) {
     for (const name of ["prompt", "response", "label", "failure", "id", "row"]) {
@@ -1380,7 +1448,7 @@
         curves: () => localCurves(run, parameters),
         specs: () => localSpecs(this.#data, parameters),
         timeline: () => localTimeline(run, parameters),
-        samples: () => localPage(run, parameters),
+        samples: () => localPage(this.#data, parameters),
         sample: () => localSample(run, parameters),
         group: () => localGroup(run, parameters),
         image: () => run.images[parameters.digest] || "",
@@ -1435,21 +1503,30 @@
       differences: numbers.slice(1).map((other) => differences[`${numbers[0]}-${other}`] || []),
     };
   }
-  function localPage(run, parameters) {
+  function localPage(data, parameters) {
+    const numbers = parameters.runs.split(",").map(Number);
+    const runs = numbers.map((number2) => data.runs[number2]);
+    const rows = numbers.flatMap((run) => data.runs[run].samples.map((row) => ({ run, ...row })));
     const query = parameters.order === "disagreed" ? queryGroups : querySamples;
     const names = { status: /* @__PURE__ */ new Set(), dataset: /* @__PURE__ */ new Set() };
-    for (const row of run.samples.filter((own) => own.kind === (parameters.kind || "step"))) {
+    for (const row of rows.filter((own) => own.kind === (parameters.kind || "step"))) {
       names.status.add(row.status);
       if (row.dataset) names.dataset.add(row.dataset);
     }
     const shown = { status: [...names.status].sort(), dataset: [...names.dataset].sort() };
     return {
-      ...query(run.samples, parameters),
+      ...query(rows, parameters),
       names: shown,
-      problems: run.problems,
+      problems: runs.flatMap((run) => run.problems),
       index: { files: 1, indexed: 1, error: "" },
-      note: run.note,
+      note: noteOf(runs),
     };
+  }
+  function noteOf(runs) {
+    const notes = runs.map(
+      ({ note, status }) => note && (runs.length > 1 ? `${status.name}: ${note}` : note),
+    );
+    return notes.filter(Boolean).join(" · ");
   }
   function localSearch(run, { kind, text: text2 }) {
     const rows = run.samples
@@ -1579,7 +1656,7 @@
     // the numbers of the selected runs, ascending
     screen = null;
     // the open screen
-    charts = { weight: 0, log: false, zoom: null, text: "" };
+    charts = chartsOf({});
     // the settings of the overview's charts
     isLost = false;
     // the last refresh failed
@@ -1593,14 +1670,32 @@
     async readRuns() {
       this.runs = await this.source.ask("runs", { selected: this.selected.join(",") });
     }
-    selectFirstRuns() {
-      this.selected = this.runs.map((_, number2) => number2).slice(0, MAX_SELECTED);
+    // Takes over what an address says; what it leaves out becomes the default.
+    follow({ name, parameters }) {
+      this.selected = this.#selection(parameters.runs);
+      if (name === "overview") this.charts = chartsOf(parameters);
     }
-    // Selects a run, or removes it from the selection unless it is the only one.
-    toggle(number2) {
+    // Returns the address of a screen; `run` in its parameters is the number of a run.
+    address(name, parameters = {}, selected = this.selected) {
+      const charts = name === "overview" ? chartParameters(this.charts) : {};
+      const named = { ...parameters, ...charts };
+      delete named.runs;
+      delete named.run;
+      if (this.runs.length > 1) {
+        if (parameters.run !== void 0 && selected.length > 1) named.run = this.#key(parameters.run);
+        named.runs = selected.map((number2) => this.#key(number2)).join(",");
+      }
+      return addressOf(name, given(named));
+    }
+    // Returns the number of the run that a screen shows if it shows only one.
+    runOf({ run }) {
+      return (run === void 0 ? null : this.#number(run)) ?? this.selected[0];
+    }
+    // Returns the selection with a run added, or removed unless it is the only one.
+    toggled(number2) {
       const others = this.selected.filter((own) => own !== number2);
-      if (!this.selected.includes(number2)) this.selected = [...others, number2].sort((a, b) => a - b);
-      else if (others.length) this.selected = others;
+      if (!this.selected.includes(number2)) return [...others, number2].sort((a, b) => a - b);
+      return others.length ? others : this.selected;
     }
     // Returns whether the screen must be opened: its address or the selection has changed.
     mustOpen(address2) {
@@ -1618,13 +1713,45 @@
       if (this.source.isFile) return null;
       return isHidden ? 5 * REFRESH_MILLISECONDS : REFRESH_MILLISECONDS;
     }
+    #selection(keys) {
+      const all = this.runs.map((_, number2) => number2).slice(0, MAX_SELECTED);
+      if (keys === "all") return all;
+      const numbers = (keys ?? "").split(",").map((key) => this.#number(key));
+      const known = [...new Set(numbers)].filter((number2) => number2 !== null).sort((a, b) => a - b);
+      if (known.length) return known;
+      return this.source.isFile ? all : [0];
+    }
+    // An address names a run by its name, which stays the same when the page is made again, or else by its number.
+    #key(number2) {
+      const { name } = this.runs[number2];
+      const isUnique = this.runs.filter((run) => run.name === name).length === 1;
+      return isUnique && !name.includes(",") ? name : String(number2);
+    }
+    #number(key) {
+      const number2 = this.runs.findIndex((_, own) => this.#key(own) === key);
+      return number2 < 0 ? null : number2;
+    }
   };
+  function chartsOf({ filter = "", smoothing, log, from, to }) {
+    const zoom = [from, to].map(Number);
+    const weight = Number(smoothing);
+    return {
+      text: filter,
+      weight: weight >= 0 && weight < 1 ? weight : 0,
+      log: log === "1",
+      zoom: from && to && zoom.every(Number.isFinite) ? zoom : null,
+    };
+  }
+  function chartParameters({ text: text2, weight, log, zoom }) {
+    const [from, to] = (zoom ?? []).map((step) => Number(step.toFixed(2)));
+    return { filter: text2, smoothing: weight || "", log: log ? "1" : "", from: from ?? "", to: to ?? "" };
+  }
 
   // src/timeline.js
   var Timeline = class {
     constructor(state, parameters, go2) {
       this.state = state;
-      this.run = state.selected[0];
+      this.run = state.runOf(parameters);
       this.go = go2;
       const run = state.runs[this.run];
       this.isNewest = !parameters.step;
@@ -1657,7 +1784,7 @@
           ),
           el(
             "a",
-            { href: `#samples?from_step=${this.step}&to_step=${this.step}`, class: "link" },
+            { href: state.address("samples", { from_step: this.step, to_step: this.step }), class: "link" },
             "its samples",
           ),
         ),
@@ -1671,7 +1798,7 @@
     }
     close() {}
     show(step) {
-      this.go("steps", { step: Math.max(0, step) });
+      this.go("steps", { step: Math.max(0, step), run: this.run });
     }
     async draw(step = this.step) {
       this.step = step;
@@ -1786,15 +1913,27 @@
     const { name, parameters } = readAddress(location.hash);
     return { name: Object.hasOwn(SCREENS, name) ? name : "overview", parameters };
   }
-  function go(name, parameters) {
-    location.hash = addressOf(name, given(parameters));
+  function go(state, name, parameters, isReplacing = false) {
+    const hash = state.address(name, parameters);
+    if (!isReplacing) {
+      location.hash = hash;
+      return;
+    }
+    history.replaceState(null, "", hash);
+    state.mustOpen(hash);
+  }
+  async function follow(state) {
+    const before = state.selected.join();
+    state.follow(address());
+    if (state.selected.join() !== before) await state.readRuns();
+    open(state);
   }
   function open(state) {
     if (!state.mustOpen(location.hash)) return;
     const { name, parameters } = address();
     state.screen?.close();
     try {
-      state.screen = new SCREENS[name](state, parameters, go);
+      state.screen = new SCREENS[name](state, parameters, (...target) => go(state, ...target));
       replace(document.getElementById("main"), state.screen.element);
     } catch (error) {
       failed(error);
@@ -1804,7 +1943,7 @@
   function header(state, name) {
     const tab = { sample: "samples", group: "samples" }[name] || name;
     const tabs = TABS.map(([own, title]) =>
-      el("a", { href: `#${own}`, "aria-current": own === tab ? "page" : null }, title),
+      el("a", { href: state.address(own), "aria-current": own === tab ? "page" : null }, title),
     );
     const fileBadge = state.source.isFile ? el("span", { class: "badge file" }, "file") : null;
     return [
@@ -1822,17 +1961,18 @@
       return el(
         "label",
         { class: "run-choice", style: { "--colour": colour } },
-        el("input", { type: "checkbox", checked, onchange: () => select(state, number2) }),
+        el("input", { type: "checkbox", checked, onchange: (event) => select(state, number2, event.target) }),
         el("span", { class: "dot", "aria-hidden": "true" }),
         foreign(run.name),
       );
     });
     return el("fieldset", { class: "runs" }, el("legend", { class: "unseen" }, "Runs"), choices);
   }
-  async function select(state, number2) {
-    state.toggle(number2);
-    await state.readRuns();
-    open(state);
+  function select(state, number2, box) {
+    const selected = state.toggled(number2);
+    box.checked = selected.includes(number2);
+    const { name, parameters } = address();
+    location.hash = state.address(name, parameters, selected);
   }
   function showKeys() {
     const dialog = el(
@@ -1867,7 +2007,7 @@
       k: () => state.screen?.move?.(-1),
       n: () => name === "sample" && state.screen.move(1),
       p: () => name === "sample" && state.screen.move(-1),
-      ...Object.fromEntries(TABS.map(([tab], index) => [String(index + 1), () => go(tab, {})])),
+      ...Object.fromEntries(TABS.map(([tab], index) => [String(index + 1), () => go(state, tab, {})])),
     };
     if (!Object.hasOwn(actions, event.key)) return;
     event.preventDefault();
@@ -1896,15 +2036,14 @@
   async function start() {
     const state = new PageState(await openSource());
     await state.readRuns();
-    if (state.source.isFile || address().parameters.runs === "all") state.selectFirstRuns();
-    addEventListener("hashchange", () => open(state));
+    await follow(state);
+    addEventListener("hashchange", () => follow(state));
     addEventListener("keydown", (event) => onKey(state, event));
     addEventListener("unhandledrejection", (event) => failed(event.reason));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       state.forgetOpened();
       open(state);
     });
-    open(state);
     refreshLater(state);
   }
   start().catch(failed);

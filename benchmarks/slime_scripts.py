@@ -137,7 +137,7 @@ def _row(script: SlimeScript) -> str:
     draft = script.draft()
     commented = " ".join(draft.comments.values()).replace(",", " ").split()
     keys = sum(name in commented for name in draft.flags)
-    noted = {flag.name for flag, _ in draft.flag_notes}
+    noted = {flag.name for flag, _ in draft.setting_notes}
     reasons = sum(name in noted for name in draft.flags)
     found = problems(script.path)
     verdict = "valid" if not found else f"refused: {'; '.join(found)}"
@@ -147,14 +147,14 @@ def _row(script: SlimeScript) -> str:
 
 def _left(draft: Draft) -> str:
     """Returns a list of the things that the user has to provide."""
-    own = [flag for flag, text in draft.flag_notes if text not in (DEFAULT_ROLLOUT, SFT_ROLLOUT)]
+    own = [flag for flag, text in draft.setting_notes if text not in (DEFAULT_ROLLOUT, SFT_ROLLOUT)]
     parts = [f"`{flag.name}`" for flag in draft.given(*FUNCTIONS) if flag in own]
     parts += sorted({f"`[vars]` {note.split()[0]}" for note in draft.notes if "under [vars]" in note})
     if "is quantised" in draft.comments.get("model.path", ""):
         parts.append("the model in bfloat16")
     if any("Megatron refuses" in note for note in draft.notes):
         parts.append("a layout that Megatron accepts")
-    if "trainer.warmup_steps" in str(draft.flag_notes):
+    if "trainer.warmup_steps" in str(draft.setting_notes):
         parts.append("`trainer.warmup_steps`")
     return ", ".join(parts)
 

@@ -6,18 +6,19 @@ No flag is dropped silently: each becomes a key, whose comment names the flag, o
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlrun.converters.imports.secrets import is_secret
+from rlrun.converters.imports.shell_variables import refer_to_variables
 from rlrun.converters.shell.files import candidate_files
 from rlrun.converters.shell.script import Script, Word, read_script
 from rlrun.converters.slime.draft import Draft, Flag
 from rlrun.converters.slime.flag_rules import RULES
 from rlrun.converters.slime.flag_table import FlagRow, flag_table, read_value
 from rlrun.converters.slime.optimizer_flags import critic
-from rlrun.converters.slime.secrets import is_secret
 from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.variables import toml_value
@@ -29,8 +30,6 @@ _SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
 _SERVER_SWITCHES = {"enable-fp32-lm-head": ("trainer.head_dtype", "float32")}
 _SEPARATE_PREFILL = ("disaggregation-", "encoder-")
 _GROUP = re.compile(r"OPEN_TRAINING_INT4_GROUP_SIZE\W+(\d+)")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
-_UNRESOLVED = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
 _TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 
@@ -60,7 +59,14 @@ def import_command(
     group size of INT4 training, which slime reads from the environment.
     """
     is_async = any(_ASYNC.fullmatch(word.text) for word in command)
-    draft = Draft(source, read_flags(command), is_async, list(notes), read_file, int4_group)
+    draft = Draft(
+        source=source,
+        flags=read_flags(command),
+        is_async=is_async,
+        notes=list(notes),
+        read_file=read_file,
+        int4_group=int4_group,
+    )
     draft.set("name", name, ())
     for flag in draft.flags.values():
         _translate_flag(draft, flag)
@@ -71,7 +77,7 @@ def import_command(
         if row.default is not None and row.key and not is_set and not _why_unused(draft.algorithm, row):
             draft.set(row.key, row.default, (), f"slime's default without {row.name}")
     critic(draft)
-    _refer_to_variables(draft)
+    refer_to_variables(draft)
     return draft
 
 
@@ -160,40 +166,6 @@ def _set_key(draft: Draft, flag: Flag, row: FlagRow) -> None:
 def _why_unused(algorithm: str, row: FlagRow) -> str:
     """Returns why a key has no effect under the algorithm; empty if it has one."""
     return f"{algorithm} has no such parameter" if row.of and algorithm not in row.of else ""
-
-
-def _refer_to_variables(draft: Draft) -> None:
-    """Makes values from the script's environment refer to variables of the spec, and notes which ones."""
-    unset: set[str] = set()
-    draft.values = _with_variables(draft.values, unset)
-    draft.notes += [
-        f"{name} is not set in the script: add `{name} = …` under [vars], or pass --set vars.{name}=…"
-        for name in sorted(unset)
-    ]
-    for key, text in _texts(draft.values, ""):
-        if _UNRESOLVED.search(text):
-            draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
-
-
-def _with_variables(value: Any, unset: set[str]) -> Any:
-    """Returns the document with `${NAME}` replaced by `${var:NAME}`, and adds the names to `unset`."""
-    if isinstance(value, dict):
-        return {key: _with_variables(inner, unset) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_with_variables(inner, unset) for inner in value]
-    if not isinstance(value, str):
-        return value
-    unset.update(_VARIABLE.findall(value))
-    return _VARIABLE.sub(r"${var:\1}", value)
-
-
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, (dict, list)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, inner in items:
-            yield from _texts(inner, f"{key}.{name}".lstrip("."))
 
 
 def training_command(script: Script, path: Path) -> list[Word]:

@@ -1,8 +1,8 @@
 """Translates slime's flags about the loss: algorithm, clipping, KL, distillation."""
 
+from rlrun.converters.imports.secrets import bare_address
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
-from rlrun.converters.slime.secrets import bare_address
 
 _DEFAULT_CLIP = 0.2
 _WITH_OTHER_CLIP = ("gspo", "cispo")

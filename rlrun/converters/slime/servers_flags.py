@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
+from rlrun.converters.imports.secrets import bare_address
 from rlrun.converters.slime.draft import Draft, Flag
-from rlrun.converters.slime.secrets import bare_address
 from rlrun.converters.slime.settings_file import file_settings
 
 Settings = dict[str, Any]

@@ -1,8 +1,8 @@
 """Translates slime's flags about data and rewards."""
 
+from rlrun.converters.imports.secrets import without_credentials
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
-from rlrun.converters.slime.secrets import without_credentials
 from rlrun.models.json_files import parse_json
 
 _NONZERO_STD = "check_reward_nonzero_std"

@@ -32,6 +32,7 @@ from rlrun.converters.shell.script import Word
 from rlrun.converters.slime.importer import import_command, import_script
 from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import read_header
+from rlrun.converters.trl.importer import import_file as import_trl
 from rlrun.models.config_json import read_architecture
 from rlrun.models.hub import cached_config
 from rlrun.models.json_files import parse_json, read_json_object, tensor_shapes
@@ -594,6 +595,18 @@ READERS = [
         "a script",
         SCRIPT,
         written("run.sh", import_script),
+        is_json=False,
+    ),
+    Reader(
+        "a script of TRL",
+        (Path(__file__).parent / "converters" / "trl" / "vllm_colocate.py").read_bytes(),
+        written("train.py", import_trl),
+        is_json=False,
+    ),
+    Reader(
+        "a configuration of TRL",
+        (Path(__file__).parent / "converters" / "trl" / "grpo.yaml").read_bytes(),
+        written("grpo.yaml", import_trl),
         is_json=False,
     ),
     Reader(

@@ -2,13 +2,25 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlrun.runner.host.printed_text import print_text
 
+if TYPE_CHECKING:
+    from rlrun.converters.imports.spec_draft import SpecDraft
+
 app = typer.Typer(help="Write a spec from another trainer's launch script.", no_args_is_help=True)
+
+
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="The file to write; it must not exist yet.")
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of GPUs that the script trains on, where it does not say it."),
+]
 
 
 @app.callback()
@@ -21,9 +33,7 @@ def slime(
     script: Annotated[
         Path | None, typer.Argument(help="The launch script. It is only read, not executed.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file to write; it must not exist yet.")
-    ] = None,
+    output: Output = None,
     table: Annotated[
         bool,
         typer.Option("--table", help="Only print the tables of docs/slime.md: every flag and its key."),
@@ -39,7 +49,29 @@ def slime(
         raise ValueError("no script is given: rlrun import slime run.sh")
     from rlrun.converters.slime.importer import import_script
 
-    draft = import_script(script)
+    _finish(import_script(script), output)
+
+
+@app.command()
+def trl(
+    script: Annotated[
+        Path,
+        typer.Argument(
+            help="A Python script with GRPOTrainer, a YAML file for `trl grpo`, or a shell script that "
+            "starts one of them. It is only read, not executed."
+        ),
+    ],
+    output: Output = None,
+    gpus: Gpus = None,
+) -> None:
+    """Turn a script of TRL's GRPOTrainer into a spec; standard error lists settings without counterpart."""
+    from rlrun.converters.trl.importer import import_file
+
+    _finish(import_file(script, gpus), output)
+
+
+def _finish(draft: "SpecDraft", output: Path | None) -> None:
+    """Writes a spec, and prints the notes on standard error."""
     _write(draft.toml(), output)
     print_text(*draft.messages(), sep="\n", file=sys.stderr)
 

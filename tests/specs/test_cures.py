@@ -41,7 +41,7 @@ def test_a_value_after_a_space_is_not_a_file() -> None:
 
 @pytest.mark.parametrize(
     ("name", "cure"),
-    [("job.py", "docs/python.md"), ("job.sh", "rlrun import slime"), ("job.yaml", "rlrun init")],
+    [("job.py", "rlrun import trl"), ("job.sh", "rlrun import slime"), ("job.yaml", "rlrun import")],
 )
 def test_a_file_of_another_kind_is_not_a_spec(name: str, cure: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("x = 1\n")

@@ -13,17 +13,23 @@ it finds the first one that is not closed."""
 
 def yaml_table(text: str) -> dict[str, Any]:
     """Returns the table in a YAML text. Raises ValueError with the problem."""
+    settings = yaml_value(text)
+    if not isinstance(settings, dict):
+        raise ValueError("does not contain a table of settings")
+    return settings
+
+
+def yaml_value(text: str) -> Any:
+    """Returns the value of a YAML text. Raises ValueError with the problem."""
     try:
         _check_events(text)
-        settings = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     # PyYAML's functions for `!!int` and other tags fail in many ways for values of other types
     except (yaml.YAMLError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"is not valid YAML: {' '.join(str(error).split())[:120]}") from None
-    if not isinstance(settings, dict):
-        raise ValueError("does not contain a table of settings")
-    if _contains_itself(settings):
+    if _contains_itself(value):
         raise ValueError("has a value that contains itself")
-    return settings
+    return value
 
 
 def _check_events(text: str) -> None:

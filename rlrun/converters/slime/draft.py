@@ -149,7 +149,7 @@ class Draft(SpecDraft):
         return name in self.flags
 
     def set(self, key: str, value: Any, names: Sequence[str], comment: str = "") -> None:
-        """Sets a dotted key. Keys about rollouts have no effect on demonstrations: they become notes instead."""
+        """Sets a dotted key. With demonstrations, keys about rollouts become notes instead."""
         if self.algorithm == "sft" and _is_unused_by_sft(key):
             for flag in self.given(*names):
                 self.note(flag, "no effect: training on demonstrations has no sampling and no policy loss")

@@ -31,10 +31,12 @@ from rlrun.specs.reading.syntax import parse
 from rlrun.specs.reading.variables import substitute_variables, variable_names
 
 _OTHER_FILES = {
-    ".py": "`rlrun init` writes a spec to start from; docs/python.md starts jobs from Python",
+    ".py": "`rlrun import trl FILE` writes the spec of a script of TRL's GRPOTrainer; docs/python.md starts "
+    "jobs from Python",
     ".sh": "`rlrun import slime FILE` writes the spec of one of slime's launch scripts",
     **dict.fromkeys(
-        (".yaml", ".yml"), "`rlrun init` writes a spec to start from; docs/coming-from.md has its keys"
+        (".yaml", ".yml"),
+        "`rlrun import` writes a spec from another trainer's file, and `rlrun init` one to start from",
     ),
 }
 """What to do with a file that is given in place of a spec, by its suffix."""

@@ -1,0 +1,168 @@
+"""Finds TRL's settings in a Python script, a YAML file, or a shell script that starts one of them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.converters.imports.settings import Setting, add_setting
+from rlrun.converters.imports.written_values import written_value
+from rlrun.converters.imports.yaml_table import yaml_table
+from rlrun.converters.shell.files import candidate_files
+from rlrun.converters.shell.script import Script, Word, read_script
+from rlrun.converters.trl.python_script import read_python
+
+_PROCESSES = ("num_processes", "nproc_per_node", "nproc-per-node", "num-processes")
+_LAUNCH = {
+    *_PROCESSES,
+    *("num_machines", "nnodes", "config_file", "accelerate_config", "mixed_precision", "main_process_port"),
+    *("machine_rank", "main_process_ip", "num_cpu_threads_per_process", "use_deepspeed", "gpu_ids"),
+    *("zero_stage", "deepspeed_config_file", "use_fsdp", "multi_gpu", "rdzv_backend", "rdzv_endpoint"),
+}
+"""Options of accelerate and torchrun, which `trl grpo` takes too."""
+
+
+@dataclass(slots=True)
+class TrlSource:
+    """The settings of a file, and what it says about the processes."""
+
+    name: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
+    gpus: int | None = None
+
+
+def read_source(path: Path) -> TrlSource:
+    """Reads a file by its suffix. Raises ValueError if it has no settings of GRPO."""
+    source = TrlSource(path.name)
+    if path.suffix in (".yaml", ".yml"):
+        _read_yaml(source, path)
+    elif path.suffix == ".sh":
+        _read_shell(source, path)
+    else:
+        read_python(_text(path), path.name, source.settings, source.notes, source.unread)
+    return source
+
+
+def _read_yaml(source: TrlSource, path: Path) -> None:
+    """Adds the settings of a YAML file for `trl grpo --config`."""
+    try:
+        table = yaml_table(_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
+    if "env" in table:
+        source.notes.append(f"{path.name}: env: export these variables before `rlrun launch`")
+    for name, value in table.items():
+        if name != "env":
+            _add(source, str(name), value, path.name)
+
+
+def _read_shell(source: TrlSource, path: Path) -> None:
+    """Adds the settings of the last command that runs `trl grpo` or a Python script."""
+    script = read_script(path)
+    source.notes += script.notes
+    for words in reversed(script.commands):
+        start = _training(words)
+        if start is None:
+            continue
+        program = words[start]
+        flags = _flags(words[start + 1 :])
+        launch = _flags(words[:start])
+        source.notes += dict.fromkeys(note for word in words for note in word.notes)
+        for name, (values, location) in {**launch, **flags}.items():
+            if name in _LAUNCH:
+                _add_launch(source, name, values, location)
+        for name, (values, _) in flags.items():
+            if name == "config":
+                _read_yaml(source, _file(script, path, values[0] if values else ""))
+        if program.text.endswith(".py"):
+            file = next(candidate_files(program.text, Path(script.folder), path.absolute().parent), None)
+            if file is None:
+                source.notes.append(f"{program.location}: {program.text} was not found, and is not read")
+            else:
+                read_python(
+                    _text(file), file.name, source.settings, source.notes, source.unread, allow_empty=True
+                )
+        for name, (values, location) in flags.items():
+            if name != "config" and name not in _LAUNCH:
+                _add(source, name, _value(values), location)
+        return
+    raise ValueError(
+        f"{path} runs neither `trl grpo` nor a Python script: give the file that launches the job"
+    )
+
+
+def _training(words: Sequence[Word]) -> int | None:
+    """Returns the position of the training program: `grpo` after `trl`, or a Python file."""
+    texts = [word.text for word in words]
+    for at, text in enumerate(texts):
+        if text == "grpo" and at and texts[at - 1].endswith("trl"):
+            return at
+        if re.fullmatch(r"[^-].*\.py", text) and any(
+            "python" in each or "launch" in each or "run" in each for each in texts[:at]
+        ):
+            return at
+    return None
+
+
+def _flags(words: Sequence[Word]) -> dict[str, tuple[list[str], str]]:
+    """Returns the values and the place of each flag."""
+    flags: dict[str, tuple[list[str], str]] = {}
+    name = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word.text):
+            name, equals, value = word.text.lstrip("-").partition("=")
+            flags[name] = ([value] if equals else [], word.location)
+        elif name:
+            flags[name][0].append(word.text)
+    return flags
+
+
+def _value(values: Sequence[str]) -> Any:
+    """Returns the value of a flag; one without a value is true."""
+    if not values:
+        return True
+    read = [written_value(value) for value in values]
+    return read[0] if len(read) == 1 else read
+
+
+def _add(source: TrlSource, name: str, value: Any, location: str) -> None:
+    """Adds a setting; tables of arguments become one setting for each of their keys."""
+    if name in _LAUNCH:
+        _add_launch(source, name, [str(value)], location)
+    elif isinstance(value, dict) and value:
+        for inner, item in value.items():
+            add_setting(source.settings, f"{name}.{inner}", item, location)
+    else:
+        add_setting(
+            source.settings, name, written_value(value) if isinstance(value, str) else value, location
+        )
+
+
+def _add_launch(source: TrlSource, name: str, values: Sequence[str], location: str) -> None:
+    """Reads the number of processes; rlrun starts its processes itself."""
+    text = values[0] if values else ""
+    if name in _PROCESSES and text.isdecimal() and int(text) > 0:
+        source.gpus = int(text)
+    else:
+        source.notes.append(
+            f"{location}: {name}: rlrun starts the processes, see [trainer.parallel] and [cluster]"
+        )
+
+
+def _file(script: Script, path: Path, written: str) -> Path:
+    file = next(candidate_files(written, Path(script.folder), path.absolute().parent), None)
+    if file is None:
+        raise ValueError(f"{path.name}: the file of --config, {written}, was not found")
+    return file
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: byte {error.start} is not UTF-8") from None

@@ -87,7 +87,12 @@ AllowLocalPlugins = Annotated[
         "to check its arguments.",
     ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]
+_RUNS_DIR = "--runs-dir"
+RunsDir = Annotated[Path, typer.Option(_RUNS_DIR, help="Folder that holds the run folders.")]
+LaunchRunsDir = Annotated[
+    Path | None,
+    typer.Option(_RUNS_DIR, help="Folder that holds the run folders. Default: runs_dir of the spec."),
+]
 RunName = Annotated[
     str | None, typer.Argument(help="Name of the run. Default: the newest run.", autocompletion=_complete_run)
 ]
@@ -133,6 +138,23 @@ def refuse_value_as_spec(specs: Sequence[str], overrides: Sequence[str]) -> None
     if len(keys) == len(values) == 1:
         message, cure = f"{keys[0]!r} has no value", f"write --set {keys[0]}={values[0]}"
         raise SpecError([problem_without_place(message, "--set", Code.OVERRIDE, cure)])
+
+
+def launch_settings(overrides: list[str] | None, runs_dir: Path | None, name: str | None = None) -> list[str]:
+    """Returns the settings of a launch, with its --runs-dir and --name as the keys that they override."""
+    from rlrun.specs.reading.reference import as_toml
+
+    keys = {"runs_dir": runs_dir and str(runs_dir), "name": name}
+    given = [f"{key}={as_toml(value)}" for key, value in keys.items() if value is not None]
+    return [*(overrides or ()), *given]
+
+
+def run_argument(name: str, runs_dir: Path) -> str:
+    """Returns a run's name as commands take it, with the folder of runs unless it is the default."""
+    from rlrun.specs.paths import display_path
+
+    shown = display_path(runs_dir)
+    return name if shown == "runs" else f"{name} {_RUNS_DIR} {shown}"
 
 
 def spec_path(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""`rlrun diff`: compares two specs, locks or runs, value by value."""
+"""`rlrun diff`: compares two specs, locks or runs, value by value, and what two runs reached."""
 
 import json
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rlrun.cli.arguments import AsJson, RunsDir, load
-from rlrun.runner.host.printed_text import print_text
+from rlrun.runner.host.printed_text import one_line, print_text
 
 _SIDE = "A spec, a recipe's name, a spec.lock.json, a run's folder or name."
 
@@ -19,31 +19,45 @@ def command(
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs between two specs, locks or runs.
+    """Show what differs between two specs, locks or runs, and the results of two runs side by side.
 
     Compares resolved values: it does not matter how, or in which file, a value is written.
     """
-    from rlrun.specs.reading.differences import find_differences
+    from rlrun.specs.reading.differences import Difference, find_differences
 
-    old, new = (_document(name, runs_dir) for name in (before, after))
+    sides = (before, after)
+    old, new = (_document(name, runs_dir) for name in sides)
     if "spec" not in old or "spec" not in new:  # a lock has more sections than a spec
         old, new = (document.get("spec", document) for document in (old, new))
     differences = list(find_differences(old, new))
+    first, second = (_results(name, runs_dir) for name in sides)
+    results = [
+        Difference(name, first.get(name), second.get(name))
+        for name in dict.fromkeys((*first, *second))
+        if first and second
+    ]
     if as_json:
-        print(json.dumps([asdict(difference) for difference in differences]))
+        named = [{**asdict(result), "key": f"results.{result.key}"} for result in results]
+        print(json.dumps([*map(asdict, differences), *named]))
         return
     print_text(*differences, sep="\n") if differences else print_text("no differences")
+    if results:
+        _print_results(sides, [(result.key, result.before, result.after) for result in results])
 
 
 def _document(name: str, runs_dir: Path) -> dict[str, Any]:
     """Returns a lock, without the entries that differ between any two launches, or a spec's values."""
-    path = Path(name)
-    for lock in (path / "spec.lock.json", runs_dir / name / "spec.lock.json"):
-        if lock.is_file():
-            path = lock
+    folder = _run_folder(name, runs_dir)
+    path = Path(name) if folder is None else folder / "spec.lock.json"
     if path.suffix == ".json":
         return _lock(path)
     return load([name], None).spec.model_dump(mode="json")
+
+
+def _run_folder(name: str, runs_dir: Path) -> Path | None:
+    """Returns the folder of the run that an argument names; None if it names something else."""
+    folders = (runs_dir / name, Path(name))
+    return next((folder for folder in folders if (folder / "spec.lock.json").is_file()), None)
 
 
 def _lock(path: Path) -> dict[str, Any]:
@@ -51,3 +65,26 @@ def _lock(path: Path) -> dict[str, Any]:
 
     lock = read_lock(path)
     return {name: value for name, value in lock.items() if name not in ("sources", "platform", "engines")}
+
+
+def _results(name: str, runs_dir: Path) -> dict[str, float]:
+    """Returns the results of a run; none for a spec, a lock, or a run without metrics."""
+    from rlrun.runner.records.metrics_file import read_metrics
+    from rlrun.runner.records.results import results_of
+
+    folder = _run_folder(name, runs_dir)
+    return {} if folder is None else results_of(read_metrics(folder / "metrics.jsonl"))
+
+
+def _print_results(sides: tuple[str, str], rows: list[tuple[str, float | None, float | None]]) -> None:
+    from rich.table import Table
+
+    from rlrun.cli.output import table_console
+
+    table = Table("result", box=None, pad_edge=False)
+    for side in sides:
+        table.add_column(one_line(side), justify="right")
+    for name, *values in rows:
+        table.add_row(one_line(name), *("" if value is None else f"{value:.4g}" for value in values))
+    print_text()
+    table_console().print(table)

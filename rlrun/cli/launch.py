@@ -1,7 +1,6 @@
 """`rlrun launch`: runs the job of a spec."""
 
 import atexit
-import json
 import os
 import sys
 from pathlib import Path
@@ -9,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Profiles, Quiet, Specs, load
+from rlrun.cli.arguments import (
+    AllowLocalPlugins,
+    LaunchRunsDir,
+    Overrides,
+    Profiles,
+    Quiet,
+    Specs,
+    launch_settings,
+    load,
+    run_argument,
+)
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 
@@ -36,6 +45,7 @@ def command(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; overrides the spec's `name`.")] = None,
+    runs_dir: LaunchRunsDir = None,
     allow_local_plugins: AllowLocalPlugins = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return as soon as the run's folder exists; the job continues.")
@@ -50,9 +60,7 @@ def command(
         raise ValueError("--resume continues a run and --new starts another: give only one of them")
     if detach and "-" in specs:
         raise ValueError("a spec that is piped in cannot be read twice: write it to a file to use --detach")
-    if name is not None:
-        overrides = [*(overrides or ()), f"name={json.dumps(name)}"]
-    loaded = load(specs, overrides, profiles)
+    loaded = load(specs, launch_settings(overrides, runs_dir, name), profiles)
     if unset := loaded.unset_references():
         raise SpecError(unset)
     if locked is not None:
@@ -86,7 +94,7 @@ def _detach(runs_dir: Path) -> None:
         folder, process = start_detached([word for word in sys.argv[2:] if word != "--detach"], runs_dir)
     except JobError as error:
         raise ValueError(str(error)) from None
-    run = folder.name if runs_dir == Path("runs") else f"{folder.name} --runs-dir {runs_dir}"
+    run = run_argument(folder.name, runs_dir)
     print_text(f"{folder.name} runs as process {process.pid}")
     print_text(f"next: rlrun status {run}, rlrun logs -f {run}, rlrun stop {run}")
 

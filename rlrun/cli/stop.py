@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import RunsDir
+from rlrun.cli.arguments import RunsDir, run_argument
 from rlrun.runner.host.printed_text import print_text
 
 
@@ -38,7 +38,10 @@ def command(
         print_text(
             f"{name} (process {state['pid']}) was asked to stop and is still running after {seconds:g} s"
         )
-        print_text(f"see rlrun logs {name}; a second rlrun stop {name} ends it at once, without saving")
+        argument = run_argument(name, runs_dir)
+        print_text(
+            f"see rlrun logs {argument}; a second rlrun stop {argument} ends it at once, without saving"
+        )
         raise typer.Exit(3)
     state = run.current_state()
     print_text(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")

@@ -9,12 +9,15 @@ import typer
 from rlrun.cli.arguments import (
     AllowLocalPlugins,
     AsJson,
+    LaunchRunsDir,
     Overrides,
     Profiles,
     RunsDir,
     Specs,
     complete_sweep,
+    launch_settings,
     load,
+    run_argument,
     spec_path,
 )
 from rlrun.runner.host.printed_text import print_text
@@ -47,6 +50,7 @@ def launch(
         typer.Option("--resume", help="Continue: run the trials that are not done, from their checkpoints."),
     ] = False,
     name: Name = None,
+    runs_dir: LaunchRunsDir = None,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
     """Run the trials of [sweep] or --sweep, one after the other or side by side.
@@ -57,7 +61,7 @@ def launch(
     from rlrun.runner.sweeps.run_sweep import LaunchArguments, prepare_search, run_sweep
     from rlrun.runner.sweeps.sweep_folder import SweepFolder
 
-    settings = _settings(overrides, keys)
+    settings = _settings(launch_settings(overrides, runs_dir), keys)
     loaded = load_sweep(specs, settings, profiles)
     spec = loaded.spec
     if unset := loaded.unset_references():
@@ -173,7 +177,6 @@ def _print_table(folder: "SweepFolder") -> None:
     from rich.table import Table
 
     from rlrun.cli.output import table_console
-    from rlrun.specs.paths import display_path
 
     states = folder.states()
     keys = list(dict.fromkeys(key for state in states for key in state.trial.values))
@@ -185,6 +188,4 @@ def _print_table(folder: "SweepFolder") -> None:
         number = state.trial.name.partition("-")[0]
         table.add_row(number, *values, state.status, step, score, "best" if state.is_best else "")
     table_console().print(table)
-    parent = display_path(folder.path.parent)
-    where = "" if parent == "runs" else f" --runs-dir {parent}"
-    print_text(f"to compare the trials: rlrun view {folder.path.name}{where}")
+    print_text(f"to compare the trials: rlrun view {run_argument(folder.path.name, folder.path.parent)}")

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from rlrun.cli.arguments import complete_run_or_sweep
 from rlrun.cli.logs import fresh_lines
+from rlrun.cli.main import make_app
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.doctor.check import Check
 from rlrun.runner.host.model_files import fetch_model
@@ -313,6 +315,63 @@ def test_diff_of_specs_locks_and_runs(rlrun: Command, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[]")
     wrong = rlrun("diff", BASE, tmp_path / "other.json")
     assert (wrong.code, "is not a lock file" in wrong.err) == (2, True)
+
+
+def test_diff_of_runs_compares_their_results(rlrun: Command, tmp_path: Path) -> None:
+    for name, rewards in (("first", (0.1, 0.9, 0.7)), ("second", (0.2, 0.3, None))):
+        folder = lock_of(tmp_path / name).parent
+        lines = [{"step": 0, "eval/held-out/reward": rewards[0]}]
+        lines += [
+            {"step": step, "rollout/reward/mean": reward, "perf/step_time": 9.0 / step}
+            for step, reward in enumerate(rewards, start=1)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    runs = ("--runs-dir", tmp_path)
+    difference, *table = rlrun("diff", "first", "second", *runs).out.splitlines()
+    assert difference == "no differences"
+    assert [line.split() for line in table if line] == [
+        ["result", "first", "second"],
+        ["steps", "3", "3"],
+        ["perf/step_time.median", "3.75", "3.75"],
+        ["rollout/reward/mean.last", "0.7", "0.3"],
+        ["rollout/reward/mean.best", "0.9", "0.3"],
+        ["eval/held-out/reward.last", "0.1", "0.2"],
+        ["eval/held-out/reward.best", "0.1", "0.2"],
+    ]
+    found = json.loads(rlrun("diff", tmp_path / "first", "second", "--json", *runs).out)
+    assert found[0] == {"key": "results.steps", "before": 3, "after": 3}
+    assert "steps" not in rlrun("diff", "first", BASE, *runs).out  # a spec has no results
+    (tmp_path / "second" / "metrics.jsonl").unlink()
+    assert rlrun("diff", "first", "second", *runs).out == "no differences\n"
+
+
+@pytest.mark.parametrize("option", [("--runs-dir", "{}"), ("--set", "runs_dir={}")])
+def test_a_launch_goes_to_the_folder_of_runs(
+    rlrun: Command, launched: list[Any], tmp_path: Path, option: tuple[str, str]
+) -> None:
+    name, value = option
+    rlrun("launch", BASE, "--name", "other", name, value.format(tmp_path))
+    [(loaded, _)] = launched
+    assert (loaded.spec.runs_dir, loaded.spec.name) == (str(tmp_path), "other")
+
+
+def test_hints_name_the_folder_of_runs(rlrun: Command, tmp_path: Path) -> None:
+    write_run(tmp_path, "job", status="failed")
+    shown = rlrun("status", "job", "--runs-dir", tmp_path).out
+    assert f"to continue: rlrun resume job --runs-dir {tmp_path}\n" in shown
+
+
+def test_every_command_about_runs_has_the_option() -> None:
+    application = typer.main.get_command(make_app([]))
+    commands = {
+        **application.commands,
+        **{f"sweep {k}": v for k, v in application.commands["sweep"].commands.items()},
+    }
+    named = {name for name, each in commands.items() if any("--runs-dir" in key.opts for key in each.params)}
+    assert named == {
+        *("launch", "resume", "status", "logs", "stop", "runs", "view", "diff", "doctor"),
+        *("sweep launch", "sweep status"),
+    }
 
 
 def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ job.validate()
 try:
     run = job.launch(name="{name}")
 except JobError as error:
-    assert "has no model.safetensors" in str(error), error
+    assert "the run runs/run exists" in str(error), error
 else:
     run.wait()
 """

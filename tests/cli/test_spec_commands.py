@@ -294,7 +294,7 @@ def test_plan_warns_where_it_does_not_fit(rlrun: Command) -> None:
     outcome = rlrun("plan", BASE, *MODEL, *overrides, "--gpu", "L4")
     assert outcome.code == 0
     assert "warning: training needs" in outcome.out
-    assert '): set trainer.activation_checkpointing = "full": training then needs' in outcome.out
+    assert 'to fit, set trainer.activation_checkpointing = "full": then training' in outcome.out
 
 
 def test_plan_sweeps_layouts(rlrun: Command) -> None:

@@ -248,3 +248,65 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "Qwen3-VL-8B": (QWEN3_VL_8B, 8.767e9),
     "Qwen3.5-35B-A3B": (QWEN35_35B_A3B, 34.66e9),
 }
+
+
+def _qwen3(**shape: Any) -> dict[str, Any]:
+    """The keys that all Qwen3 models share, with those of one."""
+    return {
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151936,
+    } | shape
+
+
+def _qwen3_moe(**shape: Any) -> dict[str, Any]:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    layers = {"decoder_sparse_step": 1, "intermediate_size": 6144, "mlp_only_layers": []}
+    return _qwen3(model_type="qwen3_moe", num_key_value_heads=4, **experts, **layers) | shape
+
+
+def _shape(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
+
+
+TRAINED_OFTEN: dict[str, dict[str, Any]] = {
+    "Qwen3-0.6B": _qwen3(**_shape(1024, 28, 16, 3072), tie_word_embeddings=True),
+    "Qwen3-4B": _qwen3(**_shape(2560, 36, 32, 9728), tie_word_embeddings=True),
+    "Qwen3-8B": _qwen3(**_shape(4096, 36, 32, 12288)),
+    "Qwen3-14B": _qwen3(**_shape(5120, 40, 40, 17408)),
+    "Qwen3-32B": _qwen3(**_shape(5120, 64, 64, 25600)),
+    "Llama-3.3-70B": {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    }
+    | _shape(8192, 80, 64, 28672),
+    "Qwen3-30B-A3B": _qwen3_moe(
+        hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, moe_intermediate_size=768
+    ),
+    "Qwen3-235B-A22B": _qwen3_moe(
+        hidden_size=4096, num_hidden_layers=94, num_attention_heads=64, moe_intermediate_size=1536
+    ),
+}
+"""Models that users of RL trainers start with, from 0.6 to 235 billion parameters: Qwen/NAME and, of Llama,
+meta-llama/Llama-3.3-70B-Instruct.
+"""

@@ -1,37 +1,36 @@
 """Finds what does not fit a job's devices, and says what to change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import EngineMemory, Phase
-from rlrun.runner.planning.phases import JobMemory
-from rlrun.runner.planning.savings import Settings, phase_bytes, saved
+from rlrun.runner.planning.phases import JobMemory, job_memory
+from rlrun.runner.planning.savings import (
+    POLICY_PHASES,
+    TRAINER_PHASES,
+    fitting,
+    phase_bytes,
+)
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.reading.reference import as_toml
 
 COMFORTABLE = 0.9
 """The share of a device's memory up to which an estimate is trusted: allocators need some on top."""
-
-
-_OF_ENGINES = ("weights", "KV cache", "engines (memory kept)")
-"""Parts of memory that settings of the trainer do not change."""
+_MORE_DEVICES = "use larger devices, or more of them"
 
 
 def fit_warnings(job: PlannedJob, memory: JobMemory, *, advise: bool = True) -> Iterator[str]:
     """Yields a warning for each phase that exceeds its device, for a KV cache that is too small, and for a
-    GPU that lacks the trainer's precision. `advise`: with what to change.
+    GPU that lacks the trainer's precision. `advise`: at last with what to change so that everything fits.
     """
-    for phase in memory.phases:
-        if phase.bytes > job.device.memory:
-            yield _exceeds_device(job, phase, advise=advise)
-        elif phase.name == "training" and phase.bytes > COMFORTABLE * job.device.memory:
-            yield (
-                f"{phase.name} needs {format_bytes(phase.bytes)} of the {format_bytes(job.device.memory)} of "
-                f"{job.device.name}, which leaves little for what is not counted"
-                + (f": {_saving_cure(job, phase.name)}" if advise else "")
-            )
+    tight = [phase for phase in memory.phases if phase.bytes > _room(job, phase)]
+    for phase in tight:
+        yield _tightness(job, phase)
+    is_cache_too_small = memory.engine is not None and not memory.engine.concurrent
     if memory.engine is not None:
         yield from _small_cache(job, memory.engine)
+    if advise and (tight or is_cache_too_small):
+        yield from _cures(job, tight)
     precision, capability = job.spec.trainer.low_precision, job.device.capability
     if precision is not None and capability is not None and capability < precision.capability:
         needed, found = (".".join(map(str, pair)) for pair in (precision.capability, capability))
@@ -41,38 +40,45 @@ def fit_warnings(job: PlannedJob, memory: JobMemory, *, advise: bool = True) -> 
         )
 
 
-def _exceeds_device(job: PlannedJob, phase: Phase, *, advise: bool) -> str:
+def _room(job: PlannedJob, phase: Phase) -> float:
+    """Returns the bytes up to which a phase is nothing to warn of."""
+    return job.device.memory * (COMFORTABLE if phase.name in TRAINER_PHASES else 1.0)
+
+
+def _tightness(job: PlannedJob, phase: Phase) -> str:
+    needed, available = format_bytes(phase.bytes), format_bytes(job.device.memory)
+    if phase.bytes <= job.device.memory:
+        return (
+            f"{phase.name} needs {needed} of the {available} of {job.device.name}, which leaves little for "
+            "what is not counted"
+        )
     largest = max(phase.parts, key=lambda part: part.bytes)
-    excess = (
-        f"{phase.name} needs {format_bytes(phase.bytes)} and {job.device.name} has "
-        f"{format_bytes(job.device.memory)}; the largest part is {largest.name} "
-        f"({format_bytes(largest.bytes)})"
+    return (
+        f"{phase.name} needs {needed} and {job.device.name} has {available}; the largest part is "
+        f"{largest.name} ({format_bytes(largest.bytes)})"
     )
-    if not advise:
-        return excess
-    is_of_engines = phase.name == "generation" or largest.name in _OF_ENGINES
-    cure = _cure(largest.name, job) if is_of_engines else _saving_cure(job, phase.name)
-    return f"{excess}: {cure}"
 
 
-def _saving_cure(job: PlannedJob, phase: str) -> str:
-    """Returns the settings with which a phase of the ranks fits; comfortably, if that takes no offloading
-    which fitting does not take.
-    """
-    roomy, tight = (saved(job, share * job.device.memory, phase=phase) for share in (COMFORTABLE, 1.0))
-    is_costly = roomy is not None and _offloads(roomy) and tight is not None and not _offloads(tight)
-    if (found := tight if is_costly or roomy is None else roomy) is not None:
+def _cures(job: PlannedJob, tight: Sequence[Phase]) -> Iterator[str]:
+    """Yields the settings with which everything fits, or what to do where no settings are enough."""
+    own = [phase for phase in tight if phase.name in POLICY_PHASES]
+    for phase in tight:
+        if phase not in own:
+            yield f"to fit {phase.name}, {_other_cure(phase, job)}"
+    if tight and not own:
+        return
+    if (found := fitting(job, COMFORTABLE) or fitting(job, 1.0)) is not None:
         smaller, settings = found
         sets = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
-        return f"set {sets}: {phase} then needs {format_bytes(phase_bytes(smaller, phase))}"
-    more = "larger devices, or more of them"
-    if job.spec.trainer.lora is None:
-        more += ", or train adapters ([trainer.lora])"
-    return f"no setting that saves memory is enough: use {more}; rlrun plan --sweep compares layouts"
+        needs = ", ".join(f"{name} {format_bytes(phase_bytes(smaller, name))}" for name in _names(smaller))
+        yield f"to fit, set {sets}: then {needs}"
+        return
+    cures = dict.fromkeys(_other_cure(phase, job) for phase in own) or [_MORE_DEVICES]
+    yield f"no setting that saves memory is enough: {'; '.join(cures)}"
 
 
-def _offloads(found: tuple[PlannedJob, Settings]) -> bool:
-    return "trainer.offload" in found[1]
+def _names(job: PlannedJob) -> list[str]:
+    return [phase.name for phase in job_memory(job).phases if phase.name in POLICY_PHASES]
 
 
 def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:
@@ -89,15 +95,16 @@ def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:
         )
 
 
-def _cure(part: str, job: PlannedJob) -> str:
+def _other_cure(phase: Phase, job: PlannedJob) -> str:
+    """Returns what to do about a phase that no setting of the trainer lets fit."""
+    part = max(phase.parts, key=lambda part: part.bytes).name
     if part in ("KV cache", "engines (memory kept)"):
         return (
             'lower engine.max_cache_tokens or engine.max_running, or set cluster.placement = "disaggregated"'
         )
-    if part == "weights":
-        return "use larger devices, or split each engine over more of them (engine.tensor)"
     if part.startswith("engines of "):
         return "lower max_cache_tokens or count in these [[engines]], or run them on other hosts"
-    if job.spec.cluster.nodes * job.spec.cluster.gpus_per_node <= 1:
-        return "use a larger device, or several"
-    return "use larger devices, or more of them; rlrun plan --sweep compares layouts"
+    if part == "weights":
+        return "use larger devices, or SGLang servers that span several (engine.tensor)"
+    adapters = "" if job.spec.trainer.lora else ", or train adapters ([trainer.lora])"
+    return f"{_MORE_DEVICES}{adapters}; rlrun plan --sweep compares layouts"

@@ -1,6 +1,7 @@
 """Knows the speed and memory of devices, from the makers' figures for dense bfloat16 products."""
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,15 +63,22 @@ CORE_FLOPS, CPU_BANDWIDTH = 1e11, 2e10
 
 
 def find_gpu(name: str) -> Device:
-    """Returns the GPU with this name, or the only one whose name starts with it; else raises ValueError."""
-    prefix = name.upper()
-    matches = [gpu for gpu in GPUS.values() if gpu.name.startswith(prefix)]
-    exact = [gpu for gpu in matches if gpu.name == prefix]
+    """Returns the GPU with this name, or the only one whose name starts with it; else raises ValueError.
+
+    Case, hyphens and blanks do not count: `rtx4090` is RTX-4090.
+    """
+    prefix = _plain(name)
+    matches = [gpu for gpu in GPUS.values() if _plain(gpu.name).startswith(prefix)]
+    exact = [gpu for gpu in matches if _plain(gpu.name) == prefix]
     if exact or len(matches) == 1:
         return (exact or matches)[0]
     suggestion = nearest(name, GPUS)
     hint = f"did you mean {suggestion}? " if suggestion else ""
     raise ValueError(f"unknown GPU {name}; {hint}known GPUs: {', '.join(GPUS)}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).upper()
 
 
 def driver_gpus() -> list[str]:

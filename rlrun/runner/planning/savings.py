@@ -1,57 +1,97 @@
 """Changes of a job's settings that save memory of its ranks, tried one after the other until the job fits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
 from rlrun.runner.planning.phases import job_memory
+from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.rank_memory import rank_memory
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.reading import conflicts
+from rlrun.specs.derived.resolution import resolve
+from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.section import Section
 from rlrun.specs.sections.trainer import TrainerSpec
 
+S = TypeVar("S", bound=Section)
+DEGREES = (1, 2, 4, 8, 16)
+"""The degrees of parallelism that are tried."""
+TRAINER_PHASES = ("training", "weight update")
+"""The phases whose memory is estimated; generation takes the share of a device that its server is given."""
+POLICY_PHASES = (*TRAINER_PHASES, "generation")
+"""The phases of the trainer and of the policy's engines; the others are those of `[[engines]]`."""
 Settings = Mapping[str, object]
 """Keys of the spec with their values: `{"trainer.offload": "optimizer"}`."""
 
 
 def saved(
-    job: PlannedJob, limit: float, options: Sequence[Settings] | None = None, phase: str = "training"
+    job: PlannedJob, limit: float, options: Sequence[Settings] | None = None
 ) -> tuple[PlannedJob, Settings] | None:
-    """Returns the job with the settings that let a phase fit into `limit` bytes of a device, and these
+    """Returns the job with the settings that let training fit into `limit` bytes of a device, and these
     settings; None if all of them are not enough.
 
-    The settings are tried in the order of what they cost in time, and those that turn out not to be needed
-    are taken back. `options`: the settings to try, if they are known (`allowed_settings`).
+    `options`: the settings to try, if they are known (`allowed_settings`).
     """
-    # such as engines, which nothing here changes
-    others = phase_bytes(job, phase) - rank_memory(job).training.bytes if phase == "training" else 0
+    # such as engines, which no setting of the trainer changes
+    others = phase_bytes(job, "training") - rank_memory(job).training.bytes
+    if options is None:
+        options = allowed_settings(job)
+    # a quarter of the time of all phases, and a sweep asks thousands of times
+    return _search(job, options, lambda smaller: rank_memory(smaller).training.bytes + others - limit)
 
-    def needed(settings: Settings) -> int:
-        smaller = with_settings(job, settings)
-        if phase == "training":  # a quarter of the time, and a sweep asks thousands of times
-            return rank_memory(smaller).training.bytes + others
-        return phase_bytes(smaller, phase)
 
+def fitting(job: PlannedJob, share: float) -> tuple[PlannedJob, Settings] | None:
+    """Returns the job with the settings that let every phase of its trainer and its policy's engines fit, and
+    these settings; None if all of them are not enough.
+
+    `share`: the part of a device's memory that training and a weight update may take.
+    """
+    options = [*_larger_servers(job), *allowed_settings(job)]
+    return _search(job, options, lambda smaller: _missing(smaller, share))
+
+
+def _search(
+    job: PlannedJob, options: Sequence[Settings], missing: Callable[[PlannedJob], float]
+) -> tuple[PlannedJob, Settings] | None:
+    """Adds settings, in the order of what they cost in time, while they lower what is missing and something
+    is; takes those back that turn out not to be needed. None if something is missing with all of them.
+    """
     chosen: dict[str, object] = {}
-    least = needed(chosen)
-    for settings in allowed_settings(job) if options is None else options:
-        if least <= limit:
+    least = missing(job)
+    for settings in options:
+        if least <= 0:
             break
-        if (size := needed(chosen | dict(settings))) < least:
-            chosen |= settings
-            least = size
-    if least > limit:
+        more = chosen | dict(settings)
+        if (left := missing(with_settings(job, more))) < least:
+            chosen, least = more, left
+    if least > 0:
         return None
     for key in list(chosen)[:-1]:
         fewer = {name: value for name, value in chosen.items() if name != key}
-        if needed(fewer) <= limit:
+        if missing(with_settings(job, fewer)) <= 0:
             chosen = fewer
     return with_settings(job, chosen), chosen
+
+
+def _missing(job: PlannedJob, share: float) -> float:
+    """Returns by how many bytes the phases exceed their devices; a cache without room for a sample counts as
+    the part of a device that it lacks of that room.
+    """
+    memory, device = job_memory(job), job.device.memory
+    missing = 0.0
+    for phase in memory.phases:
+        if phase.name in POLICY_PHASES:
+            missing += max(phase.bytes - device * (share if phase.name in TRAINER_PHASES else 1.0), 0.0)
+    if memory.engine is not None and not memory.engine.concurrent:
+        missing += device * (1 - memory.engine.cache_tokens / job.plan.max_sample_tokens)
+    return missing
 
 
 def allowed_settings(job: PlannedJob) -> list[Settings]:
@@ -81,17 +121,48 @@ def _settings(trainer: TrainerSpec, job: PlannedJob) -> Iterator[Settings]:
         yield {"trainer.offload": "all"}
 
 
+def _larger_servers(job: PlannedJob) -> Iterator[Settings]:
+    """Yields larger sizes of the policy's SGLang servers, the smallest first."""
+    engine, gpus = job.spec.engine, sum(len(engine.locations) for engine in job.plan.engines)
+    if engine.given("count") is None:
+        yield from (
+            {"engine.tensor": degree} for degree in server_degrees(job, gpus) if degree > engine.tensor
+        )
+
+
+def server_degrees(job: PlannedJob, gpus: int) -> list[int]:
+    """Returns the tensor-parallel degrees of servers that can divide this many GPUs among themselves."""
+    spec = job.spec
+    if spec.engine.type != "sglang" or not job.plan.engines:
+        return [spec.engine.tensor]
+    stages = stages_of(spec.engine)
+    return [
+        degree
+        for degree in DEGREES
+        if not gpus % (degree * stages)
+        and not spec.cluster.gpus_per_node % degree
+        and not job.model.heads % degree
+    ] or [spec.engine.tensor]
+
+
 def with_settings(job: PlannedJob, settings: Settings) -> PlannedJob:
-    """Returns the job with other values of keys of the trainer."""
-    trainer = job.spec.trainer
+    """Returns the job with other values of keys of the trainer and of `engine.tensor`."""
+    spec = job.spec
     for key, value in settings.items():
-        _, *sections, name = key.split(".")
-        if sections:
-            inner = getattr(trainer, sections[0]).model_copy(update={name: value})
-            trainer = trainer.model_copy(update={sections[0]: inner})
-        else:
-            trainer = trainer.model_copy(update={name: value})
-    return replace(job, spec=job.spec.model_copy(update={"trainer": trainer}))
+        spec = _with_key(spec, key.split("."), value)
+    if "engine.tensor" not in settings:
+        return replace(job, spec=spec)
+    models = [job.model, *([] if job.teacher is None else [job.teacher])]
+    spec = resolve(spec, job.needs, models).spec
+    return replace(job, spec=spec, plan=make_plan(spec))
+
+
+def _with_key(section: S, key: Sequence[str], value: object) -> S:
+    """Returns a copy of a section in which a key, or one of its tables, has another value."""
+    name, *rest = key
+    return section.model_copy(
+        update={name: _with_key(getattr(section, name), rest, value) if rest else value}
+    )
 
 
 def phase_bytes(job: PlannedJob, name: str) -> int:

@@ -9,15 +9,21 @@ from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.fit import COMFORTABLE
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.rank_share import balanced_layers
-from rlrun.runner.planning.savings import Settings, allowed_settings, is_allowed, saved
+from rlrun.runner.planning.savings import (
+    DEGREES,
+    TRAINER_PHASES,
+    Settings,
+    allowed_settings,
+    is_allowed,
+    saved,
+    server_degrees,
+)
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.resolution import resolve
-from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import DEGREE_OF, ParallelSpec
 
-DEGREES = (1, 2, 4, 8, 16)
 _MODEL_PARALLEL = ("tensor", "pipeline", "context", "expert")
 TRAINER_SHARES = (0.25, 0.5, 0.75)
 """The shares of the GPUs that the trainer gets in disaggregated layouts."""
@@ -34,9 +40,9 @@ class Candidate:
 
     @property
     def is_comfortable(self) -> bool:
-        """Whether training leaves a tenth of the device's memory for what is not counted."""
+        """Whether a tenth of the device's memory is left for what is not counted, but for generation."""
         limit = COMFORTABLE * self.job.device.memory
-        return all(phase.bytes <= limit for phase in self.sizing.phases if phase.name == "training")
+        return all(phase.bytes <= limit for phase in self.sizing.phases if phase.name in TRAINER_PHASES)
 
     @property
     def excess(self) -> float:
@@ -119,27 +125,12 @@ def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
     for ranks, placement in dict.fromkeys(splits):
         cluster = spec.cluster.model_copy(update={"placement": placement})
         engine_gpus = gpus if placement == "colocated" else gpus - ranks
-        for tensor, parallel in product(_server_sizes(engine_gpus, job), _meshes(ranks, spec, job.model)):
+        for tensor, parallel in product(server_degrees(job, engine_gpus), _meshes(ranks, spec, job.model)):
             engine = spec.engine.model_copy(update={"count": None, "tensor": tensor})
             trainer = spec.trainer.model_copy(update={"parallel": parallel})
             candidate = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
             if is_allowed(candidate, job):
                 yield resolve(candidate, job.needs, models).spec
-
-
-def _server_sizes(gpus: int, job: PlannedJob) -> list[int]:
-    """Returns the tensor-parallel degrees of servers that can divide this many GPUs among themselves."""
-    spec = job.spec
-    if spec.engine.type != "sglang" or not job.plan.engines:
-        return [spec.engine.tensor]
-    stages = stages_of(spec.engine)
-    return [
-        degree
-        for degree in DEGREES
-        if not gpus % (degree * stages)
-        and not spec.cluster.gpus_per_node % degree
-        and not job.model.heads % degree
-    ] or [spec.engine.tensor]
 
 
 def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpec]:

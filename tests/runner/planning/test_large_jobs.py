@@ -72,5 +72,5 @@ def test_large_models_fit_as_documented(name: str) -> None:
 @pytest.mark.parametrize("name", ["GLM-4.7", "Kimi-K2"])
 def test_the_largest_do_not_fit_with_their_optimizer_on_the_gpus(name: str) -> None:
     sizing = plan(name, "none")
-    assert "weight update needs" in sizing.warnings[-1]
-    assert 'set trainer.offload = "optimizer"' in sizing.warnings[-1]
+    assert any(warning.startswith("weight update needs") for warning in sizing.warnings)
+    assert sizing.warnings[-1].startswith('to fit, set trainer.offload = "optimizer": then training')

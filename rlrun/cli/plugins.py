@@ -156,3 +156,42 @@ def _describe(kind: str, name: str) -> dict[str, Any]:
     parameters = [asdict(setting) for setting in list_settings(plugin.Params)]
     about = " ".join((plugin.__doc__ or "").split())
     return {"kind": kind, "name": name, "about": about, "parameters": parameters}
+
+
+@app.command()
+def trust(
+    folder: Annotated[
+        Path | None, typer.Argument(help="The folder, with all folders in it. Default: list trusted folders.")
+    ] = None,
+    *,
+    remove: Annotated[bool, typer.Option("--remove", help="Trust the folder no longer.")] = False,
+) -> None:
+    """Trust the plugin files in a folder: its specs may name them without --allow-local-plugins.
+
+    The folder must be yours alone to write. Trust is kept in ~/.config/rlrun, and remains when files change.
+    """
+    from rlrun.specs.trusted_folders import danger_of, store_trusted_folders, trusted_folders
+
+    folders = trusted_folders()
+    if folder is None:
+        print_text(*folders, sep="\n") if folders else print_text("no folder is trusted")
+        return
+    real = folder.resolve()
+    if remove:
+        if real not in folders:
+            raise ValueError(
+                f"{real} is not trusted; trusted folders: {', '.join(map(str, folders)) or 'none'}"
+            )
+        store_trusted_folders([each for each in folders if each != real])
+        print_text(f"{real} is trusted no longer")
+        return
+    if not real.is_dir():
+        raise ValueError(f"{folder} is not a folder: name the folder of your plugins")
+    if real in (Path.home().resolve(), *Path.home().resolve().parents):
+        raise ValueError(f"{real} has everything that you download: name the folder of your plugins")
+    if danger := danger_of(real, real):
+        raise ValueError(f"{real} cannot be trusted: {danger}")
+    store_trusted_folders([*{*folders, real}])
+    print_text(
+        f"specs in {real} may now name plugins in its files; undo: rlrun plugins trust {real} --remove"
+    )

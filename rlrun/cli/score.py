@@ -16,6 +16,7 @@ import typer
 from rlrun.cli.arguments import AllowLocalPlugins
 from rlrun.cli.error_report import print_error
 from rlrun.models.json_files import parse_json
+from rlrun.specs.local_code import allow_if_trusted
 
 if TYPE_CHECKING:
     from rlrun.plugins.types import Sample
@@ -88,6 +89,10 @@ def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
     from rlrun.runner.scoring.slime_names import reward_of_slime
     from rlrun.specs.sections.scoring import RewardSpec
 
+    if ".py:" in name:
+        file, _, member = name.rpartition(":")
+        name = f"{Path(file).absolute()}:{member}"
+        allow_if_trusted(Path(file).absolute(), Path.cwd())
     known, params = reward_of_slime(name)
     table: dict[str, Any] = {"type_key": "rm_type", **params, "type": known}
     for setting in settings:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.kinds import METHODS, fault_of, how_to_install, names_in_packages
-from rlrun.specs.local_code import is_local_code_allowed
+from rlrun.specs.local_code import how_to_allow, is_file_allowed
 from rlrun.specs.paths import suggest_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.messages import describe_errors
@@ -148,10 +148,9 @@ def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
 def _local(kind: str, name: str) -> PluginEntry:
     """Returns the entry of a class in a file, as if a distribution with the file's name announced it."""
     path = Path(name.rpartition(":")[0])
-    if not is_local_code_allowed():
+    if not is_file_allowed(path):
         raise PluginError(
-            f"{kind} plugin {name!r} is code outside any installed package; if you trust it, say "
-            "--allow-local-plugins, or install it as a package (rlrun plugins new)"
+            f"{kind} plugin {name!r} is code outside any installed package; {how_to_allow(path)}"
         )
     if not path.is_file():
         meant = suggest_path(path.name, path)

@@ -8,11 +8,11 @@
 Other users, and other members of a group, must not be able to write any of it, nor to replace a folder above.
 """
 
-import grp
 import os
-import pwd
 import stat
 from pathlib import Path
+
+from rlrun.specs.ownership import others_may_replace_in
 
 
 def cache_folder() -> Path:
@@ -58,21 +58,8 @@ def _check_above(path: Path) -> None:
 
     A sticky folder such as /tmp protects its entries, and many systems let a user's own group write.
     """
-    status = path.stat()
-    writable = status.st_mode & stat.S_IWOTH or (
-        status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
-    )
-    if status.st_uid not in (os.geteuid(), 0) or (writable and not status.st_mode & stat.S_ISVTX):
+    if others_may_replace_in(path):
         raise OSError(
             f"others may replace the cache {cache_folder()}, because they may write {path}: set RLRUN_CACHE "
             "to a folder in your home"
         )
-
-
-def _is_own_group(gid: int) -> bool:
-    """Returns whether a group has no other member: the one that is named after this user."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

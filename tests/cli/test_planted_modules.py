@@ -158,6 +158,7 @@ FAST = {
     "diff of runs": (("diff", "runs/run", "runs/run"), 2),
     "sweep status": (("sweep", "status", "trials"), 0),
     "plugins show": (("plugins", "show", "code"), 0),
+    "plugins trust": (("plugins", "trust"), 0),
     "plugins new": (("plugins", "new", "reward", "mine"), 0),
     "import slime": (("import", "slime", "slime.sh"), 0),
     "import trl": (("import", "trl", "train.py"), 0),

@@ -15,6 +15,7 @@ from rlrun.cli.main import own_commands
 from rlrun.cli.schema import spec_schema
 from rlrun.cli.spec_page import spec_pages
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.reading import loading
 from tests.cli.cli_outcome import Command
@@ -578,3 +579,43 @@ def test_plugins_show(rlrun: Command) -> None:
     wrong = rlrun("plugins", "show", "gpro")
     assert wrong.code == 2
     assert 'did you mean "grpo"?' in wrong.err
+
+
+def test_a_folder_is_trusted_once(rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(ALLOW_LOCAL, raising=False)
+    own = tmp_path / "own"
+    own.mkdir(mode=0o755)
+    (own / "mine.py").write_text("import rlrun\n\n\n@rlrun.reward\ndef one(sample):\n    return 1.0\n")
+    (own / "job.toml").write_text(f'extends = "{BASE}"\n[[rewards]]\ntype = "mine.py:one"\n')
+    assert rlrun("validate", own / "job.toml").code == 2
+    assert rlrun("plugins", "trust").out == "no folder is trusted\n"
+    assert f"specs in {own} may now name plugins" in rlrun("plugins", "trust", own).out
+    assert rlrun("plugins", "trust").out == f"{own}\n"
+    assert rlrun("validate", own / "job.toml").code == 0
+    monkeypatch.chdir(own)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"response": "1"}\n')
+    assert json.loads(rlrun("score", rows, "--reward", "mine.py:one").out)["reward"] == 1.0
+    assert "is trusted no longer" in rlrun("plugins", "trust", own, "--remove").out
+    monkeypatch.delenv(ALLOW_LOCAL)
+    assert rlrun("validate", own / "job.toml").code == 2
+    assert "is not trusted" in rlrun("plugins", "trust", own, "--remove").err
+
+
+def test_folders_that_are_never_trusted(
+    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "home" / "open").mkdir(parents=True)
+    (tmp_path / "home" / "open").chmod(0o777)
+    for folder, reason in (
+        (tmp_path / "home" / "open", "others may write"),
+        (tmp_path / "home", "has everything that you download"),
+        (Path("/"), "has everything that you download"),
+        (tmp_path / "gone", "is not a folder"),
+    ):
+        outcome = rlrun("plugins", "trust", folder)
+        assert (outcome.code, reason in outcome.err) == (2, True), outcome.err
+    assert rlrun("plugins", "trust").out == "no folder is trusted\n"

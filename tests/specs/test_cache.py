@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.specs import cache
+from rlrun.specs import ownership
 from rlrun.specs.cache import cache_folder, check_private, private_folder
 
 
@@ -58,7 +58,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_above_in_which_others_may_replace_the_cache_is_refused(
     mode: int, own_group: bool, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_is_own_group", lambda gid: own_group)
+    monkeypatch.setattr(ownership, "is_own_group", lambda gid: own_group)
     private_folder("view")
     (tmp_path / "home").chmod(mode)
     if is_refused:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlrun.specs.local_code import allow_if_trusted
 from rlrun.specs.paths import PathError, PathMarker, absolute_path, path_fields, resolve_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, Problem, SpecText, problem_at
@@ -112,17 +113,25 @@ def resolve_paths(
     return findings
 
 
-def find_local_plugins(composition: Composition, data: Any, path: KeyPath = ()) -> None:
-    """Replaces the files in `type` by absolute paths, each relative to the file of the spec that sets it."""
+def find_local_plugins(composition: Composition, data: Any, path: KeyPath = (), prefix: KeyPath = ()) -> None:
+    """Replaces the files in `type` by absolute paths, each relative to the file of the spec that sets it.
+
+    A file is allowed to run if the user trusts the folder of both. `prefix`: where the sources have the keys
+    of a profile.
+    """
     if not isinstance(data, (dict, list)):
         return
     for key, value in data.items() if isinstance(data, dict) else enumerate(data):
         inner = (*path, key)
         if key == "type" and isinstance(value, str) and ".py:" in value:
-            file, _, name = value.rpartition(":")
-            data[key] = f"{absolute_path(file, _folder(composition, inner))}:{name}"
+            written, _, name = value.rpartition(":")
+            of_profile = (*prefix, *inner)
+            folder = _folder(composition, of_profile if of_profile in composition.origins else inner)
+            file = absolute_path(written, folder)
+            allow_if_trusted(file, folder)
+            data[key] = f"{file}:{name}"
         else:
-            find_local_plugins(composition, value, inner)
+            find_local_plugins(composition, value, inner, prefix)
 
 
 def _folder(composition: Composition, path: KeyPath) -> Path:

@@ -206,7 +206,9 @@ def _document_findings(
 
 def _variant_findings(composition: Composition, plugin_check: PluginCheck | None) -> Iterator[Finding]:
     """Yields findings about the keys of profiles that were not chosen."""
-    for name, data in composition.variants.items():
+    for name, variant in composition.variants.items():
+        data = deepcopy(variant)
+        find_local_plugins(composition, data, prefix=("profiles", name))
         for finding in _document_findings(data, plugin_check)[0]:
             path = ("profiles", name, *finding.path)
             if path in composition.origins and not any(path == known.path for known in composition.findings):

@@ -5,6 +5,7 @@ python -m scripts.trainer_defaults verl DIR  of a clone of verl
 """
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import yaml
 
+VERL_ENGINES = ("", "megatron_", "torchtitan_", "veomni_")
 CONVERTERS = Path(__file__).parents[1] / "rlrun" / "converters"
 
 
@@ -49,18 +51,27 @@ def trl_defaults() -> str:
 
 
 def verl_defaults(folder: str) -> str:
-    """Returns the keys of verl's own generated configuration, with the interpolations as written there."""
-    commit = subprocess.run(
-        ["git", "-C", folder, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    path = "verl/trainer/config/_generated_ppo_trainer.yaml"
-    content = subprocess.run(
-        ["git", "-C", folder, "show", f"HEAD:{path}"], check=True, capture_output=True, text=True
-    ).stdout
-    rows = dict(_leaves(yaml.safe_load(content)))
+    """Returns the keys of verl's own generated configurations: that of FSDP, and what other engines add."""
+    commit = _git(folder, "rev-parse", "HEAD").strip()
+    rows: dict[str, Any] = {}
+    for engine in VERL_ENGINES:
+        path = f"verl/trainer/config/_generated_ppo_{engine}trainer.yaml"
+        for name, value in _leaves(yaml.safe_load(_git(folder, "show", f"HEAD:{path}"))):
+            rows.setdefault(name, value)
     tables = [name for name, value in rows.items() if value == {}]
-    rows = {name: None if value in ("???", {}) else value for name, value in rows.items()}
-    return _document(f"verl {commit[:7]}", path, rows, tables)
+    # a table that one engine leaves open has keys in another
+    tables += [match[1] for name in rows if (match := re.match(r"(.*?\.override_\w+)\.", name))]
+    unset = ("???", "", {}, [])
+    rows = {name: None if value in unset or "${" in str(value) else value for name, value in rows.items()}
+    about = (
+        "verl/trainer/config/_generated_ppo_*trainer.yaml; settings that take another one's value are unset"
+    )
+    return _document(f"verl {commit[:7]}", about, rows, tables)
+
+
+def _git(folder: str, *arguments: str) -> str:
+    command = ["git", "-C", folder, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

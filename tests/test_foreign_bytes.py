@@ -33,6 +33,7 @@ from rlrun.converters.slime.importer import import_command, import_script
 from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.trl.importer import import_file as import_trl
+from rlrun.converters.verl.importer import import_file as import_verl
 from rlrun.models.config_json import read_architecture
 from rlrun.models.hub import cached_config
 from rlrun.models.json_files import parse_json, read_json_object, tensor_shapes
@@ -607,6 +608,18 @@ READERS = [
         "a configuration of TRL",
         (Path(__file__).parent / "converters" / "trl" / "grpo.yaml").read_bytes(),
         written("grpo.yaml", import_trl),
+        is_json=False,
+    ),
+    Reader(
+        "a script of verl",
+        (Path(__file__).parent / "converters" / "verl" / "gspo_megatron.sh").read_bytes(),
+        written("run.sh", import_verl),
+        is_json=False,
+    ),
+    Reader(
+        "a configuration of verl",
+        (Path(__file__).parent / "converters" / "verl" / "ppo.yaml").read_bytes(),
+        written("ppo.yaml", import_verl),
         is_json=False,
     ),
     Reader(

@@ -70,6 +70,23 @@ def trl(
     _finish(import_file(script, gpus), output)
 
 
+@app.command()
+def verl(
+    script: Annotated[
+        Path,
+        typer.Argument(
+            help="A shell script that runs verl.trainer.main_ppo with Hydra's overrides, or a YAML file with "
+            "verl's configuration. It is only read, not executed."
+        ),
+    ],
+    output: Output = None,
+) -> None:
+    """Turn a verl script into a spec; standard error lists the settings that have no counterpart."""
+    from rlrun.converters.verl.importer import import_file
+
+    _finish(import_file(script), output)
+
+
 def _finish(draft: "SpecDraft", output: Path | None) -> None:
     """Writes a spec, and prints the notes on standard error."""
     _write(draft.toml(), output)

@@ -36,7 +36,8 @@ def problems(draft: ImportDraft, folder: Path) -> list[str]:
     (model / "config.json").write_text(json.dumps(CONFIG), "utf-8")
     (model / "tokenizer.json").write_text("{}", "utf-8")
     values["model"]["path"] = str(model)
-    values["model"].pop("revision", None)
+    for name in ("revision", "adapter"):
+        values["model"].pop(name, None)
     rows = folder / "rows.jsonl"
     rows.write_text(f"{json.dumps(ROW)}\n" * 2, "utf-8")
     _use_rows(values["data"], str(rows))

@@ -26,6 +26,10 @@ class ImportDraft(SpecDraft):
     """Settings whose value cannot be read without running the file."""
     accounted: set[str] = field(default_factory=set)
     """Settings that are in a key's comment or in a note."""
+    _written: dict[str, Any] = field(default_factory=dict)
+    """The value of each key that was set from settings."""
+    _origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The settings that each of these keys came from."""
 
     def is_given(self, name: str) -> bool:
         """Returns whether the file has the setting."""
@@ -75,6 +79,10 @@ class ImportDraft(SpecDraft):
         """Sets a key from settings. The comment names those that the file has, else the trainer's default."""
         given = tuple(name for name in names if name in self.settings)
         self.accounted.update(given)
+        if self.has(key) and self._written.get(key) != value:
+            replaced = (name for name in self._origins.get(key, ()) if name not in names)
+            self.drop(f"no effect: {', '.join(given) or names[0]} sets {key}", *replaced)
+        self._written[key], self._origins[key] = value, given
         if names and not given:
             default = f"{self.table.trainer}'s default of {names[0]}"
             comment = f"{default}: {comment}" if comment else default
@@ -140,6 +148,9 @@ def _copy(draft: ImportDraft, name: str, row: Row) -> None:
     value = draft.value(name)
     if value is None:
         draft.drop("unset: rlrun decides", name)
+        return
+    if isinstance(value, list | dict):
+        draft.drop(f"not a plain value: set {row.key} by hand", name)
         return
     if row.values:
         text = str(value).lower() if isinstance(value, bool) else str(value)

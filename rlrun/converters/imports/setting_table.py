@@ -79,7 +79,7 @@ class SettingTable:
 
     def correct(self, name: str) -> str | None:
         """Returns the known setting that is spelt most like an unknown one; None if none is near."""
-        return nearest(name, self.names(), 0.75)
+        return nearest(name, self.names(), 0.85)
 
     def names(self) -> Iterator[str]:
         """Yields the names of all settings."""

@@ -5,16 +5,15 @@ from typing import Any
 
 from rlrun.converters.imports.yaml_table import yaml_value
 
-_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 def written_value(text: str) -> Any:
     """Returns the value that a text stands for: `1e-6`, `true`, `null`, `[a, b]`, `{a: 1}`; else the text."""
     plain = text.strip()
     if _NUMBER.fullmatch(plain):
-        digits = plain.replace("_", "")
         try:
-            return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+            return int(plain) if plain.lstrip("+-").isdecimal() else float(plain)
         except ValueError:
             return text
     words = {"true": True, "false": False, "null": None, "none": None, "~": None}

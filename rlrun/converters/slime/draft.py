@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from rlrun.converters.imports.secrets import is_secret, without_credentials
+from rlrun.converters.imports.server_arguments import why_reserved
 from rlrun.converters.imports.spec_draft import SpecDraft
 from rlrun.models.families.table import TABLES
 from rlrun.models.family import Support
 from rlrun.models.json_files import parse_json
-from rlrun.specs.derived.sglang_arguments import SERVER, flag_name
 
 _ROLLOUT_SECTIONS = {"rollout", "rewards", "scoring", "filters", "engine", "engines", "eval", "debug"}
 _ROLLOUT_SECTIONS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm"}
@@ -158,10 +158,8 @@ class Draft(SpecDraft):
 
     def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
         """Sets an argument of the SGLang server, unless rlrun sets it itself."""
-        argument = flag_name(name)
-        if argument in SERVER.own or is_secret(argument):
-            decides = SERVER.own.get(argument)
-            self.note(self.flags[flag], f"{name}: set by rlrun" + (f": {decides}" if decides else ""))
+        if (why := why_reserved(name)) is not None:
+            self.note(self.flags[flag], f"{name}: {why}")
         else:
             self.set(f"{table}.{name.replace('-', '_')}", value, (flag,))
 

@@ -4,6 +4,7 @@ from pathlib import PurePath
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
+from rlrun.converters.imports.own_rewards import how_to_write, own_reward
 from rlrun.converters.trl.python_script import DatasetCall, RewardCall
 from rlrun.converters.trl.trainer_rules import interval
 
@@ -11,7 +12,6 @@ _FILES = {"json": "jsonl", "jsonl": "jsonl", "parquet": "parquet"}
 _MATH = ("accuracy_reward", "reasoning_accuracy_reward")
 _OVERLONG = {"max_completion_len": 1280, "soft_punish_cache": 256}
 """The arguments that `trl grpo` gives get_soft_overlong_punishment."""
-_REWARDS_FILE = "rewards.py"
 _HELD_OUT = (
     "dataset_test_split",
     "eval_dataset",
@@ -83,13 +83,9 @@ def rewards(draft: ImportDraft) -> None:
         if isinstance(weights, list) and number < len(weights) and isinstance(weights[number], int | float):
             draft.put(f"rewards.{number}.weight", float(weights[number]), "reward_weights")
     if own:
-        draft.drop(
-            f"write {', '.join(own)} in {_REWARDS_FILE} as rlrun's rewards: `@rlrun.reward`, a function of "
-            "one sample that returns a number (docs/plugins.md); then say --allow-local-plugins",
-            "reward_funcs",
-        )
+        draft.drop(how_to_write(own), "reward_funcs")
     if not functions:
-        draft.set("rewards.*.type", f"{_REWARDS_FILE}:reward", (), "not in the file: fill it in")
+        draft.set("rewards.*.type", own_reward("reward"), (), "not in the file: fill it in")
         draft.notes.append("rewards: the reward functions cannot be read from the file: fill them in")
     for number, function in enumerate(functions):
         if isinstance(function, str) and not _is_known(function):
@@ -146,7 +142,7 @@ def _set_reward(draft: ImportDraft, table: str, reward: Any) -> None:
         draft.put(f"{table}.max_tokens", values[0], name)
         draft.put(f"{table}.buffer", values[1], name)
     else:
-        draft.put(f"{table}.type", f"{_REWARDS_FILE}:{reward.name}", name, comment="in rlrun's form")
+        draft.put(f"{table}.type", own_reward(reward.name), name, comment="in rlrun's form")
 
 
 def evaluation(draft: ImportDraft) -> None:

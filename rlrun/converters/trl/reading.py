@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.converters.imports.settings import Setting, add_setting
+from rlrun.converters.imports.source_text import source_text
 from rlrun.converters.imports.written_values import written_value
 from rlrun.converters.imports.yaml_table import yaml_table
 from rlrun.converters.shell.files import candidate_files
@@ -42,14 +43,14 @@ def read_source(path: Path) -> TrlSource:
     elif path.suffix == ".sh":
         _read_shell(source, path)
     else:
-        read_python(_text(path), path.name, source.settings, source.notes, source.unread)
+        read_python(source_text(path), path.name, source.settings, source.notes, source.unread)
     return source
 
 
 def _read_yaml(source: TrlSource, path: Path) -> None:
     """Adds the settings of a YAML file for `trl grpo --config`."""
     try:
-        table = yaml_table(_text(path))
+        table = yaml_table(source_text(path))
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
     if "env" in table:
@@ -83,7 +84,12 @@ def _read_shell(source: TrlSource, path: Path) -> None:
                 source.notes.append(f"{program.location}: {program.text} was not found, and is not read")
             else:
                 read_python(
-                    _text(file), file.name, source.settings, source.notes, source.unread, allow_empty=True
+                    source_text(file),
+                    file.name,
+                    source.settings,
+                    source.notes,
+                    source.unread,
+                    allow_empty=True,
                 )
         for name, (values, location) in flags.items():
             if name != "config" and name not in _LAUNCH:
@@ -157,12 +163,3 @@ def _file(script: Script, path: Path, written: str) -> Path:
     if file is None:
         raise ValueError(f"{path.name}: the file of --config, {written}, was not found")
     return file
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: byte {error.start} is not UTF-8") from None

@@ -33,7 +33,7 @@ from rlrun.specs.reading.variables import substitute_variables, variable_names
 _OTHER_FILES = {
     ".py": "`rlrun import trl FILE` writes the spec of a script of TRL's GRPOTrainer; docs/python.md starts "
     "jobs from Python",
-    ".sh": "`rlrun import slime FILE` writes the spec of one of slime's launch scripts",
+    ".sh": "`rlrun import slime FILE` and `rlrun import verl FILE` write the spec of a launch script",
     **dict.fromkeys(
         (".yaml", ".yml"),
         "`rlrun import` writes a spec from another trainer's file, and `rlrun init` one to start from",

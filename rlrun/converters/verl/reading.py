@@ -1,0 +1,124 @@
+"""Finds verl's settings in a shell script, as Hydra's overrides, or in a YAML file."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.converters.imports.settings import Setting, add_setting
+from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.written_values import numbers_read, written_value
+from rlrun.converters.imports.yaml_table import yaml_table
+from rlrun.converters.shell.files import candidate_files
+from rlrun.converters.shell.script import Script, Word, read_script
+
+_PROGRAM = re.compile(r"(?:verl|recipe)[\w.]*\.main_\w+|(?:.*/)?main_(?:ppo|dapo|\w*trainer\w*)\.py")
+_OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)", re.DOTALL)
+_OPTION = re.compile(r"--config-(?P<kind>name|path|dir)(?:=(?P<value>.*))?")
+_BUILT_IN = re.compile(r"ppo_(?:\w+_)?trainer(?:\.yaml)?")
+_HYDRA = ("defaults", "hydra")
+
+
+@dataclass(slots=True)
+class VerlSource:
+    """The settings of a file."""
+
+    name: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    added: set[str] = field(default_factory=set)
+    """Settings that Hydra adds to verl's configuration, written with `+`."""
+
+
+def read_source(path: Path) -> VerlSource:
+    """Reads a file by its suffix. Raises ValueError if it does not train with verl."""
+    source = VerlSource(path.name)
+    if path.suffix in (".yaml", ".yml"):
+        _read_yaml(source, path)
+    else:
+        _read_shell(source, path)
+    return source
+
+
+def _read_yaml(source: VerlSource, path: Path) -> None:
+    """Adds the settings of a YAML file with verl's configuration, or a part of it."""
+    try:
+        table = yaml_table(source_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path.name} {error}") from None
+    for name in _HYDRA:
+        if name in table:
+            source.notes.append(f"{path.name}: {name}: Hydra's own table is not read")
+    plain = {name: value for name, value in table.items() if name not in _HYDRA}
+    for name, value in _leaves(plain):
+        add_setting(source.settings, name, value, path.name)
+
+
+def _leaves(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings of a table by their dotted names."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif name != "_target_":
+            yield f"{prefix}{name}", numbers_read(value)
+
+
+def _read_shell(source: VerlSource, path: Path) -> None:
+    """Adds the overrides of the last command that trains with verl."""
+    script = read_script(path)
+    commands = [words for words in script.commands if _start(words) is not None]
+    if not commands:
+        raise ValueError(f"{path} does not run verl.trainer.main_ppo: give the file that launches the job")
+    if len(commands) > 1:
+        script.note(f"{path.name} trains {len(commands)} times; the last training command is imported")
+    words = commands[-1][(_start(commands[-1]) or 0) + 1 :]
+    source.notes += [*script.notes, *dict.fromkeys(note for word in words for note in word.notes)]
+    _read_configuration(source, script, path, words)
+    for word in words:
+        _read_override(source, word)
+
+
+def _start(words: Sequence[Word]) -> int | None:
+    return next((at for at, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), None)
+
+
+def _read_configuration(source: VerlSource, script: Script, path: Path, words: Sequence[Word]) -> None:
+    """Reads the file of --config-name, unless it is verl's own."""
+    options: dict[str, str] = {}
+    for at, word in enumerate(words):
+        if match := _OPTION.fullmatch(word.text):
+            following = words[at + 1].text if at + 1 < len(words) else ""
+            options[match["kind"]] = following if match["value"] is None else match["value"]
+    name = options.get("name", "")
+    if not name or _BUILT_IN.fullmatch(name):
+        return
+    folder = options.get("path", options.get("dir", "."))
+    written = f"{folder}/{name.removesuffix('.yaml')}.yaml"
+    file = next(candidate_files(written, Path(script.folder), path.absolute().parent), None)
+    if file is None:
+        source.notes.append(f"{written} was not found: its settings are left out")
+    else:
+        _read_yaml(source, file)
+
+
+def _read_override(source: VerlSource, word: Word) -> None:
+    """Adds an override: `a.b=1`, `+a.b=1`, `++a.b=1` or `~a.b`."""
+    if word.text.startswith("~"):
+        source.notes.append(
+            f"{word.location}: {word.text}: removed from verl's configuration; nothing is read"
+        )
+    elif word.text.startswith("hydra."):
+        source.notes.append(f"{word.location}: {word.text}: a setting of Hydra, not of verl")
+    elif match := _OVERRIDE.fullmatch(word.text):
+        name, value = match["name"], written_value(match["value"])
+        if isinstance(value, dict) and value:
+            inner = {f"{name}.{key}": item for key, item in _leaves(value)}
+        else:
+            inner = {name: value}
+        for each, item in inner.items():
+            add_setting(source.settings, each, item, word.location)
+            if match["sign"]:
+                source.added.add(each)
+    elif word.text not in ("$@", "${@}") and word.text and not _OPTION.match(word.text):
+        source.notes.append(f"{word.location}: {word.text} is not read: it is not a setting of verl")

@@ -84,7 +84,10 @@ def spec_schema() -> dict[str, Any]:
         "additionalProperties": {"type": "object"},
     }
     for model in all_models(Spec):
-        _add_descriptions(schema if model is Spec else schema["$defs"][model.__name__], model)
+        shape = schema if model is Spec else schema["$defs"][model.__name__]
+        _add_descriptions(shape, model)
+        if model is not Spec:
+            _allow_false(shape)
     for definition, kind in _KINDS.items():
         table = schema["$defs"][definition]
         table["properties"]["type"]["enum"] = names(kind)
@@ -110,10 +113,21 @@ def _plugin_keys(kind: str, name: str, definitions: dict[str, Any]) -> dict[str,
 def _add_descriptions(shape: dict[str, Any], model: type["BaseModel"]) -> None:
     """Adds the docstrings of a model's fields, and the defaults that a factory makes, to its schema."""
     from rlrun.specs.problems.docstrings import field_docstrings
+    from rlrun.specs.reading.removed_tables import is_table
     from rlrun.specs.sections.section import is_derived
 
     for key, about in field_docstrings(model).items():
         shape["properties"][key]["description"] = about
     for key, field in model.model_fields.items():
+        if is_table(field.annotation) and shape["properties"][key].get("type") in ("array", "object"):
+            _allow_false(shape["properties"][key])
         if field.default_factory is not None and not is_derived(field):
             shape["properties"][key]["default"] = field.get_default(call_default_factory=True)
+
+
+def _allow_false(shape: dict[str, Any]) -> None:
+    """Allows `false` in place of a table, which removes the table of a file that a spec extends.
+
+    Not by anyOf, because editors would then no longer say what is wrong inside the table.
+    """
+    shape |= {"type": [shape["type"], "boolean"], "not": {"const": True}}

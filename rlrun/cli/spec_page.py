@@ -20,8 +20,9 @@ spec; do not edit them.
 
 A spec is one TOML file, or several, of which later ones override earlier ones. A key that is not listed here
 is an error. `extends = ["base.toml"]` starts from other files: tables are merged key by key, other
-values are replaced, and a table whose `type` changes is replaced as a whole. Paths are relative to the file
-that sets them; `package:` begins the path of a file that ships with rlrun.
+values are replaced, and a table whose `type` changes is replaced as a whole. `false` removes a table, or an
+array of tables, of these files: `lora = false` under `[trainer]`. Paths are relative to the file that sets
+them; `package:` begins the path of a file that ships with rlrun.
 
 Values are taken from these sources, and later ones override earlier ones: the files that a file extends, the
 file, further files, `--profile NAME` (the table `[profiles.NAME]`, which holds any keys of a spec), and

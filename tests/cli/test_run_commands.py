@@ -310,6 +310,10 @@ def test_diff_of_specs_locks_and_runs(rlrun: Command, tmp_path: Path) -> None:
     assert rlrun("diff", "first", second.parent, *runs).out == "spec.trainer.lr: 0.001 -> 0.002\n"
     assert rlrun("diff", BASE, second, *runs).out == "trainer.lr: 1e-6 -> 0.002\n"
     assert rlrun("diff", BASE, BASE).out == "no differences\n"
+    (tmp_path / "adapter.toml").write_text(f'extends = "{BASE}"\n[trainer.lora]\nrank = 8\n')
+    (tmp_path / "whole.toml").write_text('extends = "adapter.toml"\n[trainer]\nlora = false\n')
+    removed = rlrun("diff", tmp_path / "adapter.toml", tmp_path / "whole.toml").out
+    assert "trainer.lora.rank: 8 -> unset\n" in removed
     found = json.loads(rlrun("diff", second, BASE, "--json").out)
     assert found == [{"key": "trainer.lr", "before": 2e-3, "after": 1e-6}]
     (tmp_path / "other.json").write_text("[]")

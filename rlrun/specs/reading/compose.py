@@ -1,8 +1,8 @@
 """Merges all sources of a spec into one document.
 
 The order is: the files that a file extends, the file, further files, profiles (`[profiles.NAME]`, variants
-of a job that `--profile NAME` chooses), `--set`. A later source overrides an earlier one. Variables are
-substituted at the end.
+of a job that `--profile NAME` chooses), `--set`. A later source overrides an earlier one. At the end,
+variables are substituted, and tables that are set to false are removed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ from rlrun.specs.problems.positions import KeyPath, Mark, find_positions
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.composition import Composition
 from rlrun.specs.reading.overlay import Origin, merge_document
+from rlrun.specs.reading.removed_tables import remove_tables
 from rlrun.specs.reading.syntax import parse
 from rlrun.specs.reading.variables import substitute_variables, variable_names
 
@@ -61,6 +62,8 @@ def compose(
     for override in overrides:
         _add_override(composition, override)
     substitute_variables(composition)
+    for document in (composition.data, *composition.variants.values()):
+        remove_tables(document)
     return composition
 
 

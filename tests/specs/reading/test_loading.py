@@ -50,6 +50,63 @@ def test_extends_merges_tables_and_replaces_arrays(tmp_path: Path) -> None:
     assert loaded.origin("trainer.seed") == "default"
 
 
+TABLES = """
+[trainer.lora]
+rank = 8
+[reference]
+path = "tiny"
+[[filters]]
+type = "nonzero_std"
+[engine.sglang]
+context_length = 9
+"""
+
+
+def test_false_removes_a_table_of_a_base(tmp_path: Path) -> None:
+    full = write(
+        tmp_path, "full.toml", f'extends = "{BASE}"\n{TABLES.replace("tiny", str(BASE.parent / "tiny"))}'
+    )
+    removed = "filters = false\nreference = false\n[trainer]\nlora = false\n[engine]\nsglang = false\n"
+    top = write(tmp_path, "top.toml", f'extends = "full.toml"\n{removed}')
+    settings = ("filters=false", "reference=false", "trainer.lora=false", "engine.sglang=false")
+    profile = write(
+        tmp_path,
+        "profile.toml",
+        'extends = "full.toml"\n[profiles.plain]\nfilters = false\nreference = false\n'
+        "[profiles.plain.trainer]\nlora = false\n[profiles.plain.engine]\nsglang = false\n",
+    )
+    for loaded in (load(top), load(full, overrides=settings), load(profile, profiles=("plain",))):
+        spec = loaded.spec
+        assert (spec.trainer.lora, spec.filters, spec.engine.sglang) == (None, (), {})
+        assert not spec.reference.model_fields_set
+        given, base = (each.model_dump(mode="json", exclude_unset=True) for each in (spec, load(BASE).spec))
+        del given["engine"]
+        assert given == base
+    load(profile)  # profiles that are not chosen are checked, too
+    again = write(tmp_path, "again.toml", 'extends = "top.toml"\n[trainer.lora]\nrank = 4\n')
+    assert load(again).spec.trainer.lora.rank == 4  # nothing of the base's table returns
+
+
+def test_false_in_place_of_a_table_needs_no_base(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "one.toml", f'extends = "{BASE}"\n[trainer]\nlora = "${{var:lora}}"\n[vars]\nlora = false\n'
+    )
+    assert load(path).spec.trainer.lora is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model = false", "model"),
+        ("[trainer]\nlora = true", "trainer.lora: must be a table, found true"),
+        ("[trainer]\nlr = false", "trainer.lr: must be a number, found false"),
+    ],
+)
+def test_false_elsewhere_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, "one.toml", f'extends = "{BASE}"\n{text}\n')
+    assert any(message in problem for problem in problems(path)), problems(path)
+
+
 def test_problems_name_the_file_of_the_chain(tmp_path: Path) -> None:
     write(tmp_path, "low.toml", f'extends = "{BASE}"\n[trainer]\nlr = -1\n')
     top = write(tmp_path, "top.toml", 'extends = "low.toml"\n\n[rollout]\ntop_p = 2\n')

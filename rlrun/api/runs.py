@@ -15,6 +15,7 @@ from rlrun.runner.job.run_ending import ENDING_TIMEOUT_S, has_ended, interrupt, 
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.packed_lines import read_records
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.saved_rollouts import with_arrays
 from rlrun.runner.records.state import is_alive
 from rlrun.specs.step_names import ROLLOUTS, list_step_paths
 
@@ -59,8 +60,12 @@ class Run:
         """Returns the metrics as a data frame with a row for each step, indexed by `step`."""
         return frame(read_metrics(self.folder.metrics)).set_index("step")
 
-    def samples(self, step: int | None = None) -> "pd.DataFrame":
+    def samples(self, step: int | None = None, *, arrays: bool = False) -> "pd.DataFrame":
         """Returns the samples of a step, or of all steps, as a data frame with a row for each sample.
+
+        `arrays`: the columns `response_tokens`, `log_probs`, `trainer_log_probs`, `loss_mask`, `advantages`
+        and `prompt_tokens` hold numpy arrays, which `np.stack` or `np.concatenate` joins. They are None for
+        samples that were saved without them. Otherwise, they hold the file's encoding.
 
         Raises ValueError if the run has no samples of the step.
         """
@@ -68,7 +73,8 @@ class Run:
         if step is not None and step not in paths:
             raise ValueError(f"{self.name} has no samples of step {step}; it has those of {sorted(paths)}")
         steps = sorted(paths) if step is None else [step]
-        return frame({"step": each, **record} for each in steps for record in read_records(paths[each]))
+        records = ({"step": each, **record} for each in steps for record in read_records(paths[each]))
+        return frame(map(with_arrays, records) if arrays else records)
 
     def stream(self) -> Iterator[dict[str, Any]]:
         """Yields the metrics of every step as it ends, from the first step on, until the run ends."""

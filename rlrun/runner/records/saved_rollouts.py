@@ -37,6 +37,11 @@ from rlrun.runner.records.saved_images import (
 from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import ROLLOUTS, Kind, step_name
 
+_ARRAYS = {
+    **dict.fromkeys(("prompt_tokens", "response_tokens"), INT_DTYPE),
+    **dict.fromkeys(("log_probs", "trainer_log_probs", "loss_mask", "advantages"), FLOAT_DTYPE),
+}
+"""The fields of a record that are arrays, with their dtypes."""
 _NO_IMAGES = find_encoded({})
 TOKEN_BUDGET = 16_384
 """Response tokens per file whose log-probs are saved for people to read: about 100 KB."""
@@ -131,6 +136,17 @@ def whole_record(group: Group, sample: Sample) -> dict[str, Any]:
         "prompt_tokens": encode_array(prompt.tokens, INT_DTYPE),
         "experts": encode_experts(sample.experts),
         "sampling_mask": encode_mask(sample.sampling_mask),
+    }
+
+
+def with_arrays(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record with arrays in place of their encoded bytes; None where the record does not have one.
+
+    Raises ValueError for a field that is not an encoded array.
+    """
+    return {**record} | {
+        name: None if (text := record.get(name)) is None else decode_array(text, dtype)
+        for name, dtype in _ARRAYS.items()
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
 from rlrun.runner.host.failures import Failure
+from rlrun.runner.host.log_lines import LineFormatter
 from rlrun.runner.host.network import free_port
 
 Self = TypeVar("Self")
@@ -87,7 +88,9 @@ def redirect_output(log: Path) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def peak_memory() -> float:

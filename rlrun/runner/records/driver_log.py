@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlrun.models.foreign_files import read_bytes
+from rlrun.runner.host.log_lines import LineFormatter
 from rlrun.runner.host.printed_text import one_line
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.run_folder import RunFolder
@@ -36,7 +37,7 @@ def start_logging(
     `verbose`: the console gets all of rlrun's messages.
     """
     file = LogFile(folder.logs / DRIVER_LOG)
-    file.setFormatter(SecretFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", hide))
+    file.setFormatter(SecretFormatter(hide))
     logging.getLogger().addHandler(file)
     console_handler = _ConsoleHandler(console, hide, logging.INFO if verbose else logging.WARNING)
     logging.getLogger("rlrun").addHandler(console_handler)
@@ -65,11 +66,11 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-class SecretFormatter(logging.Formatter):
+class SecretFormatter(LineFormatter):
     """Formats messages and tracebacks without secrets."""
 
-    def __init__(self, form: str, hide: Hide) -> None:
-        super().__init__(form)
+    def __init__(self, hide: Hide) -> None:
+        super().__init__()
         self._hide = hide
 
     def format(self, record: logging.LogRecord) -> str:

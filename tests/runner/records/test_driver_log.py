@@ -2,9 +2,15 @@
 
 import io
 import logging
+import re
 from functools import partial
+from pathlib import Path
 
-from rlrun.runner.records.driver_log import SecretFormatter, hide_secrets
+import pytest
+
+from rlrun.runner.host.log_lines import LineFormatter
+from rlrun.runner.records.driver_log import DRIVER_LOG, SecretFormatter, hide_secrets, last_message
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.reading.secret_references import redact_secrets
 
 SPEC = {"rewards": [{"headers": {"Authorization": "Bearer ${env:JUDGE_KEY}"}}], "name": "${env:UNSET}"}
@@ -14,7 +20,7 @@ def test_messages_and_traces_are_written_without_secrets(monkeypatch) -> None:  
     monkeypatch.setenv("JUDGE_KEY", "correct horse")
     out = io.StringIO()
     handler = logging.StreamHandler(out)
-    handler.setFormatter(SecretFormatter("%(message)s", partial(hide_secrets, SPEC)))
+    handler.setFormatter(SecretFormatter(partial(hide_secrets, SPEC)))
     logger = logging.Logger("test")
     logger.addHandler(handler)
     try:
@@ -29,3 +35,22 @@ def test_messages_and_traces_are_written_without_secrets(monkeypatch) -> None:  
 
 def test_words_that_are_too_short_to_be_secrets_stay() -> None:
     assert redact_secrets("a cat sat", {"a": "${env:A}", "b": "${env:B}"}, {"A": "a", "B": ""}) == "a cat sat"
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "beginning"),
+    [
+        ("rlrun.runner.records.console", logging.INFO, "console: "),
+        ("rlrun.runner.engines.pool.supervisor", logging.WARNING, "WARNING supervisor: "),
+        ("torch.distributed.elastic", logging.ERROR, "ERROR torch: "),
+        ("root", logging.INFO, "root: "),
+    ],
+)
+def test_lines_have_a_short_beginning(name: str, level: int, beginning: str, tmp_path: Path) -> None:
+    record = logging.LogRecord(name, level, "file.py", 1, "engine %d: %s", (1, "died: again"), None)
+    line = LineFormatter().format(record)
+    assert re.fullmatch(rf"\d\d-\d\d \d\d:\d\d:\d\d {beginning}engine 1: died: again", line)
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    (folder.logs / DRIVER_LOG).write_text(f"{line}\n")
+    assert last_message(folder) == "engine 1: died: again"

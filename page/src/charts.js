@@ -1,4 +1,5 @@
 // One chart of one metric for several runs. Charts share their zoom and their cursor.
+import { constantRange, STEP_INCREMENTS, stepRange, tickText } from "./axes.js";
 import { joinSteps, positive, smooth } from "./curves.js";
 import { el, replace } from "./dom.js";
 import { metricValue, number } from "./format.js";
@@ -17,15 +18,22 @@ export class Chart {
     this.name = name;
     this.onZoom = onZoom;
     this.value = el("span", { class: "chart-value" });
+    this.aliases = el("span", { class: "aliases" });
     this.canvas = el("div", { class: "chart-canvas", role: "img" });
     this.element = el(
       "figure",
       { class: "chart", "data-metric": name },
       el("figcaption", {}, el("span", { class: "chart-name", title: name }, name), this.value),
+      this.aliases,
       this.canvas,
     );
     this.plot = null;
-    this.isSetting = false;
+  }
+
+  // Names the metrics that are the same number as this one.
+  setAliases(names) {
+    this.aliases.textContent = names.length ? `same as ${names.join(", ")}` : "";
+    this.aliases.title = this.aliases.textContent;
   }
 
   // curves: [{label, colour, curve: [steps, values]}]
@@ -44,8 +52,8 @@ export class Chart {
     this.canvas.setAttribute("aria-label", this.describe(curves));
     this.plot?.destroy();
     this.canvas.replaceChildren();
-    if (!table[0].length) {
-      this.canvas.append(el("p", { class: "empty" }, "no values"));
+    if (!drawn.some(({ curve }) => curve[1].some((value) => value !== null))) {
+      this.canvas.append(el("p", { class: "empty" }, log ? "no values above 0" : "no values"));
       this.plot = null;
       return;
     }
@@ -76,31 +84,45 @@ export class Chart {
       legend: { show: true, live: true },
       cursor: { sync: { key: SYNC_KEY }, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
       scales: {
-        x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) },
-        y: log ? { distr: 3 } : {},
+        x: {
+          time: false,
+          range: (_, first, last) => stepRange(first, last),
+          ...(zoom ? { min: zoom[0], max: zoom[1] } : {}),
+        },
+        y: { ...(log ? { distr: 3 } : {}), range: (_, low, high) => valueRange(low, high, log) },
       },
       axes: [
-        { ...axis, size: 28 },
+        { ...axis, size: 28, incrs: STEP_INCREMENTS },
         {
           ...axis,
           size: 54,
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortTick(this.name, tick))),
+          values: (_, ticks, index, space, increment) => this.ticks(ticks, log || increment),
         },
       ],
       series: [
-        { label: "step", value: (_, step) => step ?? "–" },
+        { label: "step", value: (_, step) => step ?? "last" },
         ...lines.map((line) => ({
           label: line.label,
           stroke: line.colour,
           width: line.faint ? 1 : 1.6,
           alpha: line.faint ? 0.3 : 1,
           spanGaps: true,
+          class: line.faint ? "faint" : "full",
           points: { show: points < 40 && !line.faint, size: 4 },
-          value: (_, value) => metricValue(this.name, value),
+          // Without a cursor the legend has the last values.
+          value: (_, value, series, index) =>
+            metricValue(this.name, index === null ? line.curve[1].at(-1) : value),
         })),
       ],
       hooks: { setSelect: [(plot) => this.selected(plot)] },
     };
+  }
+
+  // increment: the distance between ticks; true: they are those of a log scale.
+  ticks(ticks, increment) {
+    return ticks.map((tick) =>
+      tick === null ? "" : tickText(this.name, tick, increment === true ? tick : increment),
+    );
   }
 
   selected(plot) {
@@ -123,8 +145,9 @@ export class Chart {
   }
 }
 
-function shortTick(name, tick) {
-  if (/peak_memory|_bytes$/.test(name)) return metricValue(name, tick).replace("iB", "");
-  if (Math.abs(tick) >= 10000) return `${number(tick / 1000).replace(",", "")}k`;
-  return number(tick);
+// The range of an axis for values between two ends. A zoom may leave no values, and a log scale none above 0.
+function valueRange(low, high, log) {
+  if (low === null) return log ? [1, 10] : [0, 1];
+  if (low === high) return constantRange(low, log);
+  return log ? uPlot.rangeLog(low, high, 10, false) : uPlot.rangeNum(low, high, 0.1, true);
 }

@@ -30,6 +30,29 @@ export function positive(values) {
   return values.map((value) => (value > 0 ? value : null));
 }
 
+// Metrics that are the same number in every selected run, as a map from the one that is drawn to the others' names.
+// runs: [{names, same}]; same: the groups of a run's metrics that have had the same values.
+export function drawnOnce(runs) {
+  const groups = new Map();
+  for (const name of new Set(runs.flatMap(({ names }) => names))) {
+    const key = JSON.stringify(runs.map((run) => sameness(run, name)));
+    groups.set(key, [...(groups.get(key) ?? []), name]);
+  }
+  return new Map(
+    [...groups.values()].map((group) => {
+      const [drawn, ...aliases] = group.sort(byImportance);
+      return [drawn, aliases];
+    }),
+  );
+}
+
+// What a metric has in common with those that equal it in this run: their group, or its own name.
+function sameness({ names, same = [] }, name) {
+  const group = same.findIndex((members) => members.includes(name));
+  if (group >= 0) return group;
+  return names.includes(name) ? name : null;
+}
+
 const GROUPS = [
   ["Rewards", /^rollout\/(reward\/|rewards\/|pass@)|^eval\/.*\/(reward|pass@\d+)$/],
   ["Responses", /^(rollout|eval\/.*)\/(response_len\/|truncated_ratio|repetition_frac|log_probs|info\/)/],
@@ -52,8 +75,12 @@ export function groupMetrics(names) {
     const group = GROUPS.find(([, pattern]) => pattern.test(name));
     groups.get(group ? group[0] : "Other").push(name);
   }
-  for (const members of groups.values()) members.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  for (const members of groups.values()) members.sort(byImportance);
   return [...groups].filter(([, members]) => members.length);
+}
+
+function byImportance(a, b) {
+  return rank(a) - rank(b) || a.localeCompare(b);
 }
 
 function rank(name) {

@@ -39,6 +39,14 @@ export function metricValue(name, value) {
   return number(value);
 }
 
+// A value of a spec.
+export function settingText(value) {
+  if (value === null || value === undefined) return "not set";
+  if (typeof value === "string") return value;
+  const isSmall = typeof value === "number" && value !== 0 && Math.abs(value) < 0.001;
+  return isSmall ? value.toExponential() : JSON.stringify(value);
+}
+
 export function kindName(kind) {
   return { step: "Trained on", dropped: "Not trained on", eval: "Evaluation" }[kind] || kind;
 }

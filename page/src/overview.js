@@ -1,8 +1,9 @@
 // The overview: the runs' states, and every metric as a chart in a named group.
 import { Chart, colours } from "./charts.js";
-import { groupMetrics } from "./curves.js";
+import { drawnOnce, groupMetrics } from "./curves.js";
 import { el, foreign, replace } from "./dom.js";
 import { ago, duration, number } from "./format.js";
+import { sweepTable } from "./sweep.js";
 
 export class Overview {
   constructor(state, parameters, go) {
@@ -13,7 +14,8 @@ export class Overview {
     this.visible = new Set();
     this.cards = el("section", { class: "cards", "aria-label": "Runs" });
     this.groups = el("div", { class: "groups" });
-    this.element = el("div", { class: "overview" }, this.cards, this.controls(), this.groups);
+    this.sweeps = el("div", {});
+    this.element = el("div", { class: "overview" }, this.sweeps, this.cards, this.controls(), this.groups);
     this.observer = new IntersectionObserver((entries) => this.scrolled(entries), { rootMargin: "300px" });
     this.onResize = () => this.charts.forEach((chart) => chart.resize());
     addEventListener("resize", this.onResize);
@@ -83,6 +85,7 @@ export class Overview {
       this.cards,
       this.state.runs.map((run, number) => (this.state.selected.includes(number) ? card(run, number) : null)),
     );
+    this.showSweeps();
     const lines = this.state.selected.map((number) => `${number}:${this.state.runs[number].lines}`).join();
     if (lines === this.drawnLines) return;
     this.drawnLines = lines;
@@ -90,10 +93,24 @@ export class Overview {
     this.drawVisible();
   }
 
+  // Shows the sweeps of the runs, again whenever a run has advanced.
+  async showSweeps() {
+    const advance = JSON.stringify(this.state.runs.map(({ status, step }) => [status, step]));
+    if (advance === this.shownAdvance) return;
+    this.shownAdvance = advance;
+    const tables = await this.state.source.ask("sweeps");
+    replace(
+      this.sweeps,
+      tables.map((table) => sweepTable(this.state, table)),
+    );
+  }
+
   layOut() {
-    const names = [...new Set(this.state.selected.flatMap((number) => this.state.runs[number].names))];
-    const shown = names.filter((name) => name.toLowerCase().includes(this.settings.text.toLowerCase()));
-    const key = shown.join("\n");
+    const drawn = drawnOnce(this.state.selected.map((number) => this.state.runs[number]));
+    const text = this.settings.text.toLowerCase();
+    const isShown = (names) => names.some((name) => name.toLowerCase().includes(text));
+    const shown = [...drawn].filter(([name, aliases]) => isShown([name, ...aliases])).map(([name]) => name);
+    const key = shown.map((name) => [name, ...drawn.get(name)].join(" = ")).join("\n");
     if (key === this.shownNames && this.groups.childElementCount) return;
     this.shownNames = key;
     this.observer.disconnect();
@@ -106,7 +123,7 @@ export class Overview {
         el(
           "div",
           { class: "grid" },
-          members.map((name) => this.chart(name).element),
+          members.map((name) => this.chart(name, drawn.get(name)).element),
         ),
       ),
     );
@@ -114,17 +131,18 @@ export class Overview {
       this.groups,
       sections.length
         ? sections
-        : el("p", { class: "empty" }, names.length ? "No metric has this name." : "No step is finished yet."),
+        : el("p", { class: "empty" }, drawn.size ? "No metric has this name." : "No step is finished yet."),
     );
     for (const name of shown) this.observer.observe(this.charts.get(name).element);
   }
 
-  chart(name) {
+  chart(name, aliases) {
     if (!this.charts.has(name)) {
       const chart = new Chart(name, (zoom) => this.set({ zoom }));
       chart.element.addEventListener("dblclick", () => this.set({ zoom: null }));
       this.charts.set(name, chart);
     }
+    this.charts.get(name).setAliases(aliases);
     return this.charts.get(name);
   }
 

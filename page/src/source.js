@@ -50,6 +50,7 @@ export class FileSource {
     const run = this.#data.runs[Number(parameters.run || 0)];
     const answers = {
       runs: () => this.#data.runs.map((own) => own.status),
+      sweeps: () => this.#data.sweeps,
       curves: () => localCurves(run, parameters),
       specs: () => localSpecs(this.#data, parameters),
       timeline: () => localTimeline(run, parameters),

@@ -1,5 +1,6 @@
-// The spec of the first run, and how the other runs differ from it.
+// The spec of the first run, what was written apart from what was added, and how the other runs differ from it.
 import { el, foreign, replace } from "./dom.js";
+import { settingText } from "./format.js";
 
 export class Specs {
   constructor(state) {
@@ -17,35 +18,65 @@ export class Specs {
     this.shown = runs;
     const { spec, differences } = await this.state.source.ask("specs", { runs });
     const names = this.state.selected.map((number) => this.state.runs[number].name);
-    const rows = leaves(spec.spec || spec, "");
+    const { written, resolved } = rowsOf(spec);
     const filter = el("input", {
       type: "search",
       placeholder: "Filter keys  ( / )",
       "aria-label": "Filter keys",
       "data-search": true,
     });
-    const body = el("tbody", {});
-    const list = () =>
-      replace(
-        body,
-        rows
-          .filter(([key]) => key.includes(filter.value))
-          .map(([key, value]) =>
-            el("tr", {}, el("th", { scope: "row" }, foreign(key)), el("td", {}, foreign(value))),
-          ),
-      );
+    const tables = el("div", {});
+    const list = () => {
+      const shown = (rows) => rows.filter(([key]) => key.includes(filter.value));
+      replace(tables, ...tablesOf(names[0], written && shown(written), shown(resolved)));
+    };
     filter.addEventListener("input", list);
     list();
     replace(
       this.element,
       compare(names, differences),
-      el("h2", {}, "Spec of ", foreign(names[0])),
       el("div", { class: "controls" }, filter),
-      rows.length
-        ? el("table", { class: "keys" }, body)
-        : el("p", { class: "empty" }, "The run has no spec.lock.json that can be read."),
+      spec.spec ? tables : el("p", { class: "empty" }, "The run has no spec.lock.json that can be read."),
     );
   }
+}
+
+// The keys of a spec with their values: those that its author wrote, and those that rlrun added. written: null where
+// the run does not say which is which.
+export function rowsOf({ spec = {}, given }) {
+  const rows = leaves(spec, "");
+  if (!given) return { written: null, resolved: rows };
+  const keys = new Set(leaves(given, "").map(([key]) => key));
+  return { written: rows.filter(([key]) => keys.has(key)), resolved: rows.filter(([key]) => !keys.has(key)) };
+}
+
+function tablesOf(name, written, resolved) {
+  if (written === null) return [el("h2", {}, "Spec of ", foreign(name)), keyTable(resolved)];
+  return [
+    el("h2", {}, "Written in the spec of ", foreign(name), count(written)),
+    keyTable(written),
+    el("h2", {}, "Defaults, and what follows from other keys", count(resolved)),
+    keyTable(resolved, "added"),
+  ];
+}
+
+function count(rows) {
+  return el("span", { class: "count" }, ` ${rows.length}`);
+}
+
+function keyTable(rows, kind = "") {
+  if (!rows.length) return el("p", { class: "empty" }, "No key matches.");
+  return el(
+    "table",
+    { class: `keys ${kind}` },
+    el(
+      "tbody",
+      {},
+      rows.map(([key, value]) =>
+        el("tr", {}, el("th", { scope: "row" }, foreign(key)), el("td", {}, foreign(value))),
+      ),
+    ),
+  );
 }
 
 function compare(names, differences) {
@@ -87,7 +118,7 @@ function compare(names, differences) {
               "tr",
               {},
               el("th", { scope: "row" }, foreign(key)),
-              names.map((_, index) => el("td", {}, foreign(text(value(index, key))))),
+              names.map((_, index) => el("td", {}, foreign(settingText(value(index, key))))),
             ),
           ),
         ),
@@ -104,13 +135,5 @@ function leaves(value, key) {
   ) {
     return Object.entries(value).flatMap(([name, inner]) => leaves(inner, key ? `${key}.${name}` : name));
   }
-  return value === null ? [] : [[key, text(value)]];
-}
-
-function text(value) {
-  return value === null || value === undefined
-    ? "not set"
-    : typeof value === "string"
-      ? value
-      : JSON.stringify(value);
+  return value === null ? [] : [[key, settingText(value)]];
 }

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { groupMetrics, joinSteps, positive, smooth } from "../src/curves.js";
+import { drawnOnce, groupMetrics, joinSteps, positive, smooth } from "../src/curves.js";
 
 test("smoothing has no bias at its start", () => {
   assert.deepEqual(smooth([4, 4, 4], 0.9).map(Math.round), [4, 4, 4]);
@@ -47,4 +47,35 @@ test("metrics are grouped, the most important of a group first", () => {
     ["Learning", ["train/loss", "train/entropy"]],
     ["Other", ["mine"]],
   ]);
+});
+
+test("metrics that are the same number in every run are drawn once", () => {
+  const names = ["rollout/pass@1", "rollout/reward/mean", "train/loss", "train/pg_loss"];
+  const first = { names, same: [names.slice(0, 2), names.slice(2)] };
+  const rows = [
+    [
+      [first],
+      [
+        ["rollout/reward/mean", ["rollout/pass@1"]],
+        ["train/loss", ["train/pg_loss"]],
+      ],
+    ],
+    [
+      [first, { names, same: [names.slice(2)] }],
+      [
+        ["rollout/pass@1", []],
+        ["rollout/reward/mean", []],
+        ["train/loss", ["train/pg_loss"]],
+      ],
+    ],
+    [
+      [first, { names: ["train/loss"], same: [] }],
+      [
+        ["rollout/reward/mean", ["rollout/pass@1"]],
+        ["train/loss", []],
+        ["train/pg_loss", []],
+      ],
+    ],
+  ];
+  for (const [runs, drawn] of rows) assert.deepEqual([...drawnOnce(runs)], drawn);
 });

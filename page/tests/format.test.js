@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ago, bytes, duration, kindName, metricValue, number } from "../src/format.js";
+import { ago, bytes, duration, kindName, metricValue, number, settingText } from "../src/format.js";
 
 function check(format, rows) {
   for (const [value, text] of rows) assert.equal(format(value), text, `of ${value}`);
@@ -70,4 +70,18 @@ test("a metric's name says its unit", () => {
 test("a kind without a name of its own is shown as it is", () => {
   assert.equal(kindName("dropped"), "Not trained on");
   assert.equal(kindName("other"), "other");
+});
+
+test("values of a spec", () => {
+  const rows = [
+    [5e-5, "5e-5"],
+    [0.7, "0.7"],
+    [1000000, "1000000"],
+    [0, "0"],
+    ["text", "text"],
+    [true, "true"],
+    [[1, "a"], '[1,"a"]'],
+    [null, "not set"],
+  ];
+  for (const [value, text] of rows) assert.equal(settingText(value), text);
 });

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,7 @@ from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError, SpecText, format_value
 
 if TYPE_CHECKING:
-    from rlrun.runner.sweeps.sweep_folder import SweepFolder, TrialState
+    from rlrun.runner.sweeps.sweep_folder import SweepFolder
     from rlrun.specs.reading.loading import LoadedSpec
 
 app = typer.Typer(help="Run a job with several values for some keys, and compare.", no_args_is_help=True)
@@ -121,8 +121,7 @@ def status(
     if not as_json:
         _print_table(folder)
         return
-    rows = [_as_dict(state) for state in folder.states()]
-    print(json.dumps({"name": name, "metric": folder.metric(), "trials": rows}))
+    print(json.dumps(folder.table()))
 
 
 def load_sweep(specs: list[str], settings: list[str], profiles: list[str] | None) -> "LoadedSpec":
@@ -164,13 +163,6 @@ def _document(loaded: "LoadedSpec", specs: list[str]) -> str:
 
 def _say(text: str) -> None:
     print_text(text, flush=True)
-
-
-def _as_dict(state: "TrialState") -> dict[str, Any]:
-    return {
-        "name": state.trial.name, "values": state.trial.values, "status": state.status, "step": state.step,
-        "steps": state.steps, "score": state.score, "best": state.is_best,
-    }  # fmt: skip
 
 
 def _print_table(folder: "SweepFolder") -> None:

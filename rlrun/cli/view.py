@@ -11,6 +11,7 @@ from rlrun.runner.host.printed_text import print_text
 
 if TYPE_CHECKING:
     from rlrun.runner.records.run_folder import RunFolder
+    from rlrun.runner.sweeps.sweep_folder import SweepFolder
     from rlrun.runner.view.viewed_run import ViewedRun
 
 _MAX_RUNS = 50
@@ -48,12 +49,13 @@ def command(
         if indexer is not None:
             indexer.update()
     runs = [ViewedRun(folder, indexer) for folder, indexer in zip(folders, indexers, strict=True)]
+    sweeps = _sweeps_of(folders)
     title = ", ".join(run.folder.name for run in runs[:3])
     try:
         if html is not None:
-            _write(html, runs, title)
+            _write(html, runs, sweeps, title)
         else:
-            _serve(runs, title, port, select_all=bool(names))
+            _serve(runs, sweeps, title, port, select_all=bool(names))
     finally:
         for run in runs:
             run.close()
@@ -86,23 +88,33 @@ def _named(runs_dir: Path, name: str) -> "list[RunFolder]":
     return [find_run(runs_dir, name)]
 
 
-def _write(path: Path, runs: "list[ViewedRun]", title: str) -> None:
+def _sweeps_of(folders: "list[RunFolder]") -> "list[SweepFolder]":
+    """Returns the sweeps that the runs are trials of."""
+    from rlrun.runner.sweeps.sweep_folder import SweepFolder
+
+    parents = dict.fromkeys(folder.path.absolute().parent for folder in folders)
+    return [sweep for sweep in map(SweepFolder, parents) if sweep.record.exists()]
+
+
+def _write(path: Path, runs: "list[ViewedRun]", sweeps: "list[SweepFolder]", title: str) -> None:
     from rlrun.runner.host.atomic_files import write_bytes
     from rlrun.runner.view.export import collect
     from rlrun.runner.view.page import make_page
 
-    page = make_page(title, collect(runs))
+    page = make_page(title, collect(runs, sweeps))
     write_bytes(path, page.html)
     print_text(f"{path}: {len(page.html) / (1 << 20):.1f} MiB")
 
 
-def _serve(runs: "list[ViewedRun]", title: str, port: int, *, select_all: bool) -> None:
+def _serve(
+    runs: "list[ViewedRun]", sweeps: "list[SweepFolder]", title: str, port: int, *, select_all: bool
+) -> None:
     """Serves the page until Ctrl-C. `select_all`: it opens with all runs over each other, not with one."""
     from rlrun.runner.view.answers import Answers
     from rlrun.runner.view.page import make_page
     from rlrun.runner.view.server import ViewServer
 
-    with ViewServer(Answers(runs), make_page(title), port) as server:
+    with ViewServer(Answers(runs, sweeps), make_page(title), port) as server:
         screen = "#overview?runs=all" if select_all and len(runs) > 1 else ""
         print_text(f"{server.url}{screen}\nstop with Ctrl-C", flush=True)
         # The metrics of a long run take a second to read: the page need not wait for that.

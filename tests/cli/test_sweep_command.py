@@ -142,7 +142,9 @@ def test_the_table_shows_every_trial_and_marks_the_best(rlrun: Command, folder: 
         ["3", "0.001", "waiting", "0/?"],
     ]
     shown = rlrun("sweep", "status", folder.path.name, "--runs-dir", folder.path.parent, "--json")
-    trials = json.loads(shown.out)["trials"]
+    table = json.loads(shown.out)
+    assert (table["name"], table["metric"], table["goal"]) == ("lrs-sweep", METRIC, "max")
+    trials = table["trials"]
     assert [trial["best"] for trial in trials] == [False, True, False, False]
     assert [trial["score"] for trial in trials] == [0.25, 0.75, None, None]
 

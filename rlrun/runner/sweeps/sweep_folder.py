@@ -134,6 +134,17 @@ class SweepFolder:
             for number, state in enumerate(states)
         ]
 
+    def table(self) -> dict[str, Any]:
+        """Returns the sweep as JSON: its name, metric and goal, and every trial with its values and state."""
+        record = self._read()
+        rows = [
+            {"name": state.trial.name, "values": state.trial.values, "status": state.status}
+            | {"step": state.step, "steps": state.steps, "score": state.score, "best": state.is_best}
+            for state in self.states()
+        ]
+        goal = "max" if record.larger else "min"
+        return {"name": self.path.name, "metric": record.metric, "goal": goal, "trials": rows}
+
     def state_of(self, trial: Trial, metric: str) -> TrialState:
         """Returns the state of one trial."""
         run = self.run_of(trial)

@@ -1,15 +1,14 @@
 """The questions that the page asks, and their answers as JSON values. Every question only reads."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rlrun.models.json_files import parse_json
 from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.sample_lists import list_samples
 from rlrun.runner.view.search import search
-from rlrun.runner.view.viewed_run import ViewedRun, checked_kind
-from rlrun.specs.reading.differences import find_differences
+from rlrun.runner.view.sweep_tables import SweepReader, sweep_tables
+from rlrun.runner.view.viewed_run import ViewedRun, checked_kind, spec_differences
 
 Query = Mapping[str, str]
 _MAX_SEARCH_LENGTH = 1000
@@ -22,10 +21,13 @@ class NotFound(ValueError):
 class Answers:
     """Answers the questions about some runs; a question names its runs by number."""
 
-    def __init__(self, runs: Sequence[ViewedRun]) -> None:
+    def __init__(self, runs: Sequence[ViewedRun], sweeps: Sequence[SweepReader] = ()) -> None:
+        """`sweeps`: those that the runs are trials of."""
         self.runs = runs
+        self._sweeps = sweeps
         self._handlers: Mapping[str, Callable[[Query], Any]] = {
             "runs": self._runs,
+            "sweeps": lambda _: list(sweep_tables(self._sweeps, self.runs)),
             "curves": self._curves,
             "specs": self._specs,
             "timeline": self._timeline,
@@ -71,8 +73,7 @@ class Answers:
     def _specs(self, query: Query) -> Any:
         """Returns the spec of the first run, and how each other run's differs from it."""
         specs = [run.spec() for run in self._selected(query).values()]
-        differences = [[asdict(item) for item in find_differences(specs[0], spec)] for spec in specs[1:]]
-        return {"spec": specs[0], "differences": differences}
+        return {"spec": specs[0], "differences": [spec_differences(specs[0], spec) for spec in specs[1:]]}
 
     def _timeline(self, query: Query) -> Any:
         return self._run(query).spans(int(query["step"]))

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Curves:
         self._num_hidden_lines = 0
         self._row_of_step: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
+        self._same: list[list[str]] | None = None
 
     def refresh(self) -> None:
         """Reads the lines that are new; reads the file again from its start if it was replaced."""
@@ -45,6 +46,7 @@ class Curves:
             self._start_again()
         for _, line in self._lines.read_new():
             self._add(line)
+            self._same = None
 
     @property
     def num_lines(self) -> int:
@@ -72,6 +74,16 @@ class Curves:
     def names(self) -> list[str]:
         """The names of all metrics."""
         return sorted(self._columns)
+
+    @property
+    def same(self) -> list[list[str]]:
+        """The groups of metrics that had the same values in every step, such as the only reward and the mean.
+
+        Metrics that never changed are in no group: two that are always 0 may say different things.
+        """
+        if self._same is None:
+            self._same = list(_equal_columns(self._columns))
+        return self._same
 
     @property
     def last_step(self) -> int:
@@ -127,6 +139,25 @@ class Curves:
             column[row] = number = _as_float(value)
             if not math.isnan(number):
                 self.latest[name] = number
+
+
+def _equal_columns(columns: "Mapping[str, array[float]]") -> Iterator[list[str]]:
+    """Yields the sorted names of columns that are equal and vary."""
+    by_ends: dict[tuple[int, bytes], list[str]] = {}
+    for name in sorted(columns):
+        by_ends.setdefault((len(columns[name]), columns[name][-1:].tobytes()), []).append(name)
+    for candidates in by_ends.values():
+        by_values: dict[bytes, list[str]] = {}
+        if len(candidates) > 1:
+            for name in candidates:
+                by_values.setdefault(columns[name].tobytes(), []).append(name)
+        yield from (names for names in by_values.values() if len(names) > 1 and _varies(columns[names[0]]))
+
+
+def _varies(column: "array[float]") -> bool:
+    known = (value for value in column if not math.isnan(value))
+    first = next(known, None)
+    return any(value != first for value in known)
 
 
 def _as_float(value: Any) -> float:

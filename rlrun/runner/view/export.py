@@ -6,7 +6,6 @@ budget.
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from itertools import permutations
 from typing import Any, get_args
 
@@ -15,8 +14,8 @@ from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.index import connect
 from rlrun.runner.view.page import to_json
 from rlrun.runner.view.summary import as_list, quote
-from rlrun.runner.view.viewed_run import ViewedRun
-from rlrun.specs.reading.differences import find_differences
+from rlrun.runner.view.sweep_tables import SweepReader, sweep_tables
+from rlrun.runner.view.viewed_run import ViewedRun, spec_differences
 from rlrun.specs.step_names import Kind
 
 SAMPLE_BYTES = 6 << 20
@@ -31,15 +30,19 @@ _MAX_TEXT_LENGTH = 20_000
 """Characters of one text."""
 
 
-def collect(runs: Sequence[ViewedRun]) -> dict[str, Any]:
-    """Returns the data of a page without a server."""
+def collect(runs: Sequence[ViewedRun], sweeps: Sequence[SweepReader] = ()) -> dict[str, Any]:
+    """Returns the data of a page without a server. `sweeps`: those that the runs are trials of."""
     specs = [run.spec() for run in runs]
     differences = {
-        f"{first}-{second}": [asdict(item) for item in find_differences(specs[first], specs[second])]
+        f"{first}-{second}": spec_differences(specs[first], specs[second])
         for first, second in permutations(range(len(runs)), 2)
     }
     budget = SAMPLE_BYTES // max(1, len(runs))
-    return {"runs": [_collect_run(run, budget) for run in runs], "differences": differences}
+    return {
+        "runs": [_collect_run(run, budget) for run in runs],
+        "sweeps": list(sweep_tables(sweeps, runs)),
+        "differences": differences,
+    }
 
 
 def evenly_spaced(steps: Sequence[int], most: int) -> list[int]:

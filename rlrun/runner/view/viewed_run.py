@@ -5,7 +5,7 @@ Nothing is written to the run's folder.
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any, cast
@@ -21,6 +21,7 @@ from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.sample_detail import VocabularyReader, detail, read_records_of
 from rlrun.runner.view.summary import quote
 from rlrun.runner.view.timeline import Timelines, spans_of_metrics
+from rlrun.specs.reading.differences import find_differences
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths, step_name
 
@@ -84,6 +85,7 @@ class ViewedRun:
                 "metrics": dict(self.curves.latest) or state.get("metrics") or {},
                 "lines": self.curves.num_lines,
                 "names": self.curves.names,
+                "same": self.curves.same,
                 "timelines": self.timelines.steps[-1:],
                 "problems": problems,
                 "bottleneck": diagnosis.bottleneck and diagnosis.bottleneck.sentence,
@@ -96,7 +98,7 @@ class ViewedRun:
         return Diagnosis() if self._spec is None else diagnose(self.curves.ends(ENDS), self._spec)
 
     def spec(self) -> dict[str, Any]:
-        """Returns the lock without what differs between any two launches; empty if it cannot be read."""
+        """Returns the lock without its sources and what only describes a host; empty if it cannot be read."""
         try:
             lock = read_lock(self.folder.lock)
         except (OSError, ValueError):
@@ -183,6 +185,14 @@ class ViewedRun:
 
     def _path(self, kind: Kind, step: int) -> Any:
         return self.folder.rollouts / step_name(step, ROLLOUTS, kind)
+
+
+def spec_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns how the answers of `ViewedRun.spec` differ, each key once: `given` repeats keys of `spec`."""
+    first, second = (
+        {name: value for name, value in spec.items() if name != "given"} for spec in (before, after)
+    )
+    return [asdict(difference) for difference in find_differences(first, second)]
 
 
 def checked_kind(text: str) -> Kind:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.sweeps.sweep_folder import SweepFolder
 from rlrun.runner.view.answers import Answers
 from rlrun.runner.view.export import collect
 from rlrun.runner.view.indexer import Indexer
@@ -28,6 +29,7 @@ from tests.runner.view.view_runs import (
     write_run,
     write_state,
     write_step,
+    write_sweep,
 )
 from tests.waiting import PATIENCE
 
@@ -69,9 +71,9 @@ def is_foreign(url: str, own: str) -> bool:
 
 
 @contextmanager
-def served(*folders: RunFolder) -> Iterator[str]:
+def served(*folders: RunFolder, sweeps: Sequence[SweepFolder] = ()) -> Iterator[str]:
     runs = [ViewedRun(folder) for folder in folders]
-    with ViewServer(Answers(runs), make_page("test")) as server:
+    with ViewServer(Answers(runs, sweeps), make_page("test")) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server.url
         server.shutdown()
@@ -95,17 +97,22 @@ def page(request: pytest.FixtureRequest, browser: playwright.Browser, tmp_path: 
 
 
 @contextmanager
-def opened_as(form: str, folders: Sequence[RunFolder], browser: playwright.Browser) -> Iterator[Page]:
+def opened_as(
+    form: str,
+    folders: Sequence[RunFolder],
+    browser: playwright.Browser,
+    sweeps: Sequence[SweepFolder] = (),
+) -> Iterator[Page]:
     """Opens the page of some runs, from a "server" or as a "file" beside them."""
     if form == "server":
-        with served(*folders) as address, opened(browser, address) as page:
+        with served(*folders, sweeps=sweeps) as address, opened(browser, address) as page:
             yield page
         return
     runs = [ViewedRun(folder, Indexer(folder)) for folder in folders]
     for run in runs:
         run.indexer.update()
     path = folders[0].path.with_suffix(".html")
-    path.write_bytes(make_page("run", collect(runs)).html)
+    path.write_bytes(make_page("run", collect(runs, sweeps)).html)
     with opened(browser, path.as_uri()) as page:
         yield page
 
@@ -125,6 +132,29 @@ def test_the_overview_draws_every_metric(page: Page) -> None:
     page.check("#log")
     page.locator("#smoothing").fill("0.9")
     assert page.locator(".chart canvas").count() == 1
+    expect(page.locator(".u-legend .u-series:visible")).to_have_text(["steplast", "run, smoothed0.4897"])
+
+
+def test_metrics_that_are_one_number_have_one_chart(page: Page) -> None:
+    page.wait_for_selector('[data-metric="rollout/reward/mean"] canvas')
+    assert page.locator('[data-metric="rollout/rewards/judge"]').count() == 0
+    chart = page.locator('[data-metric="rollout/reward/mean"]')
+    expect(chart.locator(".aliases")).to_have_text("same as rollout/rewards/judge")
+    page.fill("#metric-filter", "judge")
+    expect(page.locator(".chart")).to_have_count(1)
+
+
+@pytest.mark.parametrize("settings", ["", "log=1", "smoothing=0.9", "from=1&to=2", "log=1&from=7&to=9"])
+def test_metrics_that_never_change_are_drawn(
+    browser: playwright.Browser, tmp_path: Path, settings: str
+) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    lines = [json.loads(metrics_line(step)) | {"zero": 0, "small": 1e-5, "minus": -2.0} for step in (1, 2, 3)]
+    folder.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with served(folder) as address, opened(browser, f"{address}#overview?{settings}") as page:
+        for name in ("zero", "small", "minus"):
+            expect(page.locator(f'[data-metric="{name}"] .chart-canvas > *')).to_have_count(1)
+        assert page.locator(".chart .u-value", has_text="--").count() == 0
 
 
 def test_samples_are_filtered_sorted_and_searched(page: Page) -> None:
@@ -346,6 +376,43 @@ def test_samples_of_two_runs_are_in_one_list(browser: playwright.Browser, tmp_pa
         page.keyboard.press("Enter")
         expect(listed).to_have_count(1)
         expect(listed.first).to_contain_text("two")
+
+
+@pytest.mark.parametrize("form", ["server", "file"])
+def test_a_sweep_is_a_table_that_links_its_runs(
+    browser: playwright.Browser, tmp_path: Path, form: str
+) -> None:
+    sweep = write_sweep(tmp_path / "lrs-sweep")
+    folders = [sweep.run_of(trial) for trial in sweep.trials()[:2]]
+    with opened_as(form, folders, browser, [sweep]) as page:
+        page.goto(page.url.split("#")[0] + "#overview?runs=all")
+        table = page.locator(".sweep")
+        expect(table).to_contain_text("2 of 3 trials are done")
+        expect(table).to_contain_text("compared by the last rollout/reward/mean: higher is better")
+        expect(table.locator("thead th")).to_have_text(
+            ["trial", "trainer.lr", "rollout/reward/mean", "", "status", "step"]
+        )
+        expect(table.locator("tbody tr")).to_have_count(3)
+        expect(table.locator("tr.best > *")).to_have_text(["1", "1e-5", "0.3", "best", "done", "3/3"])
+        expect(table.locator("tbody tr").nth(2)).to_contain_text("waiting")
+        expect(page.locator(".card")).to_have_count(2)
+        table.locator("tr.best a").click()
+        expect(page.locator(".card")).to_have_count(1)
+        expect(page.locator(".card h2")).to_have_text("1-lr-1e-05")
+
+
+@pytest.mark.parametrize("form", ["server", "file"])
+def test_a_spec_shows_what_was_written_apart(browser: playwright.Browser, tmp_path: Path, form: str) -> None:
+    folder = write_run(tmp_path / "run", 1)
+    lock = json.loads(folder.lock.read_text())
+    folder.lock.write_text(json.dumps(lock | {"given": {"trainer": {"lr": 1e-5}}}))
+    with opened_as(form, [folder], browser) as page:
+        page.keyboard.press("4")
+        expect(page.locator(".specs h2")).to_have_text(
+            ["Written in the spec of run 1", "Defaults, and what follows from other keys 2"]
+        )
+        expect(page.locator(".keys").nth(0).locator("tr")).to_have_text("trainer.lr1e-5")
+        expect(page.locator(".keys.added tr")).to_have_text(["namerun", "trainer.steps1"])
 
 
 @pytest.mark.parametrize("form", ["server", "file"])

@@ -23,6 +23,7 @@ from tests.runner.view.view_runs import (
     write_readable_spec,
     write_run,
     write_step,
+    write_sweep,
 )
 
 
@@ -97,6 +98,44 @@ def test_rows_of_two_datasets_are_two_prompts(folder: RunFolder) -> None:
     assert sorted((group["dataset"], group["samples"]) for group in groups["rows"]) == [
         ("sums", 2), ("words", 2)
     ]  # fmt: skip
+
+
+def test_trials_have_the_numbers_of_their_runs(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "lrs-sweep")
+    runs = [ViewedRun(sweep.run_of(sweep.trials()[1])), ViewedRun(write_run(tmp_path / "another", 1))]
+    [table] = Answers(runs, [sweep]).answer("sweeps", {})
+    assert (table["name"], table["metric"], table["goal"]) == ("lrs-sweep", "rollout/reward/mean", "max")
+    assert [(trial["run"], trial["status"], trial["best"]) for trial in table["trials"]] == [
+        (None, "done", False), (0, "done", True), (None, "waiting", False)
+    ]  # fmt: skip
+    assert Answers(runs).answer("sweeps", {}) == []
+    sweep.record.write_text("{")
+    [broken] = Answers(runs, [sweep]).answer("sweeps", {})
+    assert broken["name"] == "lrs-sweep" and "does not hold a sweep" in broken["problem"]
+
+
+def test_specs_differ_by_each_key_once(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "run", 1), write_run(tmp_path / "two" / "run", 2)]
+    for folder in folders:
+        lock = json.loads(folder.lock.read_text())
+        folder.lock.write_text(json.dumps(lock | {"given": lock["spec"]}))
+    answer = Answers([ViewedRun(folder) for folder in folders]).answer("specs", {"runs": "0,1"})
+    assert answer["differences"] == [[{"key": "spec.trainer.steps", "before": 1, "after": 2}]]
+    assert answer["spec"]["given"]["trainer"]["steps"] == 1
+
+
+def test_metrics_that_are_one_number_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "reward": 0.5, "judge": 0.5, "other": 0.5, "late": 1, "zero": 0, "failed": 0},
+        {"step": 2, "reward": 0.7, "judge": 0.7, "other": 0.7, "zero": 0, "failed": 0, "nan": None},
+        {"step": 3, "reward": 0.6, "judge": 0.6, "other": 0.8, "zero": 0, "failed": 0, "nan": None},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    curves = Curves(path)
+    for count, expected in ((1, []), (2, [["judge", "other", "reward"]]), (3, [["judge", "reward"]])):
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:count]))
+        curves.refresh()
+        assert curves.same == expected, "what is always 0 may be different facts"
 
 
 def test_lists_quote_prompts_and_responses(answers: Answers) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 from rlrun.runner.records.encoded_arrays import encode_array
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_rollouts import rollout_path, write_records
+from rlrun.runner.sweeps.sweep_folder import SweepFolder
+from rlrun.runner.sweeps.trials import trial_of
 from rlrun.specs.step_names import Kind
 
 PIECES = {1: "4", 2: "2", 3: {"hex": "e282"}, 4: {"hex": "ac"}, 5: " tool"}
@@ -42,6 +44,17 @@ def write_run(path: Path, steps: int = 4, state: Mapping[str, Any] | None = None
     return folder
 
 
+def write_sweep(path: Path) -> SweepFolder:
+    """Writes a sweep of three trials, of which the third waits and the second has the largest reward."""
+    sweep = SweepFolder(path)
+    path.mkdir()
+    trials = [trial_of(number, {"trainer.lr": lr}) for number, lr in enumerate((1e-6, 1e-5, 1e-4))]
+    sweep.write(trials, "rollout/reward/mean", larger=True)
+    for steps, trial in zip((2, 3), trials[:2], strict=True):
+        write_run(sweep.run_of(trial).path, steps)
+    return sweep
+
+
 def write_state(folder: RunFolder, step: int, state: Mapping[str, Any]) -> None:
     """Writes state.json of a run that is done, except for the given fields."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -61,6 +74,7 @@ def metrics_line(step: int) -> str:
     """Returns a line of metrics.jsonl."""
     metrics = {
         "rollout/reward/mean": step / 10,
+        "rollout/rewards/judge": step / 10,
         "train/loss": 1 / step,
         "perf/step_time": 3.0,
         "perf/train_time": 2.0,

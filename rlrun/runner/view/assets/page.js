@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: 00ad84d6146c033e44560c1642f2a2ff62e1689774884a8af17b13cc60434971
+// Built by `make page` from page/src. SHA-256 of both: fe9c432bdeca55b2d1bf25acf51f9cc1437559f6505c682b0eb99d9252ff5d12
 "use strict";
 (() => {
   // src/address.js
@@ -14,137 +14,6 @@
     return Object.fromEntries(
       Object.entries(parameters).filter(([, value]) => value !== "" && value !== void 0),
     );
-  }
-
-  // src/curves.js
-  function smooth(values, weight) {
-    if (!weight) return values;
-    let mean = 0;
-    let sum = 0;
-    return values.map((value) => {
-      mean = weight * mean + (1 - weight) * value;
-      sum = weight * sum + (1 - weight);
-      return mean / sum;
-    });
-  }
-  function joinSteps(curves) {
-    const steps = [...new Set(curves.flatMap(([own]) => own))].sort((a, b) => a - b);
-    const place = new Map(steps.map((step, index) => [step, index]));
-    const columns = curves.map(([own, values]) => {
-      const column = new Array(steps.length).fill(null);
-      own.forEach((step, index) => {
-        column[place.get(step)] = values[index];
-      });
-      return column;
-    });
-    return [steps, ...columns];
-  }
-  function positive(values) {
-    return values.map((value) => (value > 0 ? value : null));
-  }
-  var GROUPS = [
-    ["Rewards", /^rollout\/(reward\/|rewards\/|pass@)|^eval\/.*\/(reward|pass@\d+)$/],
-    ["Responses", /^(rollout|eval\/.*)\/(response_len\/|truncated_ratio|repetition_frac|log_probs|info\/)/],
-    ["Learning", /^train\//],
-    [
-      "Filters and failures",
-      /\/(dropped|dropped_samples|masked_samples)\/|\/(failed|late|bad_answers|zero_std\/count)$/,
-    ],
-    ["Staleness and caches", /\/(staleness\/|buffer\/|off_policy_frac|prefix_cache_hit_rate)/],
-    ["Speculative decoding", /^rollout\/spec_/],
-    ["Speed", /^perf\/(tokens_per_second|mfu)/],
-    ["Time of a step", /^perf\/.*(_time|wait_ratio)$/],
-    ["Memory and transfers", /^perf\/(peak_memory|weight_sync_bytes)/],
-  ];
-  var FIRST = ["rollout/reward/mean", "train/loss", "perf/step_time", "rollout/response_len/mean"];
-  function groupMetrics(names) {
-    const groups = new Map([...GROUPS.map(([title]) => [title, []]), ["Other", []]]);
-    for (const name of names) {
-      const group = GROUPS.find(([, pattern]) => pattern.test(name));
-      groups.get(group ? group[0] : "Other").push(name);
-    }
-    for (const members of groups.values()) members.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
-    return [...groups].filter(([, members]) => members.length);
-  }
-  function rank(name) {
-    const first = FIRST.indexOf(name);
-    if (first >= 0) return first - 10;
-    return /^eval\/.*\/reward$/.test(name) ? -5 : 0;
-  }
-
-  // src/dom.js
-  var BLOCK = 2e4;
-  var END = 24;
-  var BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\u061c]/;
-  var HIDDEN =
-    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
-  function el(tag, attributes, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes || {})) {
-      if (value === void 0 || value === null || value === false) continue;
-      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else if (name === "class") element.className = value;
-      else if (name === "style")
-        for (const [key, item] of Object.entries(value)) element.style.setProperty(key, item);
-      else if (name === "value" || name === "checked" || name === "selected") element[name] = value;
-      else element.setAttribute(name, value === true ? "" : String(value));
-    }
-    element.append(
-      ...children.flat(2).filter((child) => child !== null && child !== void 0 && child !== false),
-    );
-    return element;
-  }
-  function replace(parent, ...children) {
-    parent.replaceChildren(
-      ...children.flat(2).filter((child) => child !== null && child !== void 0 && child !== false),
-    );
-    return parent;
-  }
-  function foreign(text2) {
-    const shown = document.createDocumentFragment();
-    let start2 = 0;
-    for (const match of text2.matchAll(HIDDEN)) {
-      shown.append(text2.slice(start2, match.index), hidden(match[0]));
-      start2 = match.index + match[0].length;
-    }
-    shown.append(text2.slice(start2));
-    return shown;
-  }
-  function longText(text2) {
-    if (text2.length <= 2 * BLOCK) return el("pre", {}, foreign(text2));
-    const blocks = [];
-    for (let start2 = 0; start2 < text2.length;) {
-      const block = text2.slice(start2, start2 + BLOCK);
-      const lines = block.slice(0, block.lastIndexOf("\n") + 1) || block;
-      blocks.push(el("span", { class: "block" }, foreign(lines)));
-      start2 += lines.length;
-    }
-    return el("pre", {}, blocks);
-  }
-  function oneLine(text2, most = 160) {
-    const line = text2
-      .slice(0, most * 2)
-      .replace(/\s+/g, " ")
-      .trim();
-    return foreign(line.length > most || text2.length > most * 2 ? `${line.slice(0, most)}…` : line);
-  }
-  function bothEnds(text2) {
-    const line = text2.replace(/\s+/g, " ").trim();
-    const cut = Math.max(0, line.length - END);
-    return el(
-      "span",
-      { class: "both-ends" },
-      el("span", { class: "start" }, foreign(line.slice(0, cut))),
-      el("span", {}, foreign(line.slice(cut))),
-    );
-  }
-  function hidden(character) {
-    const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
-    const what = BIDI.test(character) ? "changes the direction of text" : "invisible";
-    return el("span", { class: "hidden-character", title: `${code}, ${what}` }, `⟨${code}⟩`);
-  }
-  function announce(text2) {
-    document.getElementById("live").textContent = text2;
   }
 
   // src/format.js
@@ -182,8 +51,197 @@
     if (/_time$/.test(name)) return duration(value);
     return number(value);
   }
+  function settingText(value) {
+    if (value === null || value === void 0) return "not set";
+    if (typeof value === "string") return value;
+    const isSmall = typeof value === "number" && value !== 0 && Math.abs(value) < 1e-3;
+    return isSmall ? value.toExponential() : JSON.stringify(value);
+  }
   function kindName(kind) {
     return { step: "Trained on", dropped: "Not trained on", eval: "Evaluation" }[kind] || kind;
+  }
+
+  // src/axes.js
+  var STEP_INCREMENTS = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) =>
+    [1, 2, 5].map((digit) => digit * 10 ** power),
+  );
+  function stepRange(first, last) {
+    return first === last ? [first - 0.5, first + 0.5] : [first, last];
+  }
+  function constantRange(value, log) {
+    if (log) return [value / 10, value * 10];
+    if (value === 0) return [0, 1];
+    return value > 0 ? [0, 2 * value] : [2 * value, 0];
+  }
+  function tickText(name, tick, increment) {
+    if (tick === 0) return "0";
+    if (/peak_memory|_bytes$/.test(name)) return metricValue(name, tick).replace("iB", "");
+    const size = Math.abs(tick);
+    if (size >= 1e4) return `${fixed(tick / 1e3, increment / 1e3)}k`;
+    if (size < 0.01 && digitsOf(increment) > 4) return Number(tick.toPrecision(6)).toExponential();
+    return fixed(tick, increment);
+  }
+  function fixed(tick, increment) {
+    return tick.toFixed(digitsOf(increment));
+  }
+  function digitsOf(value) {
+    for (let digits = 0; digits < 12; digits += 1) {
+      const scaled = value * 10 ** digits;
+      if (scaled > 0.5 && Math.abs(scaled - Math.round(scaled)) < 1e-6 * scaled) return digits;
+    }
+    return 12;
+  }
+
+  // src/curves.js
+  function smooth(values, weight) {
+    if (!weight) return values;
+    let mean = 0;
+    let sum = 0;
+    return values.map((value) => {
+      mean = weight * mean + (1 - weight) * value;
+      sum = weight * sum + (1 - weight);
+      return mean / sum;
+    });
+  }
+  function joinSteps(curves) {
+    const steps = [...new Set(curves.flatMap(([own]) => own))].sort((a, b) => a - b);
+    const place = new Map(steps.map((step, index) => [step, index]));
+    const columns = curves.map(([own, values]) => {
+      const column = new Array(steps.length).fill(null);
+      own.forEach((step, index) => {
+        column[place.get(step)] = values[index];
+      });
+      return column;
+    });
+    return [steps, ...columns];
+  }
+  function positive(values) {
+    return values.map((value) => (value > 0 ? value : null));
+  }
+  function drawnOnce(runs) {
+    const groups = /* @__PURE__ */ new Map();
+    for (const name of new Set(runs.flatMap(({ names }) => names))) {
+      const key = JSON.stringify(runs.map((run) => sameness(run, name)));
+      groups.set(key, [...(groups.get(key) ?? []), name]);
+    }
+    return new Map(
+      [...groups.values()].map((group) => {
+        const [drawn, ...aliases] = group.sort(byImportance);
+        return [drawn, aliases];
+      }),
+    );
+  }
+  function sameness({ names, same = [] }, name) {
+    const group = same.findIndex((members) => members.includes(name));
+    if (group >= 0) return group;
+    return names.includes(name) ? name : null;
+  }
+  var GROUPS = [
+    ["Rewards", /^rollout\/(reward\/|rewards\/|pass@)|^eval\/.*\/(reward|pass@\d+)$/],
+    ["Responses", /^(rollout|eval\/.*)\/(response_len\/|truncated_ratio|repetition_frac|log_probs|info\/)/],
+    ["Learning", /^train\//],
+    [
+      "Filters and failures",
+      /\/(dropped|dropped_samples|masked_samples)\/|\/(failed|late|bad_answers|zero_std\/count)$/,
+    ],
+    ["Staleness and caches", /\/(staleness\/|buffer\/|off_policy_frac|prefix_cache_hit_rate)/],
+    ["Speculative decoding", /^rollout\/spec_/],
+    ["Speed", /^perf\/(tokens_per_second|mfu)/],
+    ["Time of a step", /^perf\/.*(_time|wait_ratio)$/],
+    ["Memory and transfers", /^perf\/(peak_memory|weight_sync_bytes)/],
+  ];
+  var FIRST = ["rollout/reward/mean", "train/loss", "perf/step_time", "rollout/response_len/mean"];
+  function groupMetrics(names) {
+    const groups = new Map([...GROUPS.map(([title]) => [title, []]), ["Other", []]]);
+    for (const name of names) {
+      const group = GROUPS.find(([, pattern]) => pattern.test(name));
+      groups.get(group ? group[0] : "Other").push(name);
+    }
+    for (const members of groups.values()) members.sort(byImportance);
+    return [...groups].filter(([, members]) => members.length);
+  }
+  function byImportance(a, b) {
+    return rank(a) - rank(b) || a.localeCompare(b);
+  }
+  function rank(name) {
+    const first = FIRST.indexOf(name);
+    if (first >= 0) return first - 10;
+    return /^eval\/.*\/reward$/.test(name) ? -5 : 0;
+  }
+
+  // src/dom.js
+  var BLOCK = 2e4;
+  var END = 24;
+  var BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069\u061c]/;
+  var HIDDEN =
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\u061c\ufeff\ufff9-\ufffb]/g;
+  function el(tag, attributes, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === void 0 || value === null || value === false) continue;
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "class") element.className = value;
+      else if (name === "style")
+        for (const [key, item] of Object.entries(value)) element.style.setProperty(key, item);
+      else if (name === "value" || name === "checked" || name === "selected") element[name] = value;
+      else element.setAttribute(name, value === true ? "" : String(value));
+    }
+    element.append(
+      ...children.flat(2).filter((child) => child !== null && child !== void 0 && child !== false),
+    );
+    return element;
+  }
+  function replace(parent, ...children) {
+    parent.replaceChildren(
+      ...children.flat(2).filter((child) => child !== null && child !== void 0 && child !== false),
+    );
+    return parent;
+  }
+  function foreign(text) {
+    const shown = document.createDocumentFragment();
+    let start2 = 0;
+    for (const match of text.matchAll(HIDDEN)) {
+      shown.append(text.slice(start2, match.index), hidden(match[0]));
+      start2 = match.index + match[0].length;
+    }
+    shown.append(text.slice(start2));
+    return shown;
+  }
+  function longText(text) {
+    if (text.length <= 2 * BLOCK) return el("pre", {}, foreign(text));
+    const blocks = [];
+    for (let start2 = 0; start2 < text.length;) {
+      const block = text.slice(start2, start2 + BLOCK);
+      const lines = block.slice(0, block.lastIndexOf("\n") + 1) || block;
+      blocks.push(el("span", { class: "block" }, foreign(lines)));
+      start2 += lines.length;
+    }
+    return el("pre", {}, blocks);
+  }
+  function oneLine(text, most = 160) {
+    const line = text
+      .slice(0, most * 2)
+      .replace(/\s+/g, " ")
+      .trim();
+    return foreign(line.length > most || text.length > most * 2 ? `${line.slice(0, most)}…` : line);
+  }
+  function bothEnds(text) {
+    const line = text.replace(/\s+/g, " ").trim();
+    const cut = Math.max(0, line.length - END);
+    return el(
+      "span",
+      { class: "both-ends" },
+      el("span", { class: "start" }, foreign(line.slice(0, cut))),
+      el("span", {}, foreign(line.slice(cut))),
+    );
+  }
+  function hidden(character) {
+    const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+    const what = BIDI.test(character) ? "changes the direction of text" : "invisible";
+    return el("span", { class: "hidden-character", title: `${code}, ${what}` }, `⟨${code}⟩`);
+  }
+  function announce(text) {
+    document.getElementById("live").textContent = text;
   }
 
   // src/charts.js
@@ -199,15 +257,21 @@
       this.name = name;
       this.onZoom = onZoom;
       this.value = el("span", { class: "chart-value" });
+      this.aliases = el("span", { class: "aliases" });
       this.canvas = el("div", { class: "chart-canvas", role: "img" });
       this.element = el(
         "figure",
         { class: "chart", "data-metric": name },
         el("figcaption", {}, el("span", { class: "chart-name", title: name }, name), this.value),
+        this.aliases,
         this.canvas,
       );
       this.plot = null;
-      this.isSetting = false;
+    }
+    // Names the metrics that are the same number as this one.
+    setAliases(names) {
+      this.aliases.textContent = names.length ? `same as ${names.join(", ")}` : "";
+      this.aliases.title = this.aliases.textContent;
     }
     // curves: [{label, colour, curve: [steps, values]}]
     draw(curves, { weight, log, zoom }) {
@@ -225,8 +289,8 @@
       this.canvas.setAttribute("aria-label", this.describe(curves));
       this.plot?.destroy();
       this.canvas.replaceChildren();
-      if (!table[0].length) {
-        this.canvas.append(el("p", { class: "empty" }, "no values"));
+      if (!drawn.some(({ curve }) => curve[1].some((value) => value !== null))) {
+        this.canvas.append(el("p", { class: "empty" }, log ? "no values above 0" : "no values"));
         this.plot = null;
         return;
       }
@@ -255,31 +319,44 @@
         legend: { show: true, live: true },
         cursor: { sync: { key: SYNC_KEY }, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
         scales: {
-          x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) },
-          y: log ? { distr: 3 } : {},
+          x: {
+            time: false,
+            range: (_, first, last) => stepRange(first, last),
+            ...(zoom ? { min: zoom[0], max: zoom[1] } : {}),
+          },
+          y: { ...(log ? { distr: 3 } : {}), range: (_, low, high) => valueRange(low, high, log) },
         },
         axes: [
-          { ...axis, size: 28 },
+          { ...axis, size: 28, incrs: STEP_INCREMENTS },
           {
             ...axis,
             size: 54,
-            values: (_, ticks2) => ticks2.map((tick) => (tick === null ? "" : shortTick(this.name, tick))),
+            values: (_, ticks2, index, space, increment) => this.ticks(ticks2, log || increment),
           },
         ],
         series: [
-          { label: "step", value: (_, step) => step ?? "–" },
+          { label: "step", value: (_, step) => step ?? "last" },
           ...lines.map((line) => ({
             label: line.label,
             stroke: line.colour,
             width: line.faint ? 1 : 1.6,
             alpha: line.faint ? 0.3 : 1,
             spanGaps: true,
+            class: line.faint ? "faint" : "full",
             points: { show: points < 40 && !line.faint, size: 4 },
-            value: (_, value) => metricValue(this.name, value),
+            // Without a cursor the legend has the last values.
+            value: (_, value, series, index) =>
+              metricValue(this.name, index === null ? line.curve[1].at(-1) : value),
           })),
         ],
         hooks: { setSelect: [(plot) => this.selected(plot)] },
       };
+    }
+    // increment: the distance between ticks; true: they are those of a log scale.
+    ticks(ticks2, increment) {
+      return ticks2.map((tick) =>
+        tick === null ? "" : tickText(this.name, tick, increment === true ? tick : increment),
+      );
     }
     selected(plot) {
       const { left, width } = plot.select;
@@ -298,10 +375,81 @@
       this.plot?.setSize({ width: Math.max(200, this.canvas.clientWidth), height: HEIGHT });
     }
   };
-  function shortTick(name, tick) {
-    if (/peak_memory|_bytes$/.test(name)) return metricValue(name, tick).replace("iB", "");
-    if (Math.abs(tick) >= 1e4) return `${number(tick / 1e3).replace(",", "")}k`;
-    return number(tick);
+  function valueRange(low, high, log) {
+    if (low === null) return log ? [1, 10] : [0, 1];
+    if (low === high) return constantRange(low, log);
+    return log ? uPlot.rangeLog(low, high, 10, false) : uPlot.rangeNum(low, high, 0.1, true);
+  }
+
+  // src/sweep.js
+  function sweepTable(state, table) {
+    const title = el("h2", {}, "Sweep ", foreign(table.name));
+    if (table.problem)
+      return el("section", { class: "sweep" }, title, el("p", { class: "problem" }, foreign(table.problem)));
+    const keys = sweptKeys(table.trials);
+    return el(
+      "section",
+      { class: "sweep", "aria-label": `Sweep ${table.name}` },
+      title,
+      el("p", { class: "hint" }, foreign(summaryOf(table))),
+      el(
+        "div",
+        { class: "scroll" },
+        el(
+          "table",
+          {},
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              ["trial", ...keys].map((name) => el("th", { scope: "col" }, foreign(name))),
+              el("th", { scope: "col", class: "number" }, foreign(table.metric)),
+              ["", "status", "step"].map((name) => el("th", { scope: "col" }, name)),
+            ),
+          ),
+          el(
+            "tbody",
+            {},
+            table.trials.map((trial) => trialRow(state, trial, keys)),
+          ),
+        ),
+      ),
+    );
+  }
+  function sweptKeys(trials) {
+    return [...new Set(trials.flatMap(({ values }) => Object.keys(values)))];
+  }
+  function summaryOf({ metric, goal, trials }) {
+    const done = trials.filter(({ status }) => status === "done").length;
+    const better = goal === "max" ? "higher" : "lower";
+    return `${done} of ${trials.length} trials are done · compared by the last ${metric}: ${better} is better`;
+  }
+  function trialRow(state, trial, keys) {
+    const palette = colours();
+    const { run, best, values, status, step, steps, score } = trial;
+    const isSelected = state.selected.includes(run);
+    const dot = isSelected
+      ? el("span", {
+          class: "dot",
+          "aria-hidden": "true",
+          style: { "--colour": palette[run % palette.length] },
+        })
+      : null;
+    const name = foreign(trial.name.split("-")[0]);
+    const link =
+      run === null ? name : el("a", { href: state.address("overview", {}, [run]), title: trial.name }, name);
+    return el(
+      "tr",
+      { class: best ? "best" : null },
+      el("th", { scope: "row" }, el("span", { class: "run-name" }, link, dot)),
+      keys.map((key) => el("td", {}, key in values ? foreign(settingText(values[key])) : "")),
+      el("td", { class: "number" }, number(score)),
+      el("td", {}, best ? el("b", {}, "best") : ""),
+      el("td", {}, el("span", { class: `badge ${status}` }, foreign(status))),
+      el("td", {}, `${step}/${steps ?? "?"}`),
+    );
   }
 
   // src/overview.js
@@ -314,7 +462,8 @@
       this.visible = /* @__PURE__ */ new Set();
       this.cards = el("section", { class: "cards", "aria-label": "Runs" });
       this.groups = el("div", { class: "groups" });
-      this.element = el("div", { class: "overview" }, this.cards, this.controls(), this.groups);
+      this.sweeps = el("div", {});
+      this.element = el("div", { class: "overview" }, this.sweeps, this.cards, this.controls(), this.groups);
       this.observer = new IntersectionObserver((entries) => this.scrolled(entries), { rootMargin: "300px" });
       this.onResize = () => this.charts.forEach((chart) => chart.resize());
       addEventListener("resize", this.onResize);
@@ -382,6 +531,7 @@
           this.state.selected.includes(number2) ? card(run, number2) : null,
         ),
       );
+      this.showSweeps();
       const lines = this.state.selected
         .map((number2) => `${number2}:${this.state.runs[number2].lines}`)
         .join();
@@ -390,10 +540,23 @@
       this.layOut();
       this.drawVisible();
     }
+    // Shows the sweeps of the runs, again whenever a run has advanced.
+    async showSweeps() {
+      const advance = JSON.stringify(this.state.runs.map(({ status, step }) => [status, step]));
+      if (advance === this.shownAdvance) return;
+      this.shownAdvance = advance;
+      const tables = await this.state.source.ask("sweeps");
+      replace(
+        this.sweeps,
+        tables.map((table) => sweepTable(this.state, table)),
+      );
+    }
     layOut() {
-      const names = [...new Set(this.state.selected.flatMap((number2) => this.state.runs[number2].names))];
-      const shown = names.filter((name) => name.toLowerCase().includes(this.settings.text.toLowerCase()));
-      const key = shown.join("\n");
+      const drawn = drawnOnce(this.state.selected.map((number2) => this.state.runs[number2]));
+      const text = this.settings.text.toLowerCase();
+      const isShown = (names) => names.some((name) => name.toLowerCase().includes(text));
+      const shown = [...drawn].filter(([name, aliases]) => isShown([name, ...aliases])).map(([name]) => name);
+      const key = shown.map((name) => [name, ...drawn.get(name)].join(" = ")).join("\n");
       if (key === this.shownNames && this.groups.childElementCount) return;
       this.shownNames = key;
       this.observer.disconnect();
@@ -406,7 +569,7 @@
           el(
             "div",
             { class: "grid" },
-            members.map((name) => this.chart(name).element),
+            members.map((name) => this.chart(name, drawn.get(name)).element),
           ),
         ),
       );
@@ -414,20 +577,17 @@
         this.groups,
         sections.length
           ? sections
-          : el(
-              "p",
-              { class: "empty" },
-              names.length ? "No metric has this name." : "No step is finished yet.",
-            ),
+          : el("p", { class: "empty" }, drawn.size ? "No metric has this name." : "No step is finished yet."),
       );
       for (const name of shown) this.observer.observe(this.charts.get(name).element);
     }
-    chart(name) {
+    chart(name, aliases) {
       if (!this.charts.has(name)) {
         const chart = new Chart(name, (zoom) => this.set({ zoom }));
         chart.element.addEventListener("dblclick", () => this.set({ zoom: null }));
         this.charts.set(name, chart);
       }
+      this.charts.get(name).setAliases(aliases);
       return this.charts.get(name);
     }
     scrolled(entries) {
@@ -506,7 +666,7 @@
         facts2.map(([name, value]) => el("div", {}, el("dt", {}, foreign(name)), el("dd", {}, value))),
       ),
       run.bottleneck ? el("p", { class: "advice" }, el("b", {}, "Speed: "), foreign(run.bottleneck)) : null,
-      (run.alerts || []).map((text2) => el("p", { class: "problem" }, foreign(text2))),
+      (run.alerts || []).map((text) => el("p", { class: "problem" }, foreign(text))),
       run.error ? el("p", { class: "problem" }, foreign(run.error)) : null,
       run.problems.length
         ? el(
@@ -520,7 +680,7 @@
             el(
               "ul",
               {},
-              run.problems.map((text2) => el("li", {}, foreign(text2))),
+              run.problems.map((text) => el("li", {}, foreign(text))),
             ),
           )
         : null,
@@ -534,14 +694,14 @@
       message && typeof message === "object" ? message : { role: "?", content: message },
     );
   }
-  function responseTurns(text2, values) {
+  function responseTurns(text, values) {
     if (
       !values ||
       !values.loss_mask ||
       values.pieces.some((piece) => piece === null) ||
       values.ids.length < values.num_tokens
     )
-      return [{ role: "assistant", content: text2 }];
+      return [{ role: "assistant", content: text }];
     const turns = [];
     values.pieces.forEach((piece, index) => {
       const isGiven = values.loss_mask[index] === 0 && !values.log_probs[index];
@@ -549,7 +709,7 @@
       if (turns.at(-1)?.role === role) turns.at(-1).content += piece;
       else turns.push({ role, content: piece });
     });
-    return turns.length > 1 ? turns : [{ role: "assistant", content: text2 }];
+    return turns.length > 1 ? turns : [{ role: "assistant", content: text }];
   }
   function turnView({ role, content, ...others }) {
     const more = Object.entries(others).filter(
@@ -736,12 +896,12 @@
     }
     // Searches the selected runs in turns, a stretch of steps of each at a time.
     async search() {
-      const { kind, text: text2 } = this.parameters;
+      const { kind, text } = this.parameters;
       const rows = [];
       const next = new Map(this.state.selected.map((run) => [run, ""]));
       while (next.size && rows.length < MAX_HITS) {
         for (const [run, before] of [...next]) {
-          const answer = await this.state.source.ask("search", { run, kind, text: text2, before });
+          const answer = await this.state.source.ask("search", { run, kind, text, before });
           if (this.isClosed) return;
           rows.push(...answer.rows.map((row) => ({ run, ...row })));
           if (answer.next === null) next.delete(run);
@@ -750,9 +910,9 @@
         rows.sort((a, b) => b.step - a.step || a.run - b.run || a.line - b.line);
         this.show(rows, searchColumns, false);
         const place = next.size ? `searched ${backTo(next)} …` : "all steps were searched";
-        this.note.textContent = `${rows.length} samples contain “${text2}” · ${place}`;
+        this.note.textContent = `${rows.length} samples contain “${text}” · ${place}`;
       }
-      const newest = `The newest ${rows.length} samples that contain “${text2}”`;
+      const newest = `The newest ${rows.length} samples that contain “${text}”`;
       if (next.size) this.note.textContent = `${newest}, ${backTo(next)}`;
       announce(this.note.textContent);
     }
@@ -832,7 +992,7 @@
       rows[this.cursor].classList.add("current");
       rows[this.cursor].querySelector("a")?.focus();
     }
-    showPages(count, shown) {
+    showPages(count2, shown) {
       const offset = Number(this.parameters.offset || 0);
       const link = (to, name) =>
         el(
@@ -843,7 +1003,7 @@
       replace(
         this.pages,
         offset > 0 ? link(Math.max(0, offset - PAGE), "‹ Previous") : null,
-        shown === PAGE && offset + PAGE < count ? link(offset + PAGE, "Next ›") : null,
+        shown === PAGE && offset + PAGE < count2 ? link(offset + PAGE, "Next ›") : null,
       );
     }
   };
@@ -887,7 +1047,7 @@
   function indexNote({ files, indexed, error }) {
     if (error) return `the samples cannot be indexed: ${error}`;
     if (indexed >= files) return "";
-    const [done, all] = [indexed, files].map((count) => count.toLocaleString("en-GB"));
+    const [done, all] = [indexed, files].map((count2) => count2.toLocaleString("en-GB"));
     return `reading samples: ${done} of ${all} files so far, newest first`;
   }
   function problemList({ problems }) {
@@ -899,7 +1059,7 @@
       el(
         "ul",
         {},
-        problems.map((text2) => el("li", {}, foreign(text2))),
+        problems.map((text) => el("li", {}, foreign(text))),
       ),
     );
   }
@@ -1085,7 +1245,7 @@
       );
     }
     cutNote(cut) {
-      const size = Object.values(cut).reduce((sum, count) => sum + count, 0);
+      const size = Object.values(cut).reduce((sum, count2) => sum + count2, 0);
       return el(
         "p",
         { class: "notice" },
@@ -1099,7 +1259,7 @@
       return el(
         "div",
         { class: "images" },
-        placed.map(([digest, count], index) => {
+        placed.map(([digest, count2], index) => {
           const image = el("img", { alt: `image ${index + 1} of the ${part}` });
           this.source.ask("image", { run: this.run, digest }).then(
             (address2) => {
@@ -1111,7 +1271,7 @@
             "figure",
             {},
             image,
-            el("figcaption", {}, `image ${index + 1} of the ${part}, ${count} tokens`),
+            el("figcaption", {}, `image ${index + 1} of the ${part}, ${count2} tokens`),
           );
         }),
       );
@@ -1395,12 +1555,12 @@
       spread,
     };
   }
-  function excerptOf(record, text2) {
+  function excerptOf(record, text) {
     for (const name of ["prompt", "response", "label", "failure", "id", "row"]) {
       const value = record[name] ?? "";
       const shown = typeof value === "string" ? value : JSON.stringify(value);
-      const start2 = shown.toLowerCase().indexOf(text2.toLowerCase());
-      if (start2 >= 0) return shown.slice(Math.max(0, start2 - 60), start2 + text2.length + 60);
+      const start2 = shown.toLowerCase().indexOf(text.toLowerCase());
+      if (start2 >= 0) return shown.slice(Math.max(0, start2 - 60), start2 + text.length + 60);
     }
     return null;
   }
@@ -1413,8 +1573,8 @@
     element.remove();
     return new FileSource(data);
   }
-  async function unpack(text2) {
-    const packed = Uint8Array.from(atob(text2), (character) => character.charCodeAt(0));
+  async function unpack(text) {
+    const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return JSON.parse(await new Response(stream).text());
   }
@@ -1445,6 +1605,7 @@
       const run = this.#data.runs[Number(parameters.run || 0)];
       const answers = {
         runs: () => this.#data.runs.map((own) => own.status),
+        sweeps: () => this.#data.sweeps,
         curves: () => localCurves(run, parameters),
         specs: () => localSpecs(this.#data, parameters),
         timeline: () => localTimeline(run, parameters),
@@ -1528,10 +1689,10 @@
     );
     return notes.filter(Boolean).join(" · ");
   }
-  function localSearch(run, { kind, text: text2 }) {
+  function localSearch(run, { kind, text }) {
     const rows = run.samples
       .filter((row) => row.kind === kind)
-      .map((row) => ({ ...row, excerpt: excerptOf(run.records[keyOf(row)], text2) }))
+      .map((row) => ({ ...row, excerpt: excerptOf(run.records[keyOf(row)], text) }))
       .filter((row) => row.excerpt !== null)
       .sort((a, b) => b.step - a.step || a.line - b.line);
     return { rows: rows.slice(0, 100), next: null, searched: 1, files: 1 };
@@ -1552,36 +1713,63 @@
       this.shown = runs;
       const { spec, differences } = await this.state.source.ask("specs", { runs });
       const names = this.state.selected.map((number2) => this.state.runs[number2].name);
-      const rows = leaves(spec.spec || spec, "");
+      const { written, resolved } = rowsOf(spec);
       const filter = el("input", {
         type: "search",
         placeholder: "Filter keys  ( / )",
         "aria-label": "Filter keys",
         "data-search": true,
       });
-      const body = el("tbody", {});
-      const list = () =>
-        replace(
-          body,
-          rows
-            .filter(([key]) => key.includes(filter.value))
-            .map(([key, value]) =>
-              el("tr", {}, el("th", { scope: "row" }, foreign(key)), el("td", {}, foreign(value))),
-            ),
-        );
+      const tables = el("div", {});
+      const list = () => {
+        const shown = (rows) => rows.filter(([key]) => key.includes(filter.value));
+        replace(tables, ...tablesOf(names[0], written && shown(written), shown(resolved)));
+      };
       filter.addEventListener("input", list);
       list();
       replace(
         this.element,
         compare(names, differences),
-        el("h2", {}, "Spec of ", foreign(names[0])),
         el("div", { class: "controls" }, filter),
-        rows.length
-          ? el("table", { class: "keys" }, body)
-          : el("p", { class: "empty" }, "The run has no spec.lock.json that can be read."),
+        spec.spec ? tables : el("p", { class: "empty" }, "The run has no spec.lock.json that can be read."),
       );
     }
   };
+  function rowsOf({ spec = {}, given: given2 }) {
+    const rows = leaves(spec, "");
+    if (!given2) return { written: null, resolved: rows };
+    const keys = new Set(leaves(given2, "").map(([key]) => key));
+    return {
+      written: rows.filter(([key]) => keys.has(key)),
+      resolved: rows.filter(([key]) => !keys.has(key)),
+    };
+  }
+  function tablesOf(name, written, resolved) {
+    if (written === null) return [el("h2", {}, "Spec of ", foreign(name)), keyTable(resolved)];
+    return [
+      el("h2", {}, "Written in the spec of ", foreign(name), count(written)),
+      keyTable(written),
+      el("h2", {}, "Defaults, and what follows from other keys", count(resolved)),
+      keyTable(resolved, "added"),
+    ];
+  }
+  function count(rows) {
+    return el("span", { class: "count" }, ` ${rows.length}`);
+  }
+  function keyTable(rows, kind = "") {
+    if (!rows.length) return el("p", { class: "empty" }, "No key matches.");
+    return el(
+      "table",
+      { class: `keys ${kind}` },
+      el(
+        "tbody",
+        {},
+        rows.map(([key, value]) =>
+          el("tr", {}, el("th", { scope: "row" }, foreign(key)), el("td", {}, foreign(value))),
+        ),
+      ),
+    );
+  }
   function compare(names, differences) {
     if (!differences.length)
       return el("p", { class: "hint" }, "Select several runs to see how their specs differ.");
@@ -1621,7 +1809,7 @@
                 "tr",
                 {},
                 el("th", { scope: "row" }, foreign(key)),
-                names.map((_, index) => el("td", {}, foreign(text(value(index, key))))),
+                names.map((_, index) => el("td", {}, foreign(settingText(value(index, key))))),
               ),
             ),
           ),
@@ -1637,14 +1825,7 @@
     ) {
       return Object.entries(value).flatMap(([name, inner]) => leaves(inner, key ? `${key}.${name}` : name));
     }
-    return value === null ? [] : [[key, text(value)]];
-  }
-  function text(value) {
-    return value === null || value === void 0
-      ? "not set"
-      : typeof value === "string"
-        ? value
-        : JSON.stringify(value);
+    return value === null ? [] : [[key, settingText(value)]];
   }
 
   // src/state.js
@@ -1742,9 +1923,9 @@
       zoom: from && to && zoom.every(Number.isFinite) ? zoom : null,
     };
   }
-  function chartParameters({ text: text2, weight, log, zoom }) {
+  function chartParameters({ text, weight, log, zoom }) {
     const [from, to] = (zoom ?? []).map((step) => Number(step.toFixed(2)));
-    return { filter: text2, smoothing: weight || "", log: log ? "1" : "", from: from ?? "", to: to ?? "" };
+    return { filter: text, smoothing: weight || "", log: log ? "1" : "", from: from ?? "", to: to ?? "" };
   }
 
   // src/timeline.js
@@ -1846,7 +2027,7 @@
     const busy = spans.reduce((sum, [, , start2, stop]) => sum + stop - start2, 0);
     const share = Math.min(1, busy / Math.max(end - begin, 1e-9));
     const bars = spans.map(([, what, start2, stop]) => {
-      const text2 = `${what}: ${duration(stop - start2)}, from ${start2.toFixed(2)} s to ${stop.toFixed(2)} s`;
+      const text = `${what}: ${duration(stop - start2)}, from ${start2.toFixed(2)} s to ${stop.toFixed(2)} s`;
       const left = ((start2 - begin) / (end - begin)) * 100;
       const width = Math.max(0.15, ((stop - start2) / (end - begin)) * 100);
       return el(
@@ -1854,10 +2035,10 @@
         {
           class: `bar ${partClass(what)}`,
           style: { left: `${left}%`, width: `${width}%` },
-          title: text2,
+          title: text,
           tabindex: 0,
           role: "img",
-          "aria-label": text2,
+          "aria-label": text,
         },
         el("span", {}, foreign(what)),
       );
@@ -2014,8 +2195,8 @@
     actions[event.key]();
   }
   function failed(error) {
-    const text2 = error?.message || String(error);
-    replace(document.getElementById("main"), el("p", { class: "problem", role: "alert" }, foreign(text2)));
+    const text = error?.message || String(error);
+    replace(document.getElementById("main"), el("p", { class: "problem", role: "alert" }, foreign(text)));
   }
   async function refresh(state) {
     try {

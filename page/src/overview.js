@@ -183,21 +183,16 @@ export class Overview {
   }
 }
 
-export function secondsLeft(run) {
-  const seconds = run.metrics["perf/step_time"];
-  return run.status === "running" && seconds && run.steps ? seconds * (run.steps - run.step) : null;
-}
-
 function card(run, number_) {
   const share = run.steps ? Math.min(1, run.step / run.steps) : 0;
-  const left = secondsLeft(run);
+  const left = run.status === "running" ? run.seconds_left : null;
   const facts = [
     ["Reward", number(run.metrics["rollout/reward/mean"])],
     ...Object.entries(run.metrics)
       .filter(([name]) => /^eval\/.*\/reward$/.test(name))
       .map(([name, value]) => [name.split("/").slice(1, -1).join("/"), number(value)]),
     ["Step time", duration(run.metrics["perf/step_time"])],
-    ...(left === null ? [] : [["Time left", `about ${duration(left)}`]]),
+    ...(!left ? [] : [["Time left", `about ${duration(left)}`]]),
     ["Updated", run.updated ? ago(run.updated) : "–"],
   ];
   const progress = el("progress", {

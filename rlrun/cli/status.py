@@ -53,10 +53,10 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
 
 
 def _time_left(state: dict[str, Any]) -> str:
-    """Returns how long a running job will take, if later steps take as long as the last one."""
+    """Returns how long a running job will still take, as its driver estimated at the end of the last step."""
     from rlrun.runner.records.console import format_duration
 
-    seconds = state["metrics"].get("perf/step_time")
-    if state["status"] != "running" or not seconds or not state["steps"]:
+    seconds = state["seconds_left"]
+    if state["status"] != "running" or not seconds:
         return ""
-    return f", about {format_duration(seconds * (state['steps'] - state['step']))} left"
+    return f", about {format_duration(seconds)} left"

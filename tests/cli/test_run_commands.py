@@ -105,9 +105,8 @@ def test_status(rlrun: Command, tmp_path: Path) -> None:
 
 
 def test_status_tells_how_long_a_running_job_takes_yet(rlrun: Command, tmp_path: Path) -> None:
-    metrics = {"perf/step_time": 90.0}
     updated = datetime.now(UTC).isoformat()
-    write_run(tmp_path, "job", status="running", host="elsewhere", metrics=metrics, updated=updated)
+    write_run(tmp_path, "job", status="running", host="elsewhere", seconds_left=470.0, updated=updated)
     outcome = rlrun("status", "job", "--runs-dir", tmp_path)
     assert "job: running, step 5 of 10, about 8 min left" in outcome.out
     assert " ago), process 1 on elsewhere" in outcome.out

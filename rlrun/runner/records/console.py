@@ -39,8 +39,6 @@ _LONG_SECONDS = 2.0
 """Phases between steps are printed if they take longer; the panel counts seconds from here on."""
 _PLAIN_SECONDS = 30.0
 """Without a terminal, unfinished work is reported at this interval."""
-_SMOOTHING = 0.8
-"""Weight of earlier steps in the mean time of a step, from which the time left is estimated."""
 
 
 class Console:
@@ -63,9 +61,8 @@ class Console:
         """The newest value of each metric."""
         self._step_metrics: Mapping[str, float] = {}
         """The metrics of the last step alone: a part of a step that it lacks took no time."""
-        self._seconds: float | None = None
-        """The mean time of a step."""
-        self._step_end = time.monotonic()
+        self._seconds_left: float | None = None
+        """How long the remaining steps will take; None before the first one."""
         self._phases: dict[str, float] = {}
         """Start times of the current phases."""
 
@@ -102,7 +99,6 @@ class Console:
     def start(self, step: int, steps: int) -> None:
         """Begins to show progress, with `step` of `steps` done."""
         self._step, self._steps = step, steps
-        self._step_end = time.monotonic()
         self._show_panel()
 
     def _show_panel(self) -> None:
@@ -113,7 +109,6 @@ class Console:
     def go_back(self, step: int) -> None:
         """Continues to show progress from an earlier step."""
         self._step = step
-        self._step_end = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
         """Prints a line above the panel and into the driver's log."""
@@ -148,14 +143,10 @@ class Console:
             self._last_report = now
             self.say(f"  {work} {self._count}: {now - self._work_start:.0f} s so far")
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a finished step."""
-        if step > self._step:
-            elapsed = time.monotonic() - self._step_end
-            mean = elapsed if self._seconds is None else self._seconds
-            self._seconds = _SMOOTHING * mean + (1 - _SMOOTHING) * elapsed
-        self._step_end = time.monotonic()
+    def step(self, step: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> None:
+        """Shows a finished step. `seconds_left`: how long the remaining steps will take, if that is known."""
         self._step = step
+        self._seconds_left = seconds_left
         self._metrics |= metrics
         self._step_metrics = metrics if "perf/step_time" in metrics else self._step_metrics
         line = self._line(metrics)
@@ -200,8 +191,8 @@ class Console:
         ]
         if evaluation := _evaluation(self._metrics):
             rows.append(("held out", evaluation))
-        if self._seconds is not None:
-            rows.append(("left", self._time_left()))
+        if self._seconds_left is not None:
+            rows.append(("left", format_duration(self._seconds_left)))
         return [(name, value) for name, value in rows if value]
 
     def _short_line(self, metrics: Mapping[str, float]) -> str:
@@ -227,12 +218,9 @@ class Console:
             format_speed(metrics),
             format_time_shares(metrics),
         ]
-        if self._seconds is not None and self._step < self._steps:
-            parts.append(f"{self._time_left()} left")
+        if self._seconds_left is not None and self._step < self._steps:
+            parts.append(f"{format_duration(self._seconds_left)} left")
         return "  ".join(part for part in parts if part)
-
-    def _time_left(self) -> str:
-        return format_duration((self._seconds or 0.0) * (self._steps - self._step))
 
 
 def format_score(metrics: Mapping[str, float]) -> str:

@@ -26,6 +26,7 @@ from rlrun.runner.records.console import Console
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.sample_files import Pieces, SampleFiles
+from rlrun.runner.records.time_left import TimeLeft
 from rlrun.runner.records.tracking import COLUMNS, TrackerThread, close_trackers, table_rows
 from rlrun.specs.problems.codes import Code
 
@@ -54,6 +55,7 @@ class Journal:
         self._console = console
         self._trackers = [TrackerThread(name, tracker) for name, tracker in trackers]
         self._alerts = AlertWatch()
+        self._time_left = TimeLeft()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._writes: list[Future[None]] = []
         now = _now()
@@ -64,6 +66,7 @@ class Journal:
             "step": 0,
             "steps": None,
             "metrics": {},
+            "seconds_left": None,
             "error": None,
             "error_code": None,
         }
@@ -75,6 +78,7 @@ class Journal:
     def begin(self, step: int, steps: int, spec: Mapping[str, Any]) -> None:
         """Records that training starts with `step` of `steps` done; `spec` is resolved and has no secrets."""
         self._state |= {"step": step, "steps": steps}
+        self._time_left.begin(step, steps)
         self._alerts.begin(read_metrics(self._folder.metrics), spec.get("rollout", {}).get("batch_size"))
         self._console.start(step, steps)
         self._submit(self._write_state)
@@ -84,6 +88,7 @@ class Journal:
     def go_back(self, step: int) -> None:
         """Records that the job continues from an earlier `step` and repeats the steps after it."""
         self._state |= {"step": step}
+        self._time_left.go_back(step)
         self._alerts.begin(read_metrics(self._folder.metrics))
         self._console.go_back(step)
         self._submit(self._write_state)
@@ -110,13 +115,14 @@ class Journal:
 
         Raises JobError if an earlier step could not be written.
         """
-        self._console.step(step, metrics)
+        seconds_left = self._time_left.add(step, metrics.get("perf/step_time"))
+        self._console.step(step, metrics, seconds_left)
         new_alerts, active = self._alerts.add(metrics)
         for alert in new_alerts:
             self._console.say(alert.line, style="yellow")
         metrics = metrics | active
         self._raise_failed(self._take_finished())
-        self._submit(self._write_step, step, dict(metrics))
+        self._submit(self._write_step, step, dict(metrics), seconds_left)
         for tracker in self._trackers:
             tracker.log(step, dict(metrics))
             for alert in new_alerts:
@@ -174,11 +180,12 @@ class Journal:
         self._writer.shutdown(wait=True)
         close_trackers(self._trackers)
 
-    def _write_step(self, step: int, metrics: dict[str, float]) -> None:
+    def _write_step(self, step: int, metrics: dict[str, float], seconds_left: float | None) -> None:
         line = {"step": step} | finite_metrics(metrics)
         with self._folder.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._state |= {"step": step, "metrics": self._state["metrics"] | finite_metrics(metrics)}
+        self._state |= {"step": step, "seconds_left": seconds_left}
+        self._state["metrics"] = self._state["metrics"] | finite_metrics(metrics)
         self._write_state()
 
     def _write_timeline(self, line: Mapping[str, Any]) -> None:

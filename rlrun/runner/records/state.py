@@ -46,6 +46,8 @@ class State(Owner):
     step: int = Field(ge=0, le=_MAX_STEPS)
     steps: int | None = Field(ge=0, le=_MAX_STEPS)
     metrics: dict[Text, FiniteFloat | None]
+    seconds_left: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    """How long the remaining steps will take, estimated at the end of the last one."""
     error: Text | None
     error_code: Text | None = None
     """The kind of error, which `rlrun explain` explains."""

@@ -28,7 +28,7 @@ from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths, step_name
 _MAX_MEMBERS = 64
 """Samples of one group that are shown side by side."""
 KINDS = ("step", "dropped", "eval")
-_STATE_FIELDS = ("status", "steps", "started", "updated", "error", "host")
+_STATE_FIELDS = ("status", "steps", "started", "updated", "seconds_left", "error", "host")
 _MAX_QUOTED = 4 << 20
 """Bytes of the largest file from which lists quote the beginnings of prompts and responses."""
 

@@ -16,6 +16,7 @@ def now(seconds: float = 0.0) -> str:
 def state(**changes: Any) -> dict[str, Any]:
     """The state of a run that this process runs, with changes."""
     facts = {"status": "running", "started": now(), "updated": now(), "step": 0, "steps": None}
+    facts |= {"seconds_left": None}
     return Owner.current().model_dump() | facts | {"metrics": {}, "error": None, "error_code": None} | changes
 
 

@@ -71,13 +71,13 @@ def test_without_a_terminal_every_step_is_a_plain_line() -> None:
     file = io.StringIO()
     console = Console("run", Terminal(file=file, width=300))
     console.start(0, 2)
-    console.step(1, STEP)
-    console.step(2, STEP | HELD_OUT)
+    console.step(1, STEP, 75.0)
+    console.step(2, STEP | HELD_OUT, 0.0)
     console.close()
     first, second = file.getvalue().splitlines()
     assert first.startswith("step 1/2  reward 0.500 ± 0.250  length 12  2.00 s/step, 12,346 tok/s generated")
     assert "rollout 25 %, train 70 %, other 5 %" in first
-    assert "left" in first
+    assert first.endswith("  75 s left")
     assert "held-out reward 0.750, pass@1 0.700" in second
     assert "left" not in second
     assert "\x1b" not in file.getvalue()

@@ -76,6 +76,19 @@ async def test_every_step_has_a_line_and_its_samples(folder: RunFolder) -> None:
     assert state["metrics"]["rollout/reward/mean"] == 0.5
 
 
+async def test_the_state_has_the_time_that_is_left(folder: RunFolder) -> None:
+    one = journal(folder)
+    one.begin(0, 5, {})
+    one.step(0, {"perf/eval_time": 60.0})
+    await one.flush()
+    assert folder.read_state()["seconds_left"] is None
+    for step in range(1, 5):
+        one.step(step, {"perf/step_time": 100.0 * step})
+    await one.flush()
+    assert folder.read_state()["seconds_left"] == pytest.approx(500.0), "steps become longer"
+    one.close("done")
+
+
 class TableTracker(RecordingTracker):
     def log_table(self, step: int, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         self.calls.append(("table", step, name, [dict(zip(columns, row, strict=True)) for row in rows]))

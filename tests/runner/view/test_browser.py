@@ -246,7 +246,7 @@ def test_a_sample_of_ten_megabytes(browser: playwright.Browser, tmp_path: Path) 
 
 
 def test_a_run_that_is_being_written(browser: playwright.Browser, tmp_path: Path) -> None:
-    running = {"status": "running", "steps": 4, "host": "elsewhere"}
+    running = {"status": "running", "steps": 4, "host": "elsewhere", "seconds_left": 6.0}
     folder = write_run(tmp_path / "run", 2, running)
     with served(folder) as address, opened(browser, address) as page:
         page.get_by_text("step 2 of 4").wait_for()

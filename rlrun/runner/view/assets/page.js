@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: fe9c432bdeca55b2d1bf25acf51f9cc1437559f6505c682b0eb99d9252ff5d12
+// Built by `make page` from page/src. SHA-256 of both: e31f598342980ed97f62d59a0c044a9c978765b479c1fa1172cb527c26912943
 "use strict";
 (() => {
   // src/address.js
@@ -624,20 +624,16 @@
       }
     }
   };
-  function secondsLeft(run) {
-    const seconds = run.metrics["perf/step_time"];
-    return run.status === "running" && seconds && run.steps ? seconds * (run.steps - run.step) : null;
-  }
   function card(run, number_) {
     const share = run.steps ? Math.min(1, run.step / run.steps) : 0;
-    const left = secondsLeft(run);
+    const left = run.status === "running" ? run.seconds_left : null;
     const facts2 = [
       ["Reward", number(run.metrics["rollout/reward/mean"])],
       ...Object.entries(run.metrics)
         .filter(([name]) => /^eval\/.*\/reward$/.test(name))
         .map(([name, value]) => [name.split("/").slice(1, -1).join("/"), number(value)]),
       ["Step time", duration(run.metrics["perf/step_time"])],
-      ...(left === null ? [] : [["Time left", `about ${duration(left)}`]]),
+      ...(!left ? [] : [["Time left", `about ${duration(left)}`]]),
       ["Updated", run.updated ? ago(run.updated) : "–"],
     ];
     const progress = el("progress", {

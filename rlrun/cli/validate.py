@@ -78,8 +78,7 @@ def command(
     elif not quiet:
         print_warnings(notes)
         resolved = _resolved(loaded)
-        reasons = [*loaded.engine_reasons(), *loaded.dtype_reasons(), *_sharing(resolved)]
-        print_text(f"{' + '.join(specs)}: valid", *reasons, sep="\n")
+        print_text(f"{' + '.join(specs)}: valid", *loaded.choices(resolved.sharing), sep="\n")
         print_text(_limits(resolved.spec))
         if verbose:
             print_text(*given_keys(loaded), sep="\n")

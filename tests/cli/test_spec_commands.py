@@ -15,6 +15,7 @@ from rlrun.cli.main import own_commands
 from rlrun.cli.schema import spec_schema
 from rlrun.cli.spec_page import spec_pages
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.derived.shared_prefixes import NOT_SHARED
 from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.reading import loading
@@ -128,7 +129,7 @@ def test_validate(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = "a prompt of 3072 (longer ones are dropped), and a response of 1024; it may take 600 s"
     engines = "[engine] uses native engines: the cluster has no GPUs"
     sharing = "trainer.share_prefixes is on: 8 samples share a prompt; 2.9 times fewer tokens with prompts of"
-    sharing += " up to 3,072 tokens and responses of up to 1,024"
+    sharing += f" 3,072 tokens and responses of 1,024, the longest; {NOT_SHARED}"
     dtypes = "trainer.dtype and engine.dtype are float32: this processor has no instructions for bfloat16,"
     dtypes += " which would be several times slower"
     assert (

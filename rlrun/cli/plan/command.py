@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlrun.models.low_precision import LowPrecision
     from rlrun.runner.planning.plan import Plan
     from rlrun.runner.planning.step_time import PlannedJob
+    from rlrun.specs.derived.shared_prefixes import SharingChoice
     from rlrun.specs.reading.loading import LoadedSpec
     from rlrun.specs.sections.job import Spec
 
@@ -114,12 +115,9 @@ class _JobPlan:
     """None if the model is not known."""
     reason: str
     """The reason why memory and time cannot be estimated; empty if they can."""
-    engine_reasons: list[str]
-    """Why each kind of engine was chosen that the spec does not name."""
-    dtype_reasons: list[str]
-    """Why each precision was chosen that the spec does not name."""
-    sharing: list[str]
-    """Why prefixes are shared or not, if the spec leaves it open and the models are known."""
+    loaded: "LoadedSpec"
+    sharing: "SharingChoice | None"
+    """Whether prefixes are shared, and why, if the spec leaves it open and the models are known."""
 
 
 def _make_plan(loaded: "LoadedSpec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _JobPlan:
@@ -129,9 +127,7 @@ def _make_plan(loaded: "LoadedSpec", gpu: str | None, lengths: tuple[float | Non
     model = _model(loaded.spec)
     resolved = resolve_for_plan(loaded.spec, None if isinstance(model, ValueError) else model)
     spec, plan = resolved.spec, make_plan(resolved.spec)
-    sharing = [] if resolved.sharing is None else [str(resolved.sharing)]
-    reasons = loaded.engine_reasons(), loaded.dtype_reasons(), sharing
-    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths), *reasons)
+    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths), loaded, resolved.sharing)
 
 
 def _trace(planned: _JobPlan, rank: int, *, as_json: bool) -> None:
@@ -169,8 +165,8 @@ def _show(planned: _JobPlan, price: float | None) -> None:
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
-    for reason in [*planned.engine_reasons, *planned.dtype_reasons, *planned.sharing]:
-        console.print(Text(reason), soft_wrap=True)
+    for line in planned.loaded.choices(planned.sharing):
+        console.print(Text(line), soft_wrap=True)
     if job is None:
         console.print(f"memory and time are not planned: {planned.reason}")
         return
@@ -235,9 +231,9 @@ def _as_dict(planned: _JobPlan) -> dict[str, Any]:
     values = asdict(plan, dict_factory=_with_json_keys) | {
         "optimizer_steps": plan.optimizer_steps,
         "engine_type": planned.spec.engine.type,
-        "engine_reasons": planned.engine_reasons,
-        "dtype_reasons": planned.dtype_reasons,
-        "shared_prefixes": planned.sharing,
+        "engine_reasons": planned.loaded.engine_reasons(),
+        "dtype_reasons": planned.loaded.dtype_reasons(),
+        "shared_prefixes": [] if planned.sharing is None else [str(planned.sharing)],
     }
     if job is None:
         return values | {"sizing": None, "sizing_reason": planned.reason}

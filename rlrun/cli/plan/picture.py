@@ -50,7 +50,8 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
     if plan.rollout and cuts_vocabulary(spec):
         rows.append(("log-probs are relative to", _support(spec), "rollout.sampling_mask"))
     if plan.engines:
-        rows.append(("tokens in an engine's KV cache", plan.cache_tokens, "engine.max_cache_tokens"))
+        source = "engine.max_cache_tokens" if spec.engine.max_cache_tokens else "engine.max_running samples"
+        rows.append(("tokens of samples in KV cache", plan.cache_tokens, source))
     product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
     return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
 

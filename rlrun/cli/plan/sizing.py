@@ -21,7 +21,7 @@ from rlrun.runner.planning.step_time import (
     training_tokens,
 )
 from rlrun.runner.planning.sync_time import DISK, sync_bytes, sync_time
-from rlrun.specs.derived.shared_prefixes import MIN_SHARE, SHORTEST
+from rlrun.specs.derived.shared_prefixes import NOT_SHARED
 
 Row = tuple[str, str, str]
 """Quantity, value, and where the value is from."""
@@ -93,9 +93,7 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         shared, separate = (training_tokens(job, share=share) for share in (True, False))
         source = f"each prompt once; {separate:,.0f} without trainer.share_prefixes"
         if shared == separate:
-            source = (
-                f"prompts are too short to share (under {SHORTEST} tokens, or {MIN_SHARE:.0%} of a sample)"
-            )
+            source = NOT_SHARED
         yield "tokens that training computes, per step", f"{shared:,.0f}", source
 
 

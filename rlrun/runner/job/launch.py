@@ -86,7 +86,7 @@ def launch(
     check_files(loaded, online=True, say=say)
     check_gpus(loaded)
     models = fetch_models(loaded.spec, say)
-    given, (loaded, sharing) = loaded, _resolve(loaded, models.policy)
+    given, (loaded, sharing) = loaded, resolve_for_launch(loaded, models.policy)
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
         stack.enter_context(held_signals())
@@ -95,7 +95,7 @@ def launch(
         if folder.lock.exists():
             before = read_lock(folder.lock)
             with released_signals():  # hashing a large model takes a while, and nothing was changed yet
-                loaded, sharing = _resolve(keep_choices(given, before), models.policy)
+                loaded, sharing = resolve_for_launch(keep_choices(given, before), models.policy)
                 locked = check_resume(loaded, models.policy, folder, before)
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
@@ -113,7 +113,7 @@ def launch(
                 handler.close()
 
 
-def _resolve(loaded: LoadedSpec, model: ModelFiles) -> tuple[LoadedSpec, SharingChoice | None]:
+def resolve_for_launch(loaded: LoadedSpec, model: ModelFiles) -> tuple[LoadedSpec, SharingChoice | None]:
     """Returns the spec that the job runs with, and its choice of shared prefixes if it leaves that open."""
     resolved = resolve_for_job(loaded.spec, model)
     return replace(loaded, spec=resolved.spec), resolved.sharing
@@ -186,7 +186,7 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
     try:
         console.say(f"{folder.name}: starting; all its files go to {folder.shown}")
         locking = asyncio.create_task(_lock(launch))
-        for line in _notes(loaded, model, launch.sharing):
+        for line in start_notes(loaded, model, launch.sharing):
             console.say(line)
         running = await start_job(spec, launch.models, folder, launch.scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
@@ -220,19 +220,16 @@ async def _lock(launch: _Launch) -> dict[str, Any]:
     return await in_background(make_lock, launch.loaded, launch.models.policy)
 
 
-def _notes(loaded: LoadedSpec, model: ModelFiles, sharing: SharingChoice | None) -> Iterator[str]:
+def start_notes(loaded: LoadedSpec, model: ModelFiles, sharing: SharingChoice | None) -> Iterator[str]:
     """Yields what users should know before the job starts: code that may run, precision, engines, shared
-    prefixes, limits.
+    prefixes, limits. `rlrun plan` says the same of the same spec.
     """
     spec = loaded.spec
     for file in model.code or ():
         yield f"may run {model.folder / file.name}: {file.size:,} bytes, SHA-256 {file.sha256}"
     if (precision := spec.trainer.low_precision) is not None:
         yield note_on(precision, on_cpu=not spec.cluster.gpus_per_node)
-    yield from loaded.engine_reasons()
-    yield from loaded.dtype_reasons()
-    if sharing is not None:
-        yield str(sharing)
+    yield from loaded.choices(sharing)
     if (programs := program_limit(spec, available_cores(), host_memory().total)) is not None:
         yield str(programs)
     yield sample_limits(spec, rollout=needs_of(spec).rollout)

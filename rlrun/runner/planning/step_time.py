@@ -25,7 +25,7 @@ from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.runner.planning.storage import offloaded_bytes
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.derived.server_size import gpus_of
-from rlrun.specs.derived.shared_prefixes import MIN_SHARE, SHORTEST
+from rlrun.specs.derived.shared_prefixes import is_shared
 from rlrun.specs.sections.job import Spec
 
 TRAIN_EFFICIENCY = 0.35
@@ -188,8 +188,7 @@ def _offload_seconds(job: PlannedJob) -> float:
 def training_tokens(job: PlannedJob, *, share: bool) -> float:
     """Returns the number of tokens in a step's samples; `share`: with each prompt once."""
     batch, load = job.plan.batch, job.load
-    shortest = max(SHORTEST, MIN_SHARE * (load.prompt + load.response))
-    copies = batch.samples_per_prompt if share and load.prompt >= shortest else 1
+    copies = batch.samples_per_prompt if share and is_shared(load.prompt, load.response) else 1
     return batch.samples * (load.prompt / copies + load.response)
 
 

@@ -35,4 +35,8 @@ def _time(spec: Spec) -> str:
     seconds = f"; it may take {rollout.seconds_for(rollout.max_response_tokens):g} s"
     if longest == rollout.max_response_tokens:
         return seconds
-    return f"{seconds} (in evaluations {longest} tokens and {rollout.seconds_for(longest):g} s)"
+    sample = rollout.max_prompt_tokens + longest
+    return (
+        f"{seconds} (in evaluations {sample} tokens, with a response of {longest}, and "
+        f"{rollout.seconds_for(longest):g} s)"
+    )

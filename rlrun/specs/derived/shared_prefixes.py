@@ -17,6 +17,12 @@ MIN_SHARE = 0.1
 measured to take between 3 % longer and 4 % shorter (benchmarks/NOTES.md)."""
 
 
+NOT_SHARED = (
+    f"prompts of fewer than {SHORTEST} tokens, or than {100 * MIN_SHARE:.0f} % of a sample, are not shared"
+)
+"""What `rlrun validate`, the start of a job and `rlrun plan` say, which estimates with mean lengths."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharingChoice:
     """Whether prefixes are shared in a job whose spec leaves it open, and why."""
@@ -27,6 +33,11 @@ class SharingChoice:
     def __str__(self) -> str:
         """Returns the line that `rlrun validate`, `plan` and `launch` show."""
         return f"trainer.share_prefixes is {'on' if self.on else 'off'}: {self.reason}"
+
+
+def is_shared(prompt: float, response: float) -> bool:
+    """Returns whether samples with responses of this length share a prompt of this length, in tokens."""
+    return prompt >= max(SHORTEST, MIN_SHARE * (prompt + response))
 
 
 def choose_sharing(
@@ -50,12 +61,17 @@ def choose_sharing(
         return SharingChoice(False, f"prompts have fewer than {SHORTEST} tokens")
     samples = spec.rollout.samples_per_prompt if rollout else 2
     if samples > 1:
-        ratio = samples * (prompt + response) / (prompt + samples * response)
-        reason = (
-            f"{samples} samples share a prompt; {ratio:.2g} times fewer tokens with prompts of up to "
-            f"{prompt:,} tokens and responses of up to {response:,}"
-        )
-        return SharingChoice(True, reason)
+        saved = _saved(samples, prompt, response)
+        return SharingChoice(True, f"{samples} samples share a prompt; {saved}; {NOT_SHARED}")
     if spec.rollout.function.type == "single_turn":
         return SharingChoice(False, "each prompt has one sample (rollout.samples_per_prompt)")
     return SharingChoice(True, "the conversations of an execution may have their beginnings in common")
+
+
+def _saved(samples: int, prompt: int, response: int) -> str:
+    """Returns what sharing saves in a group of the longest samples; those of the data may be shorter."""
+    lengths = f"prompts of {prompt:,} tokens and responses of {response:,}, the longest"
+    if not is_shared(prompt, response):
+        return f"no fewer tokens with {lengths}"
+    ratio = samples * (prompt + response) / (prompt + samples * response)
+    return f"{ratio:.2g} times fewer tokens with {lengths}"

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rlrun.specs.derived.default_dtype import DtypeChoices, choose_dtypes, dtype_lines, with_dtypes
 from rlrun.specs.derived.engine_sections import POLICY
 from rlrun.specs.derived.recurrent_servers import recurrent_lines
+from rlrun.specs.derived.shared_prefixes import SharingChoice
 from rlrun.specs.needs import Needs
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.problems.codes import Code
@@ -106,6 +107,12 @@ class LoadedSpec:
     def dtype_reasons(self) -> list[str]:
         """Returns lines such as `trainer.dtype is float32: this processor has no instructions for …`."""
         return list(dtype_lines(self.spec, self.dtype_choices))
+
+    def choices(self, sharing: SharingChoice | None) -> list[str]:
+        """Returns what was chosen where the spec leaves it open, and why: the lines that `rlrun validate`,
+        `rlrun plan` and the start of a job show.
+        """
+        return [*self.engine_reasons(), *self.dtype_reasons(), *([] if sharing is None else [str(sharing)])]
 
     def origin(self, key: str) -> str:
         """Returns which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.

@@ -77,7 +77,8 @@ TOOLS = {"type": "multi_turn_tools", "tools": [{"type": "python"}]}
             {"max_response_tokens": 10, "function": TOOLS},
             {"eval": {"max_response_tokens": 5000, "datasets": [{"name": "held", "path": "rows.jsonl"}]}},
             "a sample may have 4106 tokens: a prompt of 4096 (longer ones are dropped), and a response of 10 "
-            "over all turns, 10 per turn; it may take 600 s (in evaluations 5000 tokens and 1000 s)",
+            "over all turns, 10 per turn; it may take 600 s (in evaluations 9096 tokens, with a response of "
+            "5000, and 1000 s)",
         ),
     ],
 )

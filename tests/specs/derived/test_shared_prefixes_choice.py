@@ -36,11 +36,17 @@ def spec(**sections):
 
 
 ON = {
-    "groups": ({}, {}, "8 samples share a prompt; 1.8 times fewer tokens with prompts of up to 1,024 tokens"),
+    "groups": ({}, {}, "8 samples share a prompt; 1.8 times fewer tokens with prompts of 1,024 tokens"),
     "long prompts": (
         {"rollout": {"max_prompt_tokens": 8192}},
         {},
-        "8 samples share a prompt; 4.5 times fewer tokens with prompts of up to 8,192 tokens",
+        "8 samples share a prompt; 4.5 times fewer tokens with prompts of 8,192 tokens",
+    ),
+    "prompts that are a small part of the longest samples": (
+        {"rollout": {"max_prompt_tokens": 32}},
+        {},
+        "8 samples share a prompt; no fewer tokens with prompts of 32 tokens and responses of 1,024, the "
+        "longest; prompts of fewer than 32 tokens, or than 10 % of a sample, are not shared",
     ),
     "pairs": ({}, {"rollout": False, "pairs": True}, "2 samples share a prompt; 1.3 times fewer"),
     "an agent": (

@@ -63,8 +63,11 @@ export class Samples {
         label,
         el("input", { type: "number", step: "any", name, value: value(name), onchange: set(name) }),
       );
-    this.statusField = el("select", { name: "status", "aria-label": "Status", onchange: set("status") });
-    this.datasetField = el("select", { name: "dataset", "aria-label": "Dataset", onchange: set("dataset") });
+    // Hidden until their choices are known; a search does not use them.
+    const choice = (name, label) =>
+      el("select", { name, "aria-label": label, hidden: true, onchange: set(name) });
+    this.statusField = choice("status", "Status");
+    this.datasetField = choice("dataset", "Dataset");
     return el(
       "form",
       { class: "controls", role: "search", onsubmit: (event) => event.preventDefault() },
@@ -183,6 +186,7 @@ export class Samples {
     ];
     replace(this.statusField, choices(status, "any status", this.parameters.status));
     replace(this.datasetField, choices(dataset, "any dataset", this.parameters.dataset));
+    this.statusField.hidden = false;
     this.datasetField.hidden = !dataset.length;
   }
 
@@ -302,7 +306,7 @@ const sampleColumns = [
   ["filters", (row) => oneLine(row.verdicts, 60)],
   ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
 ];
-const searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180)]];
+const searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180), "found"]];
 const groupColumns = [
   ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
   ["step", (row) => String(row.step), "number"],

@@ -1,20 +1,18 @@
-// The timeline of one step: a lane for the driver, each rank, each engine and the rewards.
+// The timeline of one step of each selected run: a lane for the driver, each rank, each engine and the rewards.
 import { el, foreign, replace } from "./dom.js";
 import { duration } from "./format.js";
 
 export class Timeline {
   constructor(state, parameters, go) {
     this.state = state;
-    this.run = state.runOf(parameters);
     this.go = go;
-    const run = state.runs[this.run];
     this.isNewest = !parameters.step;
-    this.step = Number(parameters.step || run.timelines[0] || run.step);
-    this.body = el("div", { class: "lanes" });
+    this.step = Number(parameters.step || this.newest());
+    this.body = el("div", { class: "timelines" });
     this.field = el("input", {
       type: "number",
       min: 0,
-      max: run.step,
+      max: Math.max(...state.selected.map((run) => state.runs[run].step)),
       value: this.step,
       id: "step",
       onchange: () => this.show(Number(this.field.value)),
@@ -48,24 +46,37 @@ export class Timeline {
   }
 
   update() {
-    const newest = this.state.runs[this.run].timelines[0];
+    const newest = this.newest();
     if (this.isNewest && newest && newest !== this.step) this.draw(newest);
+  }
+
+  // The last step that every selected run has.
+  newest() {
+    const runs = this.state.selected.map((number) => this.state.runs[number]);
+    return Math.min(...runs.map((run) => run.timelines[0] || run.step));
   }
 
   close() {}
 
   show(step) {
-    this.go("steps", { step: Math.max(0, step), run: this.run });
+    this.go("steps", { step: Math.max(0, step) });
   }
 
   async draw(step = this.step) {
     this.step = step;
     this.field.value = step;
-    const answer = await this.state.source.ask("timeline", { run: this.run, step });
-    if (!answer.spans.length) {
-      replace(this.body, el("p", { class: "empty" }, `There is no timeline of step ${step}.`));
-      return;
-    }
+    const answers = await Promise.all(
+      this.state.selected.map((run) => this.state.source.ask("timeline", { run, step })),
+    );
+    replace(
+      this.body,
+      this.state.selected.map((run, index) => this.lanes(this.state.runs[run].name, answers[index])),
+    );
+  }
+
+  lanes(run, answer) {
+    if (!answer.spans.length)
+      return el("p", { class: "empty" }, foreign(`There is no timeline of step ${this.step} of ${run}.`));
     const begin = Math.min(0, ...answer.spans.map(([, , start]) => start));
     const end = Math.max(...answer.spans.map(([, , , stop]) => stop));
     const lanes = new Map();
@@ -73,25 +84,22 @@ export class Timeline {
     const names = [...lanes.keys()].sort(
       (a, b) => order(a) - order(b) || a.localeCompare(b, "en", { numeric: true }),
     );
-    replace(
-      this.body,
-      this.summary(answer, end - begin),
+    return el(
+      "section",
+      { class: "lanes", "aria-label": run },
+      summary(run, answer, end - begin),
       el("div", { class: "scale", "aria-hidden": "true" }, ticks(begin, end)),
       names.map((name) => lane(name, lanes.get(name), begin, end)),
     );
   }
+}
 
-  summary(answer, seconds) {
-    const source =
-      answer.from === "timeline"
-        ? ""
-        : " This run has no timelines: the parts are shown one after another, from the step's metrics.";
-    return el(
-      "p",
-      { class: "hint" },
-      `${this.state.runs[this.run].name}, step ${this.step}: ${duration(seconds)}.${source}`,
-    );
-  }
+function summary(run, answer, seconds) {
+  const source =
+    answer.from === "timeline"
+      ? ""
+      : " This run has no timelines: the parts are shown one after another, from the step's metrics.";
+  return el("p", { class: "hint" }, foreign(`${run}, step ${answer.step}: ${duration(seconds)}.${source}`));
 }
 
 function order(lane) {

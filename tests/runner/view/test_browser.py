@@ -330,6 +330,10 @@ def test_runs_are_compared(browser: playwright.Browser, tmp_path: Path) -> None:
         expect(page.locator(".card")).to_have_count(2)
         label = page.locator('[data-metric="train/loss"] [role=img]')
         expect(label).to_have_attribute("aria-label", re.compile("one: 1 at step 1.*two: 1 at step 1"))
+        page.keyboard.press("3")
+        expect(page.locator(".timelines .lanes .hint")).to_have_text(
+            ["one, step 3: 3.0 s.", "two, step 3: 3.0 s."]
+        )
         page.keyboard.press("4")
         page.wait_for_selector(".differences")
         assert "spec.trainer.steps" in page.locator(".differences").inner_text()

@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: e31f598342980ed97f62d59a0c044a9c978765b479c1fa1172cb527c26912943
+// Built by `make page` from page/src. SHA-256 of both: 0e769b3e9c1e7a34b0cdcfd8fcba797d3af24ba9d9f4bd75efc6c6bfc90ee11f
 "use strict";
 (() => {
   // src/address.js
@@ -799,12 +799,10 @@
           label,
           el("input", { type: "number", step: "any", name, value: value(name), onchange: set(name) }),
         );
-      this.statusField = el("select", { name: "status", "aria-label": "Status", onchange: set("status") });
-      this.datasetField = el("select", {
-        name: "dataset",
-        "aria-label": "Dataset",
-        onchange: set("dataset"),
-      });
+      const choice = (name, label) =>
+        el("select", { name, "aria-label": label, hidden: true, onchange: set(name) });
+      this.statusField = choice("status", "Status");
+      this.datasetField = choice("dataset", "Dataset");
       return el(
         "form",
         { class: "controls", role: "search", onsubmit: (event) => event.preventDefault() },
@@ -919,6 +917,7 @@
       ];
       replace(this.statusField, choices(status, "any status", this.parameters.status));
       replace(this.datasetField, choices(dataset, "any dataset", this.parameters.dataset));
+      this.statusField.hidden = false;
       this.datasetField.hidden = !dataset.length;
     }
     show(rows, known, isGroups) {
@@ -1028,7 +1027,7 @@
     ["filters", (row) => oneLine(row.verdicts, 60)],
     ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
   ];
-  var searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180)]];
+  var searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180), "found"]];
   var groupColumns = [
     ["dataset row", (row) => oneLine([row.dataset, row.row].filter(Boolean).join(" · ") || "–", 60), "row"],
     ["step", (row) => String(row.step), "number"],
@@ -1345,8 +1344,8 @@
             {},
             "Prompt ",
             foreign([dataset, row].filter(Boolean).join(" · ")),
-            `, step ${step}`,
             runNote(this.state, this.run),
+            `, step ${step}`,
           ),
           el("p", { class: "hint" }, `${members.length} samples, mean reward ${number(mean)}`),
         ),
@@ -1928,16 +1927,14 @@
   var Timeline = class {
     constructor(state, parameters, go2) {
       this.state = state;
-      this.run = state.runOf(parameters);
       this.go = go2;
-      const run = state.runs[this.run];
       this.isNewest = !parameters.step;
-      this.step = Number(parameters.step || run.timelines[0] || run.step);
-      this.body = el("div", { class: "lanes" });
+      this.step = Number(parameters.step || this.newest());
+      this.body = el("div", { class: "timelines" });
       this.field = el("input", {
         type: "number",
         min: 0,
-        max: run.step,
+        max: Math.max(...state.selected.map((run) => state.runs[run].step)),
         value: this.step,
         id: "step",
         onchange: () => this.show(Number(this.field.value)),
@@ -1970,21 +1967,32 @@
       this.draw();
     }
     update() {
-      const newest = this.state.runs[this.run].timelines[0];
+      const newest = this.newest();
       if (this.isNewest && newest && newest !== this.step) this.draw(newest);
+    }
+    // The last step that every selected run has.
+    newest() {
+      const runs = this.state.selected.map((number2) => this.state.runs[number2]);
+      return Math.min(...runs.map((run) => run.timelines[0] || run.step));
     }
     close() {}
     show(step) {
-      this.go("steps", { step: Math.max(0, step), run: this.run });
+      this.go("steps", { step: Math.max(0, step) });
     }
     async draw(step = this.step) {
       this.step = step;
       this.field.value = step;
-      const answer = await this.state.source.ask("timeline", { run: this.run, step });
-      if (!answer.spans.length) {
-        replace(this.body, el("p", { class: "empty" }, `There is no timeline of step ${step}.`));
-        return;
-      }
+      const answers = await Promise.all(
+        this.state.selected.map((run) => this.state.source.ask("timeline", { run, step })),
+      );
+      replace(
+        this.body,
+        this.state.selected.map((run, index) => this.lanes(this.state.runs[run].name, answers[index])),
+      );
+    }
+    lanes(run, answer) {
+      if (!answer.spans.length)
+        return el("p", { class: "empty" }, foreign(`There is no timeline of step ${this.step} of ${run}.`));
       const begin = Math.min(0, ...answer.spans.map(([, , start2]) => start2));
       const end = Math.max(...answer.spans.map(([, , , stop]) => stop));
       const lanes = /* @__PURE__ */ new Map();
@@ -1992,25 +2000,22 @@
       const names = [...lanes.keys()].sort(
         (a, b) => order(a) - order(b) || a.localeCompare(b, "en", { numeric: true }),
       );
-      replace(
-        this.body,
-        this.summary(answer, end - begin),
+      return el(
+        "section",
+        { class: "lanes", "aria-label": run },
+        summary2(run, answer, end - begin),
         el("div", { class: "scale", "aria-hidden": "true" }, ticks(begin, end)),
         names.map((name) => lane(name, lanes.get(name), begin, end)),
       );
     }
-    summary(answer, seconds) {
-      const source =
-        answer.from === "timeline"
-          ? ""
-          : " This run has no timelines: the parts are shown one after another, from the step's metrics.";
-      return el(
-        "p",
-        { class: "hint" },
-        `${this.state.runs[this.run].name}, step ${this.step}: ${duration(seconds)}.${source}`,
-      );
-    }
   };
+  function summary2(run, answer, seconds) {
+    const source =
+      answer.from === "timeline"
+        ? ""
+        : " This run has no timelines: the parts are shown one after another, from the step's metrics.";
+    return el("p", { class: "hint" }, foreign(`${run}, step ${answer.step}: ${duration(seconds)}.${source}`));
+  }
   function order(lane2) {
     return ["driver", "rewards", "rank", "engine"].findIndex((start2) => lane2.startsWith(start2));
   }

@@ -61,10 +61,9 @@ def _run_folder(name: str, runs_dir: Path) -> Path | None:
 
 
 def _lock(path: Path) -> dict[str, Any]:
-    from rlrun.runner.records.lock import read_lock
+    from rlrun.runner.records.lock import compared_values, read_lock
 
-    lock = read_lock(path)
-    return {name: value for name, value in lock.items() if name not in ("sources", "platform", "engines")}
+    return compared_values(read_lock(path))
 
 
 def _results(name: str, runs_dir: Path) -> dict[str, float]:
@@ -77,13 +76,11 @@ def _results(name: str, runs_dir: Path) -> dict[str, float]:
 
 
 def _print_results(sides: tuple[str, str], rows: list[tuple[str, float | None, float | None]]) -> None:
-    from rich.table import Table
+    from rlrun.cli.output import plain_table, table_console
 
-    from rlrun.cli.output import table_console
-
-    table = Table("result", box=None, pad_edge=False)
-    for side in sides:
-        table.add_column(one_line(side), justify="right")
+    table = plain_table("result", *map(one_line, sides))
+    for column in table.columns[1:]:
+        column.justify = "right"
     for name, *values in rows:
         table.add_row(one_line(name), *("" if value is None else f"{value:.4g}" for value in values))
     print_text()

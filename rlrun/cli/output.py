@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rlrun.runner.host.rich_console import SafeConsole
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _PIPED_COLUMNS = 200
 """A file or a pipe has no width; rich would fold tables to 80 columns there."""
@@ -15,6 +19,19 @@ _PIPED_COLUMNS = 200
 def table_console() -> SafeConsole:
     """Returns a console as wide as the terminal, or wide enough for every table where there is none."""
     return SafeConsole(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+
+
+def plain_table(*headings: str) -> "Table":
+    """Returns a table without lines, which folds long names in a narrow terminal.
+
+    A name that was cut cannot be given to another command.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
 @contextmanager

@@ -41,11 +41,9 @@ def _readable(runs: "list[RunFolder]") -> list[tuple[str, dict[str, Any]]]:
 
 
 def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:
-    from rich.table import Table
+    from rlrun.cli.output import plain_table, table_console
 
-    from rlrun.cli.output import table_console
-
-    table = Table("run", "status", "step", "reward", "started", box=None, pad_edge=False)
+    table = plain_table("run", "status", "step", "reward", "started")
     for name, state in states:
         reward = state["metrics"].get("rollout/reward/mean")
         started = datetime.fromisoformat(state["started"]).astimezone().strftime("%Y-%m-%d %H:%M")

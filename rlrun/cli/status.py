@@ -49,7 +49,16 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     metrics = {one_line(name): value for name, value in state["metrics"].items()}
     width = max(map(len, metrics), default=0)
     for metric, value in sorted(metrics.items()):
-        print_text(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")
+        print_text(f"  {metric:{width}}  {_shown(metric, value)}")
+
+
+def _shown(metric: str, value: float | None) -> str:
+    from rlrun.runner.planning.hardware import format_bytes
+
+    if value is None:
+        return "none"
+    is_size = metric.startswith("perf/peak_memory/") or metric.endswith("_bytes")
+    return format_bytes(value) if is_size else f"{value:.6g}"
 
 
 def _time_left(state: dict[str, Any]) -> str:

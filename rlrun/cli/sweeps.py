@@ -166,13 +166,11 @@ def _say(text: str) -> None:
 
 
 def _print_table(folder: "SweepFolder") -> None:
-    from rich.table import Table
-
-    from rlrun.cli.output import table_console
+    from rlrun.cli.output import plain_table, table_console
 
     states = folder.states()
     keys = list(dict.fromkeys(key for state in states for key in state.trial.values))
-    table = Table("trial", *keys, "status", "step", folder.metric(), "", box=None, pad_edge=False)
+    table = plain_table("trial", *keys, "status", "step", folder.metric(), "")
     for state in states:
         values = [format_value(state.trial.values[key]) if key in state.trial.values else "" for key in keys]
         score = "" if state.score is None else f"{state.score:.4g}"

@@ -32,3 +32,15 @@ def test_a_pipe_gets_a_line_every_half_a_minute(
         "writing: 3.1 GB of 10 GB after 30 s",
         "writing: 6.1 GB of 10 GB after 60 s",
     ]
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_none() -> None:
+    file = io.StringIO()
+    table = output.plain_table("run", "eval/held-out/reward")
+    table.add_row("3-lr-5e-05-temperature-0.7", "0.6582")
+    Console(file=file, width=30).print(table)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 30
+    first_column = "".join(line[:14].strip() for line in lines)
+    assert "…" not in file.getvalue()
+    assert "3-lr-5e-05-temperature-0.7" in first_column, file.getvalue()

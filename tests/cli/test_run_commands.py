@@ -307,6 +307,11 @@ def test_diff_of_specs_locks_and_runs(rlrun: Command, tmp_path: Path) -> None:
     second = lock_of(tmp_path / "second", "trainer.lr=2e-3")
     runs = ("--runs-dir", tmp_path / "runs")
     assert rlrun("diff", "first", second.parent, *runs).out == "spec.trainer.lr: 0.001 -> 0.002\n"
+    lock = tmp_path / "runs" / "first" / "spec.lock.json"
+    for path in (lock, second):
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps(values | {"given": {"trainer": {"lr": values["spec"]["trainer"]["lr"]}}}))
+    assert rlrun("diff", "first", second.parent, *runs).out == "spec.trainer.lr: 0.001 -> 0.002\n", "once"
     assert rlrun("diff", BASE, second, *runs).out == "trainer.lr: 1e-6 -> 0.002\n"
     assert rlrun("diff", BASE, BASE).out == "no differences\n"
     (tmp_path / "adapter.toml").write_text(f'extends = "{BASE}"\n[trainer.lora]\nrank = 8\n')

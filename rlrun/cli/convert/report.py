@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
-from rlrun.cli.output import table_console
+from rlrun.cli.output import plain_table, table_console
 from rlrun.converters.convert.conversion import Conversion
 from rlrun.converters.convert.describe import Description
 from rlrun.converters.convert.differences import Difference
@@ -130,7 +129,7 @@ def print_description(description: Description) -> None:
     for name, value in facts.items():
         if value is not None:
             print_text(f"{name:10}  {value}")
-    table = Table("tensor", "count", "shape", "dtype", "numbers", box=None, pad_edge=False)
+    table = plain_table("tensor", "count", "shape", "dtype", "numbers")
     for branch in description.branches:
         shape = "×".join(map(str, branch.shape)) or "scalar"
         table.add_row(branch.name, str(branch.count), shape, branch.dtype, f"{branch.parameters:,}")
@@ -139,7 +138,7 @@ def print_description(description: Description) -> None:
 
 def print_differences(rows: Sequence[Difference]) -> None:
     """Prints every tensor that differs, and the numbers of equal and different tensors."""
-    table = Table("tensor", "largest difference", "changed", box=None, pad_edge=False)
+    table = plain_table("tensor", "largest difference", "changed")
     different = [row for row in rows if row.differs]
     for row in different:
         table.add_row(row.name, row.note or f"{row.largest:.3g}", "" if row.note else f"{row.changed:.2%}")

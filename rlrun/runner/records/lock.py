@@ -100,6 +100,15 @@ def launched_spec(locked: Mapping[str, Any]) -> SpecText:
     return SpecText("spec.lock.json", as_document(given), Path.cwd())
 
 
+def compared_values(locked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a lock is compared between two runs.
+
+    `given` repeats keys of `spec`, and the rest that is left out differs between any two launches.
+    """
+    left_out = ("given", "sources", "platform", "engines")
+    return {name: value for name, value in locked.items() if name not in left_out}
+
+
 def lock_differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
     """Returns the differences between two locks, except for names and folders."""
     return list(find_differences(_comparable(before), _comparable(now)))

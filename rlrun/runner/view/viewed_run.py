@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.records.diagnosis import ENDS, Diagnosis, diagnose, read_spec
-from rlrun.runner.records.lock import read_lock
+from rlrun.runner.records.lock import compared_values, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_images import find_in_folder
 from rlrun.runner.view.curves import Curves
@@ -98,12 +98,13 @@ class ViewedRun:
         return Diagnosis() if self._spec is None else diagnose(self.curves.ends(ENDS), self._spec)
 
     def spec(self) -> dict[str, Any]:
-        """Returns the lock without its sources and what only describes a host; empty if it cannot be read."""
+        """Returns what of the lock is compared between runs, and `given`; empty if it cannot be read."""
         try:
             lock = read_lock(self.folder.lock)
         except (OSError, ValueError):
             return {}
-        return {name: value for name, value in lock.items() if name not in ("sources", "platform", "engines")}
+        given = {"given": lock["given"]} if "given" in lock else {}
+        return compared_values(lock) | given
 
     def spans(self, step: int) -> dict[str, Any]:
         """Returns the timeline of a step, and the steps that have one."""
@@ -188,11 +189,9 @@ class ViewedRun:
 
 
 def spec_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns how the answers of `ViewedRun.spec` differ, each key once: `given` repeats keys of `spec`."""
-    first, second = (
-        {name: value for name, value in spec.items() if name != "given"} for spec in (before, after)
-    )
-    return [asdict(difference) for difference in find_differences(first, second)]
+    """Returns how the answers of `ViewedRun.spec` differ."""
+    differences = find_differences(compared_values(before), compared_values(after))
+    return [asdict(difference) for difference in differences]
 
 
 def checked_kind(text: str) -> Kind:

@@ -304,7 +304,7 @@ const sampleColumns = [
   ["prompt", (row) => bothEnds(row.prompt ?? ""), "quote"],
   ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
   ["filters", (row) => oneLine(row.verdicts, 60)],
-  ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
+  ["version", (row) => String(row.version ?? ""), "number"],
 ];
 const searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180), "found"]];
 const groupColumns = [

@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: 0e769b3e9c1e7a34b0cdcfd8fcba797d3af24ba9d9f4bd75efc6c6bfc90ee11f
+// Built by `make page` from page/src. SHA-256 of both: fab6342a264556c7bcb68599f187c39fe640d1d5ec6592d3268de20ba86de867
 "use strict";
 (() => {
   // src/address.js
@@ -1025,7 +1025,7 @@
     ["prompt", (row) => bothEnds(row.prompt ?? ""), "quote"],
     ["response", (row) => oneLine(row.excerpt ?? "", 110), "quote"],
     ["filters", (row) => oneLine(row.verdicts, 60)],
-    ["weights", (row) => (row.version === null ? "" : `version ${row.version}`), "number"],
+    ["version", (row) => String(row.version ?? ""), "number"],
   ];
   var searchColumns = [...sampleColumns.slice(0, 4), ["text", (row) => oneLine(row.excerpt, 180), "found"]];
   var groupColumns = [

@@ -8,13 +8,15 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel
 
 VERL_ENGINES = ("", "megatron_", "torchtitan_", "veomni_")
 CONVERTERS = Path(__file__).parents[1] / "rlrun" / "converters"
@@ -22,7 +24,8 @@ CONVERTERS = Path(__file__).parents[1] / "rlrun" / "converters"
 
 def main(trainer: str, *arguments: str) -> None:
     """Writes the file of one trainer."""
-    text = {"trl": trl_defaults, "verl": verl_defaults}[trainer](*arguments)
+    written = {"trl": trl_defaults, "verl": verl_defaults, "prime_rl": prime_rl_defaults}
+    text = written[trainer](*arguments)
     (CONVERTERS / trainer / "defaults.toml").write_text(text, "utf-8")
 
 
@@ -67,6 +70,66 @@ def verl_defaults(folder: str) -> str:
         "verl/trainer/config/_generated_ppo_*trainer.yaml; settings that take another one's value are unset"
     )
     return _document(f"verl {commit[:7]}", about, rows, tables)
+
+
+def prime_rl_defaults(folder: str) -> str:
+    """Returns the fields of prime-rl's configuration classes, which are imported from the clone.
+
+    The packages that they import for the settings of environments and renderers are replaced by empty ones:
+    such a table has keys of its own.
+    """
+    for name in ("pydantic_config", "verifiers", "verifiers.v1", "renderers"):
+        sys.modules[name] = _Empty(name)
+    sys.path.insert(0, str(Path(folder) / "packages" / "prime-rl-configs" / "src"))
+    from prime_rl.configs.rl import RLConfig  # type: ignore[import-not-found, unused-ignore]
+
+    rows: dict[str, Any] = {}
+    tables: list[str] = []
+    _add_fields(RLConfig, "", rows, tables)
+    about = "packages/prime-rl-configs; `*` stands for the number of a source"
+    return _document(f"prime-rl {_git(folder, 'rev-parse', 'HEAD')[:7]}", about, rows, tables)
+
+
+class _Empty(types.ModuleType):
+    """A package in which every name is a class without fields."""
+
+    __path__: Sequence[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "v1":
+            return sys.modules["verifiers.v1"]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (BaseModel,), {}) if name[0].isupper() else lambda *arguments: arguments[0]
+        setattr(self, name, made)
+        return made
+
+
+def _add_fields(model: Any, prefix: str, rows: dict[str, Any], tables: list[str]) -> None:
+    """Adds the fields of a class, of the classes of its fields, and of all variants of those."""
+    if not model.model_fields or model.model_config.get("extra") == "allow":
+        tables.append(prefix.rstrip("."))
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        value = str(default) if isinstance(default, Path) else default
+        plain = isinstance(value, bool | int | float | str | list) and value != []
+        rows.setdefault(prefix + name, value if plain else None)
+        text = str(field.annotation)
+        if "dict[" in text:
+            tables.append(prefix + name)
+        # the default variant of a union comes first, because its values are the defaults
+        variants = [type(default)] if isinstance(default, BaseModel) else []
+        for inner in dict.fromkeys([*variants, *_models(field.annotation)]):
+            below = f"{prefix}{name}.*." if "list[" in text else f"{prefix}{name}."
+            _add_fields(inner, below, rows, tables)
+
+
+def _models(annotation: Any) -> Iterator[Any]:
+    """Yields the classes of an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
 
 
 def _git(folder: str, *arguments: str) -> str:

@@ -27,6 +27,7 @@ from rlrun.cli import score
 from rlrun.converters.families.stored_adapter import read_stored_adapter
 from rlrun.converters.folders.checksums import checksums_text, read_checksums
 from rlrun.converters.folders.hf_folder import INDEX, read_tensors
+from rlrun.converters.prime_rl.importer import import_files as import_prime
 from rlrun.converters.quantised.kinds import dequantise
 from rlrun.converters.shell.script import Word
 from rlrun.converters.slime.importer import import_command, import_script
@@ -620,6 +621,12 @@ READERS = [
         "a configuration of verl",
         (Path(__file__).parent / "converters" / "verl" / "ppo.yaml").read_bytes(),
         written("ppo.yaml", import_verl),
+        is_json=False,
+    ),
+    Reader(
+        "a configuration of prime-rl",
+        (Path(__file__).parent / "converters" / "prime_rl" / "math.toml").read_bytes(),
+        written("rl.toml", lambda path: import_prime([path])),
         is_json=False,
     ),
     Reader(

@@ -87,6 +87,23 @@ def verl(
     _finish(import_file(script), output)
 
 
+@app.command("prime-rl")
+def prime_rl(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="TOML files of prime-rl (later ones override earlier ones), or a shell script that runs "
+            "`rl` with them. They are only read."
+        ),
+    ],
+    output: Output = None,
+) -> None:
+    """Turn prime-rl's files into a spec; standard error lists the settings that have no counterpart."""
+    from rlrun.converters.prime_rl.importer import import_files
+
+    _finish(import_files(files), output)
+
+
 def _finish(draft: "SpecDraft", output: Path | None) -> None:
     """Writes a spec, and prints the notes on standard error."""
     _write(draft.toml(), output)

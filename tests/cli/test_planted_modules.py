@@ -129,6 +129,7 @@ def beside_a_spec(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     (path / "answers.jsonl").write_text('{"response": "Answer: 1", "label": "1"}\n')
     (path / "slime.sh").write_text("python3 train.py --hf-checkpoint tiny --prompt-data rows.jsonl\n")
     (path / "verl.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=tiny\n")
+    (path / "prime.toml").write_text("max_steps = 3\n")
     (path / "train.py").write_text("from trl import GRPOTrainer\nGRPOTrainer('tiny', [len])\n")
     trials = {
         "metric": "train/loss",
@@ -164,6 +165,7 @@ FAST = {
     "import slime": (("import", "slime", "slime.sh"), 0),
     "import trl": (("import", "trl", "train.py"), 0),
     "import verl": (("import", "verl", "verl.sh"), 0),
+    "import prime-rl": (("import", "prime-rl", "prime.toml"), 0),
     "convert inspect": (("convert", "inspect", "model"), 0),
     "explain": (("explain", "E0201"), 0),
     "recipes": (("recipes",), 0),

@@ -5,15 +5,17 @@ import re
 import pytest
 
 from rlrun.converters.imports.setting_table import SettingTable
+from rlrun.converters.prime_rl.importer import prime_table
 from rlrun.converters.trl.importer import trl_table
 from rlrun.converters.verl.importer import verl_table
 from rlrun.specs.problems.other_trainers import rows
 
-TABLES = {"TRL": trl_table(), "verl": verl_table()}
+TABLES = {"TRL": trl_table(), "verl": verl_table(), "prime-rl": prime_table()}
 """By the titles of docs/coming-from.md."""
 NO_SETTINGS = {
     "TRL": {"trl", "accelerate", "SFTTrainer", "DPOTrainer"},
     "verl": {"data_source"},
+    "prime-rl": {"env"},
 }
 """Names in the tables that are not settings."""
 NAME = re.compile(r"`([A-Za-z_][\w.]*)(?:=[^`]*)?`")

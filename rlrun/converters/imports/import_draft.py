@@ -43,14 +43,14 @@ class ImportDraft(SpecDraft):
         """Returns a setting's value in the file, else the trainer's default."""
         if name in self.settings:
             return self.settings[name].value
-        return self.table.defaults.get(name)
+        return self.table.default(name)
 
     def number(self, name: str, default: float = 0.0) -> float:
         """Returns a setting's value as a number. One that is not a finite number gets a note and is replaced
         by the trainer's default, or where that is None by `default`.
         """
-        known = self.table.defaults.get(name)
-        known = default if known is None else known
+        known = self.table.default(name)
+        known = known if isinstance(known, int | float) else default
         value = self.value(name)
         try:
             number = math.nan if isinstance(value, bool) else float(value) if value is not None else known
@@ -63,7 +63,8 @@ class ImportDraft(SpecDraft):
 
     def count(self, name: str, default: int = 1) -> int:
         """Returns a setting's value as a whole number of at least 1; another one is replaced, with a note."""
-        known = max(int(self.table.defaults.get(name) or default), 1)
+        known = self.table.default(name)
+        known = max(int(known), 1) if isinstance(known, int | float) else max(default, 1)
         value = self.number(name, known)
         if value != int(value) or not 1 <= value <= _MAX_WHOLE:
             self.drop(f"not a whole number of at least 1; {known} is used", name)

@@ -3,7 +3,7 @@
 import re
 
 _SECRET_NAME = re.compile(
-    r"(?:^|[-_.])(?:wandb[-_]key|api[-_]?key|access[-_]?key|token|secret|password|passwd|credentials?)$",
+    r"(?:^|[-_.])(?:wandb[-_]key|api[-_]?key|access[-_]?key|token|secret|password|passwd|credentials?|authorization)$",
     re.IGNORECASE,
 )
 _USER = re.compile(r"(?P<start>[a-z][a-z0-9+.-]*://)(?!\$\{env:)[^/?#\s]+@", re.IGNORECASE)

@@ -7,6 +7,7 @@ Each importer has two files. `defaults.toml` is generated from the trainer itsel
     open = ["generation_kwargs"]        # tables with keys of the user's own
     [defaults]
     learning_rate = 1e-6
+    "source.*.ratio" = 1.0              # `*` stands for the number of an element
 
 `settings.toml` is written by hand. Each setting is in one of its three parts:
 
@@ -20,6 +21,7 @@ Each importer has two files. `defaults.toml` is generated from the trainer itsel
     names = ["pad_to_*"]                # `*` stands for any characters
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -65,6 +67,7 @@ class SettingTable:
 
     def row(self, name: str) -> Row:
         """Returns the row of a setting: its own, or the longest pattern's that matches."""
+        name = _general(name)
         if name in self.rows:
             return self.rows[name]
         patterns = [pattern for pattern in self._patterns if fnmatchcase(name, pattern)]
@@ -72,14 +75,19 @@ class SettingTable:
 
     def is_known(self, name: str) -> bool:
         """Returns whether the trainer has a setting of this name, in this or an older version."""
-        if name in self.defaults or (name in self.rows and "*" not in name):
+        general = _general(name)
+        if general in self.defaults or (name in self.rows and "*" not in name):
             return True
-        parents = [name[:at] for at, character in enumerate(name) if character == "."]
+        parents = [general[:at] for at, character in enumerate(general) if character == "."]
         return any(parent in self.open for parent in parents)
+
+    def default(self, name: str) -> Any:
+        """Returns a setting's default; None if the trainer has none."""
+        return self.defaults.get(_general(name))
 
     def correct(self, name: str) -> str | None:
         """Returns the known setting that is spelt most like an unknown one; None if none is near."""
-        return nearest(name, self.names(), 0.85)
+        return nearest(_general(name), self.names(), 0.85)
 
     def names(self) -> Iterator[str]:
         """Yields the names of all settings."""
@@ -89,6 +97,11 @@ class SettingTable:
     @cached_property
     def _patterns(self) -> list[str]:
         return [name for name in self.rows if "*" in name]
+
+
+def _general(name: str) -> str:
+    """Returns a name with `*` for the number of an element: `source.0.name` is `source.*.name`."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def read_table(folder: Path, trainer: str) -> SettingTable:

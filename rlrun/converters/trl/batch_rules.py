@@ -79,6 +79,8 @@ def devices(draft: ImportDraft) -> None:
     draft.set("cluster.gpus_per_node", gpus, (), "one process per GPU" if draft.gpus else "assumed: --gpus N")
     if gpus > 1:
         draft.set("trainer.parallel.fsdp", gpus, (), "the result does not depend on the layout")
+    if (size := draft.count("vllm_tensor_parallel_size")) > 1:
+        draft.put("engine.tensor", size, "vllm_tensor_parallel_size")
     is_server = draft.is_on("use_vllm") and draft.value("vllm_mode") == "server"
     if is_server:
         draft.put("cluster.placement", "disaggregated", "vllm_mode")

@@ -142,7 +142,8 @@ class _Reader:
             ]
         if call is None and value is not None:
             self.notes.append(
-                f"{self.name}:{value.lineno}: {_shown(value)} is made elsewhere: its settings are not read"
+                f"{self.name}:{value.lineno}: {_shown(value)} is made elsewhere, and TRL's defaults are "
+                "written: give the shell script or the YAML file with its settings"
             )
         if call is not None:
             self._add_all("", dict(self._arguments(call, "GRPOConfig")))

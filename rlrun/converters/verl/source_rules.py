@@ -130,6 +130,9 @@ def engine(draft: ImportDraft) -> None:
         draft.put("engine.type", "sglang", name)
     else:
         draft.drop("SGLang servers or rlrun's own engines take its place (docs/engines.md)", name)
+    size = f"{_ROLLOUT}.tensor_model_parallel_size"
+    if draft.given(size) and draft.count(size) > 1:
+        draft.put("engine.tensor", draft.count(size), size)
     if draft.given(memory) and 0 < draft.number(memory) < 1:
         draft.put("engine.sglang.mem_fraction_static", draft.number(memory), memory)
     for setting in draft.given(*(each for each in draft.settings if each.startswith(f"{_SGLANG}."))):

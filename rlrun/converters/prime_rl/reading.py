@@ -1,0 +1,147 @@
+"""Finds prime-rl's settings in its TOML files, or in a shell script that runs `rl @ a.toml --key value`.
+
+Later files and flags replace earlier settings; an array of tables is replaced as a whole, as in prime-rl.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from rlrun.converters.imports.settings import Setting, add_setting
+from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.written_values import written_value
+from rlrun.converters.shell.files import candidate_files
+from rlrun.converters.shell.script import Word, read_script
+from rlrun.specs.problems.positions import KeyPath, find_positions, line_and_column
+
+_PROGRAM = re.compile(r"(?:.*/)?rl")
+_FLAG = re.compile(r"--(?P<no>no-)?(?P<name>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+@dataclass(slots=True)
+class PrimeSource:
+    """The settings of one or several files."""
+
+    name: str
+    settings: dict[str, Setting] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_source(paths: Sequence[Path]) -> PrimeSource:
+    """Reads the files in their order. Raises ValueError if they have no settings of prime-rl."""
+    source = PrimeSource(" ".join(path.name for path in paths))
+    for path in paths:
+        if path.suffix == ".sh":
+            _read_shell(source, path)
+        else:
+            _read_toml(source, path, "")
+    return source
+
+
+def _read_toml(source: PrimeSource, path: Path, prefix: str) -> None:
+    """Adds the settings of a file, below the section `prefix`."""
+    text = source_text(path).replace("\r\n", "\n")
+    try:
+        table = tomli.loads(text)
+        positions = find_positions(text)
+    except tomli.TOMLDecodeError as error:
+        raise ValueError(f"{path.name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path.name} nests its tables too deeply to be read") from None
+    for keys, value in _leaves(table, ()):
+        mark = next(
+            (positions[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in positions), None
+        )
+        location = f"{path.name}:{line_and_column(text, mark.key_start)[0]}" if mark else path.name
+        _add(source, prefix + ".".join(map(str, keys)), value, location)
+
+
+def _leaves(table: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Yields the settings of a table. Before the elements of an array of tables comes the array, as None."""
+    for name, value in table.items():
+        below = (*path, name)
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, below)
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            yield below, None
+            for number, item in enumerate(value):
+                yield from _leaves(item, (*below, number)) if item else iter([((*below, number), {})])
+        else:
+            yield below, value
+
+
+def _add(source: PrimeSource, name: str, value: Any, location: str) -> None:
+    """Adds a setting; None begins an array of tables, which replaces an earlier one."""
+    inner = [each for each in source.settings if each.startswith(f"{name}.")]
+    if value is None:
+        for each in inner:
+            replaced = source.settings.pop(each)
+            source.notes.append(
+                f"{replaced.location}: {replaced}: no effect: replaced by the array in {location}"
+            )
+        return
+    plain = value if isinstance(value, bool | int | float | str | list | dict) else str(value)
+    if plain == {} and inner:
+        return  # an empty table adds nothing to one with settings
+    add_setting(source.settings, name, plain, location)
+
+
+def _read_shell(source: PrimeSource, path: Path) -> None:
+    """Adds the settings of the last command that runs `rl`."""
+    script = read_script(path)
+    commands = [words[at + 1 :] for words in script.commands if (at := _start(words)) is not None]
+    if not commands:
+        raise ValueError(f"{path} does not run `rl @ FILE.toml`: give the file that launches the job")
+    if len(commands) > 1:
+        script.note(f"{path.name} trains {len(commands)} times; the last training command is imported")
+    words = commands[-1]
+    source.notes += [*script.notes, *dict.fromkeys(note for word in words for note in word.notes)]
+    section, flag, values = "", None, []  # type: str, Word | None, list[str]
+    for at, word in enumerate([*words, None]):
+        before = words[at - 1].text if at else ""
+        if word is not None and before == "@":
+            file = next(candidate_files(word.text, Path(script.folder), path.absolute().parent), None)
+            if file is None:
+                source.notes.append(f"{word.location}: {word.text} was not found: its settings are left out")
+            else:
+                _read_toml(source, file, section)
+            flag, section = None, ""
+        elif word is not None and word.text == "@":
+            section = f"{_name(flag)[0]}." if flag is not None else ""
+            flag, values = None, []
+        elif word is None or _FLAG.fullmatch(word.text):
+            _add_flag(source, flag, values)
+            flag, values = word, []
+        elif flag is not None:
+            values.append(word.text)
+
+
+def _start(words: Sequence[Word]) -> int | None:
+    """Returns the position of the program `rl`."""
+    return next((at for at, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), None)
+
+
+def _name(flag: Word) -> tuple[str, Any]:
+    """Returns the setting of a flag, and the value that it has by itself."""
+    match = _FLAG.fullmatch(flag.text)
+    assert match is not None
+    value = match["value"]
+    return match["name"].replace("-", "_"), (not match["no"] if value is None else written_value(value))
+
+
+def _add_flag(source: PrimeSource, flag: Word | None, values: Sequence[str]) -> None:
+    if flag is None:
+        return
+    name, value = _name(flag)
+    if values:
+        read = [written_value(text) for text in values]
+        value = read[0] if len(read) == 1 else read
+    if isinstance(value, dict) and value:
+        for keys, item in _leaves(value, (name,)):
+            _add(source, ".".join(map(str, keys)), item, flag.location)
+    else:
+        _add(source, name, {} if value is None else value, flag.location)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from rlrun.converters.families.families import check_family
 from rlrun.models.families.by_transformers import TEXT_FAMILIES, TRANSFORMERS
 from rlrun.models.families.table import FAMILIES, NATIVE, TABLES, similar_families
 from rlrun.models.family import Support
@@ -17,7 +18,7 @@ from tests.runner.trainer.trainer_cases import MODELS
 from tests.tiny_models import FOREIGN
 
 PAGE = ROOT / "docs" / "families.md"
-SECTION = re.compile(r"(<!-- (native|transformers): begin -->\n).*?(<!-- \2: end -->)", re.S)
+SECTION = re.compile(r"(<!-- (native|transformers|converted): begin -->\n).*?(<!-- \2: end -->)", re.S)
 DEGREES = ("tensor", "context", "pipeline", "expert")
 
 
@@ -36,6 +37,14 @@ def table(families: Mapping[str, Support]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def converted() -> str:
+    """Returns the table of the families that only `rlrun convert` knows."""
+    lines = [row(["`model_type`", "converted by torchtitan's package"]), row(["---"] * 2)]
+    known = {name: each.torchtitan_package for name, each in FAMILIES.items() if name not in NATIVE}
+    lines += [row([f"`{name}`", f"`{package}`"]) for name, package in known.items() if package]
+    return "\n".join(lines) + "\n"
+
+
 def row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -45,12 +54,19 @@ def mark(is_offered: bool) -> str:
 
 
 def page() -> str:
-    tables = {"native": NATIVE, "transformers": TRANSFORMERS}
-    return SECTION.sub(lambda found: found[1] + table(tables[found[2]]) + found[3], PAGE.read_text("utf-8"))
+    tables = {"native": table(NATIVE), "transformers": table(TRANSFORMERS), "converted": converted()}
+    return SECTION.sub(lambda found: found[1] + tables[found[2]] + found[3], PAGE.read_text("utf-8"))
 
 
 def test_the_tables_of_the_page() -> None:
     assert page() == PAGE.read_text("utf-8")
+
+
+def test_the_page_has_every_family_that_convert_lists() -> None:
+    with pytest.raises(ValueError, match="supported are") as refused:
+        check_family({"model_type": "unknown"})
+    listed = str(refused.value).partition("supported are ")[2].split(", ")
+    assert [name for name in listed if f"| `{name}` |" not in PAGE.read_text("utf-8")] == []
 
 
 @pytest.mark.parametrize("implementation", TABLES)

@@ -33,6 +33,7 @@ learning_rte = 1e-6
 BIN = str(Path(sys.executable).parent)
 DOCS = Path(__file__).parents[2] / "docs"
 
+IMPORTED = Path(__file__).parents[1] / "converters"
 HEAVY = (
     "torch",
     "numpy",
@@ -54,6 +55,9 @@ HEAVY = (
         ["validate", str(SPECS / "full.toml")],
         ["validate", "gspo-30b-a3b"],
         ["validate", "ppo"],
+        ["import", "trl", str(IMPORTED / "trl" / "lora_math.py")],
+        ["import", "verl", str(IMPORTED / "verl" / "dapo.sh")],
+        ["import", "prime-rl", str(IMPORTED / "prime_rl" / "math.toml")],
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:

@@ -166,7 +166,7 @@ def test_a_section_has_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "trainer.toml").write_text("[optim]\nlr = 2e-6\n", "utf-8")
     script = tmp_path / "run.sh"
     script.write_text(
-        "uv run rl --trainer @ trainer.toml --orchestrator.group-size 4 --max-steps=3\n", "utf-8"
+        "cd rl\nuv run rl --trainer @ trainer.toml --orchestrator.group-size 4 --max-steps=3\n", "utf-8"
     )
     draft = import_files([script])
     assert draft.values["trainer"]["lr"] == 2e-6

@@ -180,6 +180,31 @@ def test_a_value_that_cannot_be_read_is_named_without_its_secret(tmp_path: Path)
     assert "hidden" not in draft.toml() + "\n".join(draft.messages())
 
 
+SCRIPT = """from trl import GRPOConfig, GRPOTrainer{extra}
+GRPOTrainer("org/model", [len], GRPOConfig(beta=0.1))
+"""
+
+
+def test_a_shell_script_leads_to_a_python_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(extra=", TrlParser"), "utf-8")
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --num_processes 4 --dynamo_backend no train.py --learning_rate 5e-6\n", "utf-8"
+    )
+    draft = import_file(tmp_path / "run.sh")
+    assert draft.values["trainer"]["lr"] == 5e-6
+    assert draft.values["algorithm"]["kl"]["in_loss"]["coef"] == 0.1
+    assert draft.values["cluster"]["gpus_per_node"] == 4
+    assert "dynamo_backend: rlrun starts the processes" in "\n".join(draft.messages())
+
+
+def test_arguments_of_a_script_of_the_user_s_are_not_trl_s(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(extra=""), "utf-8")
+    (tmp_path / "run.sh").write_text("python train.py --learning_rate 5e-6 --mine 1\n", "utf-8")
+    notes = "\n".join(import_file(tmp_path / "run.sh").messages())
+    assert "--mine: an argument of train.py, which is not read" in notes
+    assert "--learning_rate: an argument of train.py" in notes
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

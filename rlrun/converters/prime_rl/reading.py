@@ -121,8 +121,11 @@ def _read_shell(source: PrimeSource, path: Path) -> None:
 
 
 def _start(words: Sequence[Word]) -> int | None:
-    """Returns the position of the program `rl`."""
-    return next((at for at, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), None)
+    """Returns the position of the program `rl`, which has a file or a flag after it."""
+    for at, word in enumerate(words):
+        if _PROGRAM.fullmatch(word.text) and any(each.text[:2] in ("@", "--") for each in words[at + 1 :]):
+            return at
+    return None
 
 
 def _name(flag: Word) -> tuple[str, Any]:

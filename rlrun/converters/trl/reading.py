@@ -22,6 +22,8 @@ _LAUNCH = {
     *("zero_stage", "deepspeed_config_file", "use_fsdp", "multi_gpu", "rdzv_backend", "rdzv_endpoint"),
 }
 """Options of accelerate and torchrun, which `trl grpo` takes too."""
+_PARSERS = ("TrlParser", "HfArgumentParser")
+"""A script with one of them takes TRL's settings as arguments."""
 
 
 @dataclass(slots=True)
@@ -64,40 +66,37 @@ def _read_shell(source: TrlSource, path: Path) -> None:
     """Adds the settings of the last command that runs `trl grpo` or a Python script."""
     script = read_script(path)
     source.notes += script.notes
-    for words in reversed(script.commands):
-        start = _training(words)
-        if start is None:
-            continue
-        program = words[start]
-        flags = _flags(words[start + 1 :])
-        launch = _flags(words[:start])
-        source.notes += dict.fromkeys(note for word in words for note in word.notes)
-        for name, (values, location) in {**launch, **flags}.items():
-            if name in _LAUNCH:
-                _add_launch(source, name, values, location)
-        for name, (values, _) in flags.items():
-            if name == "config":
-                _read_yaml(source, _file(script, path, values[0] if values else ""))
-        if program.text.endswith(".py"):
-            file = next(candidate_files(program.text, Path(script.folder), path.absolute().parent), None)
-            if file is None:
-                source.notes.append(f"{program.location}: {program.text} was not found, and is not read")
-            else:
-                read_python(
-                    source_text(file),
-                    file.name,
-                    source.settings,
-                    source.notes,
-                    source.unread,
-                    allow_empty=True,
-                )
-        for name, (values, location) in flags.items():
-            if name != "config" and name not in _LAUNCH:
-                _add(source, name, _value(values), location)
-        return
-    raise ValueError(
-        f"{path} runs neither `trl grpo` nor a Python script: give the file that launches the job"
-    )
+    commands = [(words, at) for words in script.commands if (at := _training(words)) is not None]
+    if not commands:
+        raise ValueError(
+            f"{path} runs neither `trl grpo` nor a Python script: give the file that launches the job"
+        )
+    words, start = commands[-1]
+    source.notes += dict.fromkeys(note for word in words for note in word.notes)
+    for name, (values, location) in _flags(words[:start]).items():
+        if name != "m":
+            _add_launch(source, name, values, location)
+    flags = _flags(words[start + 1 :])
+    if "config" in flags:
+        _read_yaml(source, _file(script, path, *flags.pop("config")[0][:1]))
+    program = words[start]
+    is_trl = not program.text.endswith(".py") or _read_program(source, script, path, program)
+    for name, (values, location) in flags.items():
+        if is_trl:
+            _add(source, name, _value(values), location)
+        else:
+            source.notes.append(f"{location}: --{name}: an argument of {program.text}, which is not read")
+
+
+def _read_program(source: TrlSource, script: Script, path: Path, program: Word) -> bool:
+    """Adds the settings of a Python script, and returns whether its arguments are TRL's settings."""
+    file = next(candidate_files(program.text, Path(script.folder), path.absolute().parent), None)
+    if file is None:
+        source.notes.append(f"{program.location}: {program.text} was not found, and is not read")
+        return True
+    text = source_text(file)
+    read_python(text, file.name, source.settings, source.notes, source.unread, allow_empty=True)
+    return any(parser in text for parser in _PARSERS)
 
 
 def _training(words: Sequence[Word]) -> int | None:
@@ -158,7 +157,7 @@ def _add_launch(source: TrlSource, name: str, values: Sequence[str], location: s
         )
 
 
-def _file(script: Script, path: Path, written: str) -> Path:
+def _file(script: Script, path: Path, written: str = "") -> Path:
     file = next(candidate_files(written, Path(script.folder), path.absolute().parent), None)
     if file is None:
         raise ValueError(f"{path.name}: the file of --config, {written}, was not found")

@@ -15,7 +15,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     from rlrun.cli.run_states import find_run
     from rlrun.runner.records.console import format_duration
     from rlrun.runner.records.diagnosis import read_diagnosis
-    from rlrun.runner.records.driver_log import last_message
+    from rlrun.runner.records.driver_log import current_phases
 
     run = find_run(runs_dir, name)
     state = run.current_state()
@@ -30,8 +30,8 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     process = f"process {state['pid']} on {state['host']}"
     times = f"started {started:%Y-%m-%d %H:%M:%S}, updated {updated:%Y-%m-%d %H:%M:%S} ({ago} ago)"
     print_text(f"{times}, {process}")
-    if state["status"] == "running" and not state["metrics"] and (line := last_message(run)):
-        print_text(f"starting: {line}")
+    if state["status"] == "running" and not state["metrics"] and (phases := current_phases(run)):
+        print_text(f"starting: {phases}")
     if state["error"]:
         code = state["error_code"]
         print_text(f"error: {state['error']}" + (f" [{code}]\nsee rlrun explain {code}" if code else ""))

@@ -118,7 +118,7 @@ def test_status_of_a_starting_run_says_what_it_waits_for(rlrun: Command, tmp_pat
         tmp_path, "job", status="running", host="elsewhere", metrics={}, step=0, updated=updated
     )
     assert "starting:" not in rlrun("status", "job", "--runs-dir", tmp_path).out
-    line = "11-26 08:30:23 console: loading the engines"
+    line = "11-26 08:30:23 console: loading the engines …"
     (folder / "logs" / "driver.log").write_text(f"{line}\n")
     assert "starting: loading the engines\n" in rlrun("status", "job", "--runs-dir", tmp_path).out
 

@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
+BEGUN = " …"
+"""The end of a message that a phase has begun, in the driver's log; another message says how long it took."""
 _PARTS = {
     "rollout": "rollout",
     "train": "train",
@@ -78,7 +80,7 @@ class Console:
         phase is not finished.
         """
         self._phases[phase] = start = time.monotonic()
-        logger.info("%s", phase)  # `rlrun status` shows it while the phase lasts
+        logger.info("%s%s", phase, BEGUN)  # `rlrun status` shows it while the phase lasts
         self._show_panel()
         reminder = asyncio.create_task(self._remind(phase, start))
         try:
@@ -87,8 +89,10 @@ class Console:
             reminder.cancel()
             del self._phases[phase]
         seconds = time.monotonic() - start
+        line = f"  {phase}: {seconds:.1f} s"
+        logger.info("%s", printable(line))
         if seconds >= (_LONG_SECONDS if self._steps else _SHOWN_SECONDS):
-            self.say(f"  {phase}: {seconds:.1f} s", style="dim")
+            self.show(line, style="dim")
         return result
 
     async def _remind(self, phase: str, start: float) -> None:
@@ -191,7 +195,7 @@ class Console:
         ]
         if evaluation := _evaluation(self._metrics):
             rows.append(("held out", evaluation))
-        if self._seconds_left is not None:
+        if self._seconds_left is not None and self._step < self._steps:
             rows.append(("left", format_duration(self._seconds_left)))
         return [(name, value) for name, value in rows if value]
 

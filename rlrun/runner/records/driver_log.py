@@ -5,6 +5,7 @@ leaves the process: those that the spec refers to by their values, others by the
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 from rlrun.models.foreign_files import read_bytes
 from rlrun.runner.host.log_lines import LineFormatter
 from rlrun.runner.host.printed_text import one_line
-from rlrun.runner.records.console import Console
+from rlrun.runner.records.console import BEGUN, Console
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.reading.secret_references import redact_secrets
 
 DRIVER_LOG = "driver.log"
 _MAX_START = 1 << 20
-"""Bytes of a driver's log up to which `last_message` reads it: that of a start is much shorter."""
+"""Bytes of a driver's log up to which `current_phases` reads it: that of a start is much shorter."""
+_ENDED = re.compile(r"  (?P<phase>.+): [\d.]+ s")
+"""The message that a phase has ended."""
 
 Hide = Callable[[str], str]
 
@@ -45,13 +48,23 @@ def start_logging(
     return [file, console_handler]
 
 
-def last_message(folder: RunFolder) -> str:
-    """Returns the last message of the driver's log; empty if it cannot be read or is long."""
+def current_phases(folder: RunFolder) -> str:
+    """Returns what the driver waits for by its log, or else the log's last message.
+
+    Empty if the log cannot be read or is long.
+    """
     try:
         lines = read_bytes(folder.logs / DRIVER_LOG, _MAX_START).decode(errors="replace").splitlines()
     except (OSError, ValueError):
         return ""
-    return one_line(lines[-1].partition(": ")[2].strip()) if lines else ""
+    messages = [line.partition(": ")[2] for line in lines]
+    phases: dict[str, None] = {}
+    for message in messages:
+        if message.endswith(BEGUN):
+            phases[message.removesuffix(BEGUN)] = None
+        elif ended := _ENDED.fullmatch(message):
+            phases.pop(ended["phase"], None)
+    return one_line(", ".join(phases) or messages[-1].strip()) if messages else ""
 
 
 class LogFile(logging.FileHandler):

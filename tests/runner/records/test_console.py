@@ -99,6 +99,16 @@ def test_samples_that_were_left_out_are_on_the_line_of_their_step() -> None:
     assert "none 6 samples late or failed" in second
 
 
+def test_the_panel_says_what_is_left_before_the_last_step() -> None:
+    for step, is_shown in ((1, True), (2, False)):
+        console = Console("run", Terminal(file=io.StringIO(), width=80))
+        console.start(0, 2)
+        console.step(step, STEP, 2.0 - step)
+        terminal = Terminal(file=io.StringIO(), width=80)
+        terminal.print(console)
+        assert ("left" in terminal.file.getvalue()) is is_shown
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_panel_shows_the_reward_at_any_width(width: int) -> None:
     console = Console("run", Terminal(file=io.StringIO(), width=width))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.host.log_lines import LineFormatter
-from rlrun.runner.records.driver_log import DRIVER_LOG, SecretFormatter, hide_secrets, last_message
+from rlrun.runner.records.driver_log import DRIVER_LOG, SecretFormatter, current_phases, hide_secrets
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.reading.secret_references import redact_secrets
 
@@ -53,4 +53,31 @@ def test_lines_have_a_short_beginning(name: str, level: int, beginning: str, tmp
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
     (folder.logs / DRIVER_LOG).write_text(f"{line}\n")
-    assert last_message(folder) == "engine 1: died: again"
+    assert current_phases(folder) == "engine 1: died: again"
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        pytest.param([], "", id="nothing yet"),
+        pytest.param(["run: starting"], "run: starting", id="no phase yet"),
+        pytest.param(["run: starting", "starting Ray …"], "starting Ray", id="one phase"),
+        pytest.param(
+            ["starting Ray …", "starting the rewards …", "  starting the rewards: 4.8 s"],
+            "starting Ray",
+            id="one of two has ended",
+        ),
+        pytest.param(
+            ["loading the engines …", "loading the trainer …", "  loading the trainer: 30 s so far"],
+            "loading the engines, loading the trainer",
+            id="two take long",
+        ),
+        pytest.param(["starting Ray …", "  starting Ray: 2.0 s"], "starting Ray: 2.0 s", id="all have ended"),
+    ],
+)
+def test_the_phases_that_a_start_waits_for(tmp_path: Path, messages: list[str], expected: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    lines = "".join(f"11-26 08:30:23 console: {message}\n" for message in messages)
+    (folder.logs / DRIVER_LOG).write_text(lines)
+    assert current_phases(folder) == expected

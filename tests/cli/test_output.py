@@ -7,6 +7,7 @@ from rich.console import Console
 
 from rlrun.cli import output
 from rlrun.cli.convert import report as convert_report
+from rlrun.cli.plan import picture
 
 
 def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +45,12 @@ def test_a_narrow_terminal_folds_names_and_cuts_none() -> None:
     first_column = "".join(line[:14].strip() for line in lines)
     assert "…" not in file.getvalue()
     assert "3-lr-5e-05-temperature-0.7" in first_column, file.getvalue()
+
+
+def test_a_plan_in_a_narrow_terminal_cuts_no_key() -> None:
+    file = io.StringIO()
+    table = picture.table(
+        "a plan", ("number", "from"), [("samples per prompt (n)", "rollout.samples_per_prompt")]
+    )
+    Console(file=file, width=40).print(table)
+    assert "…" not in file.getvalue()

@@ -106,8 +106,10 @@ def placement_table(spec: Spec, plan: Plan) -> Table:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Returns a table with a title."""
-    titled = Table(*columns, title=title, title_justify="left")
+    """Returns a table with a title. A narrow terminal folds the keys in it instead of cutting them."""
+    titled = Table(title=title, title_justify="left")
+    for column in columns:
+        titled.add_column(column, overflow="fold")
     for row in rows:
         titled.add_row(*map(str, row))
     return titled

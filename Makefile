@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup sglang lock lint page page-lint check test test-all durations older-cpus docs parity cuda-traces gpu-check quickstart quickstart-model clean
+.PHONY: help setup sglang lock lint page page-lint check test test-all durations older-cpus agent-clients docs parity cuda-traces gpu-check quickstart quickstart-model clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -96,6 +96,14 @@ ARITHMETIC := tests/runner/kernels tests/runner/engines/native tests/runner/trai
 	tests/integration/test_true_on_policy_job.py tests/integration/test_grpo_job.py
 older-cpus: setup  ## Run the tests of arithmetic as on older processors
 	for set in avx512 avx2 plain; do RLRUN_CPU_ISA=$$set $(PYTEST) $(ARITHMETIC) || exit 1; done
+
+# Agent programs of others against the policy's endpoint, without a network. They are 1 GB: in no other target.
+CLIENTS := claude codex opencode
+agent-clients: setup  ## Run Claude Code, Codex and opencode against a scripted policy (needs root and Node)
+	mkdir -p build/clients && cp tests/clients/package.json build/clients
+	cd build/clients && npm install --no-audit --no-fund
+	for client in $(CLIENTS); do \
+		$(BIN)/python -m tests.clients.repair $$client build/clients/node_modules/.bin || exit 1; done
 
 docs: setup  ## Build the documentation's site in build/docs/site (seconds, without a network)
 	$(BIN)/python scripts/docs_site.py build/docs

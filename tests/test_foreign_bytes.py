@@ -9,6 +9,7 @@ import tempfile
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ from rlrun.plugins.data.parquet import Parquet, ParquetParams
 from rlrun.plugins.images import checked_image, image_of_url
 from rlrun.plugins.rewards.code.reward import row_tests
 from rlrun.plugins.rewards.http_client import number_or_table
-from rlrun.plugins.rollouts.agent.chat_request import ChatRequest
+from rlrun.plugins.rollouts.agent.wires.table import WIRES
+from rlrun.plugins.rollouts.agent.wires.table import read_request as read_agent_request
 from rlrun.plugins.rollouts.tool_calls import parse_calls
 from rlrun.plugins.tools import remote as remote_tool
 from rlrun.plugins.tools.search import Search, SearchParams
@@ -127,6 +129,40 @@ ANSWER = {
     },
 }
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+AGENT_REQUESTS: tuple[dict[str, Any], ...] = (
+    {"messages": [{"role": "user", "content": "q"}], "tools": [TOOL], "stop": ["x"], "max_tokens": 3},
+    {
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "q"}, IMAGE_BLOCK]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "1"},
+                    {"type": "tool_use", "id": "call_1_0", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1_0", "content": "2"}]},
+        ],
+        "tools": [{"name": "add", "input_schema": {}}],
+        "max_tokens": 5,
+        "stop_sequences": ["x"],
+    },
+    {
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "call_1_0", "name": "add", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "call_1_1", "name": "patch", "input": "x"},
+            {"type": "function_call_output", "call_id": "call_1_0", "output": "2"},
+        ],
+        "tools": [{"type": "function", "name": "add"}, {"type": "namespace", "name": "n", "tools": []}],
+        "text": {"format": {"type": "text"}},
+    },
+    {"token_ids": [1, 2], "sampling_params": {"max_tokens": 5, "stop": "x"}},
+)
 ROW = {
     "prompt": [
         {"role": "system", "content": "Be short."},
@@ -560,12 +596,13 @@ READERS = [
         json.dumps({"name": "add", "parameters": {"a": 1}}).encode(),
         lambda data, _: parse_calls(data.decode("utf-8", "replace"), "llama3"),
     ),
-    Reader(
-        "an agent's request",
-        json.dumps(
-            {"messages": [{"role": "user", "content": "q"}], "tools": [TOOL], "stop": ["x"], "max_tokens": 3}
-        ).encode(),
-        of_json(ChatRequest.of),
+    *(
+        Reader(
+            f"an agent's request to {wire.path}",
+            json.dumps(body).encode(),
+            of_json(partial(read_agent_request, wire)),
+        )
+        for wire, body in zip(WIRES, AGENT_REQUESTS, strict=True)
     ),
     Reader("passages", lines({"text": "one", "title": "a"}), written("corpus.jsonl", read_passages)),
     Reader(

@@ -48,7 +48,7 @@ async def run(
     act: Callable[[Client], Awaitable[Any]], answers: Sequence[str], **given: Any
 ) -> tuple[list[Trajectory], ScriptedSession]:
     """Executes an agent that is a function."""
-    params = {name: given.pop(name) for name in ("thinking", "syntax", "host") if name in given}
+    params = {name: given.pop(name) for name in AgentParams.model_fields if name in given}
     rollout = Agent(AgentParams(command=("none",), **params))
 
     class Acting:
@@ -195,7 +195,7 @@ async def test_thoughts_stay_or_begin_another_sample(thinking: str, samples: int
 
 async def test_answers_are_limited_by_the_request_and_by_the_room_left() -> None:
     async def act(client: Client) -> None:
-        status, answer = await client.post({"messages": [HI], "max_tokens": 3, "temperature": 0})
+        status, answer = await client.post({"messages": [HI], "max_tokens": 3, "temperature": 1})
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"] == {"prompt_tokens": 29, "completion_tokens": 3, "total_tokens": 32}
         more = {"role": "user", "content": "x" * 200}
@@ -251,8 +251,11 @@ async def test_a_turn_that_reaches_its_own_limit_truncates_the_sample() -> None:
     [
         ({}, "messages must be a list"),
         ({"messages": []}, "messages must be a list"),
-        ({"messages": [HI], "stream": True}, "streaming is not offered"),
-        ({"messages": [HI], "n": 2}, "n must be 1"),
+        ({"messages": [HI], "n": 2}, "n = 2 is not the job's: leave it out"),
+        ({"messages": [HI], "temperature": 0.7}, "temperature = 0.7 is not the job's, 1.0"),
+        ({"messages": [HI], "seed": 1}, 'with other_settings = "ignore" under [rollout.function]'),
+        ({"messages": [HI], "tools": [ADD], "tool_choice": "required"}, "tool_choice = 'required' is not"),
+        ({"messages": [HI], "response_format": {"type": "json_object"}}, "response_format = "),
         ({"messages": [HI], "max_tokens": "9"}, "max_tokens must be a whole number"),
         ({"messages": [HI], "max_tokens": True}, "max_tokens must be a whole number"),
         ({"messages": [HI], "stop": ["x"] * 33}, "or a list of at most 32"),

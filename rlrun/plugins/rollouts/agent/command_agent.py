@@ -28,10 +28,10 @@ async def run_command(
 ) -> Mapping[str, Any]:
     """Returns the JSON object in the program's last line of output; an empty table if that is not an object.
 
-    The program gets OPENAI_BASE_URL, OPENAI_API_KEY, a few usual variables of this process and those that
-    `passed` names. It has its own process group and runs in an empty folder. When it ends or this call is
-    cancelled, every process in its group is killed. Raises RuntimeError, with the last line of its error
-    output, if its exit status is not 0.
+    The program gets the endpoint's address and key as OpenAI's and Anthropic's SDKs read them, a few usual
+    variables of this process and those that `passed` names. It has its own process group and runs in an empty
+    folder. When it ends or this call is cancelled, every process in its group is killed. Raises RuntimeError,
+    with the last line of its error output, if its exit status is not 0.
     """
     environment = environment_for(task, os.environ, passed)
     with ExitStack() as stack:
@@ -67,6 +67,8 @@ def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[st
     names = {*_PASSED, LAUNCH_VARIABLE, *passed, *(name for name in own if name.startswith("LC_"))}
     environment = {name: own[name] for name in sorted(names) if name in own}
     environment |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
+    environment["ANTHROPIC_BASE_URL"] = task.base_url.removesuffix("/v1")  # Anthropic's SDKs add it
+    environment["ANTHROPIC_API_KEY"] = task.api_key
     host = urlsplit(task.base_url).hostname
     for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host: never use a proxy for it
         environment[name] = ",".join(filter(None, [environment.get(name), host]))

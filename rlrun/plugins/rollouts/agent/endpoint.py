@@ -1,13 +1,14 @@
-"""Serves the policy to agents at `/v1/chat/completions`, at one address; each execution has its own key.
+"""Serves the policy to agents at one address, in the formats that they know; each execution has its own key.
 
-request ──▶ execution of the key ──▶ Record.ask ──▶ session.generate ──▶ Record.answer ──▶ response
+request ──▶ execution of the key ──▶ wire.read ──▶ Record.ask ──▶ session.generate ──▶ Record.answer ─┐
+response ◀── deliver, by the wire, in one piece or as a stream ◀──────────────────────────────────────┘
 """
 
 import asyncio
 import hashlib
+import json
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,26 @@ from typing import TYPE_CHECKING, Any
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.http_guard import Guard, bearer
-from rlrun.plugins.rollouts.agent.chat_request import ChatRequest
-from rlrun.plugins.rollouts.agent.message_images import MessageImages
-from rlrun.plugins.rollouts.agent.messages import answer_message
+from rlrun.plugins.rollouts.agent.answer import Answer
+from rlrun.plugins.rollouts.agent.delivery import Exchange, Refused, deliver, error_response, json_response
+from rlrun.plugins.rollouts.agent.message_images import MessageImages, images_of
+from rlrun.plugins.rollouts.agent.messages import answer_message, for_template
 from rlrun.plugins.rollouts.agent.record import Conversation, Record
+from rlrun.plugins.rollouts.agent.request import AgentRequest, RefusedRequest, Settings
+from rlrun.plugins.rollouts.agent.wires.anthropic_messages import AnthropicMessages
+from rlrun.plugins.rollouts.agent.wires.table import WIRES, read_request
+from rlrun.plugins.rollouts.agent.wires.wire import Wire
 from rlrun.plugins.rollouts.tool_calls import Syntax
 from rlrun.plugins.session import Session
+from rlrun.plugins.types import Message
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_BODY = 64 * 2**20
-_FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
+_CLAUDE = AnthropicMessages()
+_WRONG = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading a body of the wrong form raises."""
 
 
 @dataclass(slots=True)
@@ -36,13 +45,17 @@ class Served:
     session: Session
     record: Record
     syntax: Syntax
+    other_settings: Settings = "refuse"
+    """What becomes of a request that sets what the job decides."""
     answers: int = 0
     error: Exception | None = None
     """The last error of an engine. It fails the execution even if the agent handles it."""
     aborted: bool = False
     images: MessageImages = field(default_factory=MessageImages)
+    exchanges: list[Exchange] = field(default_factory=list)
+    """The questions whose answers are not delivered yet."""
     running: "set[asyncio.Task[Any]]" = field(default_factory=set)
-    """The requests in progress."""
+    """The requests and answers in progress."""
 
 
 class Endpoint:
@@ -86,8 +99,11 @@ class Endpoint:
         app = web.Application(
             client_max_size=MAX_BODY, middlewares=[web.middleware(partial(_guarded, self._guard))]
         )
-        app.router.add_post("/v1/chat/completions", self._complete)
+        for wire in WIRES:
+            app.router.add_post(wire.path, partial(self._answer, wire))
+        app.router.add_post(f"{_CLAUDE.path}/count_tokens", self._count)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/", _alive)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         site = web.TCPSite(runner, self._guard.address, 0)
@@ -96,55 +112,149 @@ class Endpoint:
         host, port = runner.addresses[0][:2]
         self._url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
-    async def _models(self, request: "web.Request") -> "web.Response":
-        if self._asked_by(request) is None:
-            return _unknown_key()
-        return _json({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "rlrun"}]})
-
-    def _asked_by(self, request: "web.Request") -> Served | None:
-        """Returns the execution that a request's key belongs to; None for an unknown key."""
-        return self._served.get(_digest(bearer(request.headers)))
-
-    async def _complete(self, request: "web.Request") -> "web.Response":
-        served = self._asked_by(request)
+    def _asked_by(self, request: "web.Request") -> Served:
+        """Returns the execution that a request's key belongs to. Raises Refused for an unknown key."""
+        key = bearer(request.headers) or request.headers.get("x-api-key", "")
+        served = self._served.get(_digest(key))
         if served is None:
-            return _unknown_key()
+            raise Refused(401, "this key does not belong to a running execution", "invalid_api_key")
+        return served
+
+    async def _models(self, request: "web.Request") -> "web.Response":
         try:
-            chat_request = ChatRequest.of(parse_json(await request.read()))
-            messages = await asyncio.to_thread(served.images.read, chat_request.messages)
-            conversation = served.record.ask(messages, chat_request.tools)
-        except (ValueError, KeyError, TypeError) as error:
-            return _refused(400, f"{type(error).__name__}: {error}", "invalid_request_error")
-        task = asyncio.current_task()
-        assert task is not None, "a request runs in a task"
-        served.running.add(task)
+            self._asked_by(request)
+        except Refused as refused:
+            return error_response(WIRES[0], refused)
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rlrun"}
+        return json_response({"object": "list", "data": [model]})
+
+    async def _count(self, request: "web.Request") -> "web.Response":
+        """Says how many tokens a conversation has, without an answer."""
         try:
-            return await _answer(served, chat_request, conversation)
-        finally:
-            served.running.discard(task)
+            served = self._asked_by(request)
+            asked, messages = await _read(served, _CLAUDE, request)
+            tokens = _render(served.session, messages, asked)
+        except Refused as refused:
+            return error_response(_CLAUDE, refused)
+        return json_response({"input_tokens": tokens})
+
+    async def _answer(self, wire: Wire, request: "web.Request") -> "web.StreamResponse":
+        try:
+            served = self._asked_by(request)
+            task = asyncio.current_task()
+            assert task is not None, "a request runs in a task"
+            served.running.add(task)
+            try:
+                asked, messages = await _read(served, wire, request)
+                exchange = _exchange(served, request, asked, messages)
+                response = await deliver(exchange, wire, asked)
+                if exchange.delivered:
+                    served.exchanges.remove(exchange)
+                return response
+            finally:
+                served.running.discard(task)
+        except Refused as refused:
+            return error_response(wire, refused)
 
 
-async def _answer(served: Served, chat_request: ChatRequest, conversation: Conversation) -> "web.Response":
+async def _alive(request: "web.Request") -> "web.Response":
+    """Answers clients that look whether there is a server (`HEAD /`)."""
+    return json_response({})
+
+
+async def _read(served: Served, wire: Wire, request: "web.Request") -> tuple[AgentRequest, list[Message]]:
+    """Returns what a request asks for, and its messages as the policy is to see them."""
+    try:
+        asked = read_request(wire, parse_json(await request.read()))
+        if served.other_settings == "refuse":
+            asked.check_decided(served.session.sampling)
+        messages = await asyncio.to_thread(served.images.read, asked.messages)
+        return asked, served.record.history.prepared(messages)
+    except _WRONG as error:
+        raise _as_refused(error) from error
+
+
+def _as_refused(error: Exception) -> Refused:
+    named = str(error) if isinstance(error, RefusedRequest) else f"{type(error).__name__}: {error}"
+    return Refused(400, named, "invalid_request_error")
+
+
+def _render(session: Session, messages: list[Message], asked: AgentRequest) -> int:
+    try:
+        images = session.chat.place(images_of(messages))
+        return len(session.chat.render(list(map(for_template, messages)), asked.tools, images))
+    except _WRONG as error:
+        raise _as_refused(error) from error
+
+
+def _exchange(
+    served: Served, request: "web.Request", asked: AgentRequest, messages: list[Message]
+) -> Exchange:
+    """Returns the exchange of a request: that of an equal request whose connection was lost, or a new one."""
+    try:
+        question = (
+            asked.model,
+            tuple(map(served.record.history.key, messages)),
+            json.dumps(asked.tools, sort_keys=True),
+            asked.tokens,
+        )
+        for known in served.exchanges:
+            if known.question == question and known.is_lost:
+                known.request = request
+                return known
+        if asked.tokens:
+            conversation = served.record.ask_tokens(asked.tokens, asked.model)
+        else:
+            conversation = served.record.ask(messages, asked.tools, asked.model)
+    except _WRONG as error:
+        raise _as_refused(error) from error
+    answer = asyncio.create_task(_generate(served, asked, conversation))
+    served.running.add(answer)
+    answer.add_done_callback(partial(_ended, served))
+    exchange = Exchange(question, answer, request)
+    served.exchanges.append(exchange)
+    return exchange
+
+
+def _ended(served: Served, answer: "asyncio.Task[Answer]") -> None:
+    served.running.discard(answer)
+    if not answer.cancelled():
+        answer.exception()  # read here, since the request may be gone
+
+
+async def _generate(served: Served, asked: AgentRequest, conversation: Conversation) -> Answer:
+    """Lets the policy answer, and records it. Raises Refused if it cannot."""
     session = served.session
     tokens = conversation.trajectory.tokens()
     token_limit = _token_limit(session, conversation)
     room = max(0, min(token_limit - len(tokens), session.max_turn_tokens))
     try:
-        sampling = chat_request.sampling(session.sampling, room)
+        sampling = asked.sampling(session.sampling, room)
         generation = await session.generate(tokens, sampling, conversation.images)
     except Exception as error:  # a boundary: the agent gets a 503, and `Agent.run` raises the error
         served.error = error
-        return _refused(503, f"{type(error).__name__}: {error}", "engine_error")
+        raise Refused(503, f"{type(error).__name__}: {error}", "engine_error") from error
     served.answers += 1
     served.aborted |= generation.finish == "abort"
     message = answer_message(
-        _text(session, generation), served.syntax if chat_request.tools else None, served.answers
+        _text(session, generation), served.syntax if asked.tools else None, served.answers
     )
-    served.record.answer(conversation, chat_request.as_ended(generation, room), message)
+    served.record.answer(conversation, asked.as_ended(generation, room), message)
     if generation.finish == "length" and not len(generation.tokens):
-        reason = f"the conversation has {len(tokens)} tokens, at most {token_limit} are allowed"
-        return _refused(400, reason, "context_length_exceeded")
-    return _json(_completion(message, generation, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
+        raise Refused(
+            400,
+            f"prompt is too long: {len(tokens)} tokens > {token_limit} maximum",
+            "context_length_exceeded",
+        )
+    return Answer(
+        message,
+        "length" if generation.finish == "length" else "stop",
+        prompt_tokens=len(tokens),
+        generation=generation,
+        name=f"{session.id}-{served.answers}",
+        number=served.answers,
+        model=asked.model,
+    )
 
 
 def _token_limit(session: Session, conversation: Conversation) -> int:
@@ -165,47 +275,15 @@ def _text(session: Session, generation: Generation) -> str:
     return text
 
 
-def _completion(
-    message: Mapping[str, Any], generation: Generation, prompt_tokens: int, name: str
-) -> dict[str, Any]:
-    finish = "tool_calls" if message.get("tool_calls") else _FINISH[generation.finish]
-    return {
-        "id": name,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": "policy",
-        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(generation.tokens),
-            "total_tokens": prompt_tokens + len(generation.tokens),
-        },
-    }
-
-
 async def _guarded(
     guard: Guard, request: "web.Request", handler: "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 ) -> "web.StreamResponse":
     refusal = guard.refusal(request.method, request.path, request.headers)
     if refusal is not None:
-        return _refused(refusal.status, refusal.message, "invalid_request_error")
+        return error_response(WIRES[0], Refused(refusal.status, refusal.message, "invalid_request_error"))
     return await handler(request)
 
 
 def _digest(key: str) -> bytes:
     """Returns a key's hash. Executions are looked up by hash, so timing reveals nothing about a key."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
-
-
-def _unknown_key() -> "web.Response":
-    return _refused(401, "this key does not belong to a running execution", "invalid_api_key")
-
-
-def _refused(status: int, message: str, code: str) -> "web.Response":
-    return _json({"error": {"message": message, "type": code, "code": code}}, status)
-
-
-def _json(body: Mapping[str, Any], status: int = 200) -> "web.Response":
-    from aiohttp import web
-
-    return web.json_response(body, status=status)

@@ -7,21 +7,8 @@ from typing import Any
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.images import Image
-from rlrun.plugins.rollouts.agent.message_images import images_of
 from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse_calls
 from rlrun.plugins.types import Message
-
-Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Role, text, and the name and arguments of each call. Messages with equal keys count as equal."""
-
-
-def key_of(message: Message) -> Key:
-    """Returns the key of a message. Other fields are ignored, since clients add and drop them freely."""
-    calls = tuple(
-        (str(call["function"]["name"]), str(call["function"].get("arguments", "")))
-        for call in message.get("tool_calls") or ()
-    )
-    return str(message["role"]), _key_text(message), calls
 
 
 def content_of(message: Message) -> str | list[dict[str, Any]]:
@@ -44,13 +31,6 @@ def _part(part: Any) -> dict[str, Any]:
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     raise ValueError("content must be text, or a list of parts of type text and image_url")
-
-
-def _key_text(message: Message) -> str:
-    """Returns the text of a message, and the digests of its images."""
-    content = content_of(message)
-    texts = [content] if isinstance(content, str) else [part.get("text", "\0") for part in content]
-    return "".join([*texts, *(f"\0{image.digest}" for image in images_of([message]))])
 
 
 def for_template(message: Message) -> dict[str, Any]:

@@ -11,14 +11,20 @@ the new messages, and nothing is tokenised twice. Any other request begins anoth
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.images import PlacedImage
+from rlrun.plugins.rollouts.agent.history import History, Key
 from rlrun.plugins.rollouts.agent.message_images import images_of
-from rlrun.plugins.rollouts.agent.messages import Key, for_template, key_of
+from rlrun.plugins.rollouts.agent.messages import for_template
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Message
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 Tools = Sequence[Mapping[str, Any]]
 Thinking = Literal["keep", "template"]
@@ -47,6 +53,8 @@ class Conversation:
     answered: list[_Answered] = field(default_factory=list)
     last: int = 0
     """Number of its last answer, counted over the execution; 0 if it has none."""
+    model: str = "policy"
+    """The model's name in its newest request."""
 
     @property
     def images(self) -> tuple[PlacedImage, ...]:
@@ -57,23 +65,24 @@ class Conversation:
 class Record:
     """Holds all conversations of one execution."""
 
-    def __init__(self, chat: Chat, thinking: Thinking) -> None:
+    def __init__(self, chat: Chat, thinking: Thinking, history: History | None = None) -> None:
         """`thinking` says what becomes of the thoughts of earlier turns: `keep` keeps them; `template` leaves
         it to the chat template, which may drop them after another question, as Qwen3's does. Dropping them
-        changes the tokens, so it begins another sample.
+        changes the tokens, so it begins another sample. `history` says which messages count as recorded ones.
         """
         self._chat = chat
+        self.history = history or History()
         self._thinking = thinking
         self._conversations: list[Conversation] = []
         self._answers = 0
         self.closed = False
 
-    def ask(self, messages: Sequence[Message], tools: Tools) -> Conversation:
-        """Returns the conversation that a request continues or begins.
+    def ask(self, messages: Sequence[Message], tools: Tools, model: str = "policy") -> Conversation:
+        """Returns the conversation that a request continues or begins. `messages` are prepared by `history`.
 
         Raises ValueError for messages that cannot be rendered.
         """
-        keys = tuple(key_of(message) for message in messages)
+        keys = tuple(map(self.history.key, messages))
         conversation = self._find_conversation(messages, keys, tools)
         if conversation is None:
             rendered = [for_template(message) for message in messages]
@@ -81,6 +90,30 @@ class Record:
             prompt = self._chat.render(rendered, tools, images)
             conversation = self._begin(Trajectory(prompt, prompt_images=images), tools)
         conversation.asking = keys
+        conversation.model = model
+        return conversation
+
+    def ask_tokens(self, tokens: Sequence[int], model: str = "policy") -> Conversation:
+        """Returns the conversation that tokens continue or begin.
+
+        They continue the longest recorded one that they begin with.
+        """
+        asked = np.asarray(tokens, dtype=np.int32)
+        continued = [
+            (answered.length, conversation, answered)
+            for conversation in self._conversations
+            for answered in conversation.answered
+            if answered.length < len(asked)
+            and np.array_equal(asked[: answered.length], conversation.trajectory.tokens()[: answered.length])
+        ]
+        if continued:
+            length, conversation, answered = max(continued, key=lambda one: one[0])
+            conversation = self._continued(conversation, answered)
+            conversation.trajectory.give(asked[length:])
+        else:
+            conversation = self._begin(Trajectory(asked), ())
+        conversation.asking = (("\0", f"tokens {len(self._conversations)}", ()),)  # no message has this role
+        conversation.model = model
         return conversation
 
     def answer(self, conversation: Conversation, generation: Generation, message: Message) -> None:
@@ -88,19 +121,20 @@ class Record:
         if self.closed:
             return
         conversation.trajectory.add(generation)
+        self.history.add_answer(message)
         self._answers += 1
         conversation.last = self._answers
         if len(generation.tokens):
-            keys = (*conversation.asking, key_of(message))
+            keys = (*conversation.asking, self.history.key(message))
             answered = _Answered(keys, len(conversation.trajectory), len(conversation.images))
             conversation.answered.append(answered)
         conversation.asking = ()
 
-    def close(self) -> list[Trajectory]:
-        """Returns the samples in the order of their last answers. Unanswered conversations are left out."""
+    def close(self) -> list[Conversation]:
+        """Returns the conversations with answers in the order of their last ones."""
         self.closed = True
         ordered = sorted(self._conversations, key=lambda conversation: conversation.last)
-        return [conversation.trajectory for conversation in ordered if conversation.trajectory.turns]
+        return [conversation for conversation in ordered if conversation.trajectory.turns]
 
     def _find_conversation(
         self, messages: Sequence[Message], keys: tuple[Key, ...], tools: Tools
@@ -123,11 +157,7 @@ class Record:
         dropped = self._thinking == "template" and "user" in roles
         if not new or "assistant" in roles or dropped:
             return None
-        if conversation.asking or answered is not conversation.answered[-1]:
-            # The conversation has continued otherwise: branch, with the shared tokens as an untrained prompt.
-            prompt = conversation.trajectory.tokens()[: answered.length]
-            shared = conversation.images[: answered.num_images]
-            conversation = self._begin(Trajectory(prompt, prompt_images=shared), tools)
+        conversation = self._continued(conversation, answered)
         images = self._chat.place(images_of(new))
         end, follow_up = self._chat.follow_up([for_template(message) for message in new], tools, images)
         last = conversation.trajectory.tokens()[-1]
@@ -135,6 +165,17 @@ class Record:
             conversation.trajectory.give(end)
         conversation.trajectory.give(follow_up, images)
         return conversation
+
+    def _continued(self, conversation: Conversation, answered: _Answered) -> Conversation:
+        """Returns the conversation that goes on after an answer.
+
+        Where it has gone on otherwise, that is a branch, with the shared tokens as a prompt without loss.
+        """
+        if not conversation.asking and answered is conversation.answered[-1]:
+            return conversation
+        prompt = conversation.trajectory.tokens()[: answered.length]
+        shared = conversation.images[: answered.num_images]
+        return self._begin(Trajectory(prompt, prompt_images=shared), conversation.tools)
 
     def _begin(self, trajectory: Trajectory, tools: Tools) -> Conversation:
         conversation = Conversation(trajectory, tools)

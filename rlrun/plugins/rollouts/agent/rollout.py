@@ -1,7 +1,8 @@
 """Runs an agent, which is a class or a command, and serves the policy to it at an HTTP endpoint."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -12,8 +13,10 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in, check_address
 from rlrun.plugins.rollouts.agent.command_agent import run_command
 from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served
+from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
-from rlrun.plugins.rollouts.agent.record import Record, Thinking
+from rlrun.plugins.rollouts.agent.record import Conversation, Record, Thinking
+from rlrun.plugins.rollouts.agent.request import Settings
 from rlrun.plugins.rollouts.tool_calls import Syntax
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Status
@@ -28,8 +31,8 @@ class AgentParams(Section):
     """The agent as a plugin: a table `[rollout.function.agent]` with `type` and the agent's own keys."""
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The agent as a program and its arguments, started for each execution. The program reads the task as
-    JSON from its standard input, has OPENAI_BASE_URL and OPENAI_API_KEY in its environment, and may print a
-    JSON object as its last line."""
+    JSON from its standard input, has OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
+    ANTHROPIC_API_KEY in its environment, and may print a JSON object as its last line."""
     max_programs: int | None = Field(default=None, ge=1)
     """Maximum number of programs that run at once, in training and evaluations together. Further executions
     wait, and their deadlines begin when their programs start. None: 8 per core of the driver's host, and at
@@ -44,6 +47,21 @@ class AgentParams(Section):
     host has exactly one address. Requests need the execution's key, but are not encrypted."""
     syntax: Syntax = "auto"
     """Format of the policy's tool calls: `hermes` (Qwen3) or `llama3`. `auto` recognises both."""
+    same_history: tuple[Rule, ...] = RULES
+    """Changes of earlier messages by the agent that do not begin another sample. `call_ids`: an answer with
+    calls is known by the ids that they were given, whatever became of their arguments; `white_space` around
+    texts; `reminders`: `<system-reminder>` parts that come and go; `headers`: the block of Claude Code that
+    names the conversation, which the policy is not shown."""
+    other_settings: Settings = "refuse"
+    """What becomes of a request that sets what the job decides to another value (temperature, top_p, top_k,
+    seed, penalties, `n`, a forced `tool_choice`, a form of the answer): `refuse` answers with the error 400,
+    and `ignore` lets the job's settings stand. `max_tokens` and stop strings always apply."""
+    trained_models: tuple[str, ...] = ("*",)
+    """Patterns of the model's names in requests whose conversations are trained, such as `["policy"]` for an
+    agent that asks its sub-agents under another name. Every name means the policy."""
+    side_calls: Literal["train", "leave_out"] = "train"
+    """What becomes of conversations without tools in an execution that has some with tools, such as titles
+    and summaries. `train`: they are samples of the execution as well."""
     thinking: Thinking = "keep"
     """`keep`: the policy's thoughts of earlier turns stay in the conversation. `template`: the chat template
     decides, and each further question begins another sample, since the template may drop thoughts there."""
@@ -61,7 +79,8 @@ class AgentParams(Section):
 
 
 class Agent:
-    """Runs an agent for each execution; the agent uses the policy as any OpenAI-compatible server.
+    """Runs an agent for each execution; the agent uses the policy as any server of OpenAI's chat completions
+    or responses, or of Anthropic's messages.
 
     Each of its conversations with the policy becomes a training sample, with the tokens that the policy read
     and generated, and the log-probs and loss mask of those that it generated. All samples of one execution
@@ -85,24 +104,41 @@ class Agent:
 
     async def run(self, session: Session) -> list[Trajectory]:
         """Runs one execution. An engine's error fails it, even if the agent handled that error."""
-        record = Record(session.chat, self.params.thinking)
-        served = Served(session, record, self.params.syntax)
+        record = Record(session.chat, self.params.thinking, History(self.params.same_history))
+        served = Served(session, record, self.params.syntax, self.params.other_settings)
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
             info = await self._act(_task(session, url, key))
         finally:
             self._endpoint.close_key(key)
-            trajectories = record.close()
+            conversations = record.close()
         if served.error is not None:
             raise served.error
-        if not trajectories:
+        if not conversations:
             raise ValueError("the agent received no answer from the policy: it must request at least one")
+        trajectories = self._trained(conversations)
         for trajectory in trajectories:
             trajectory.info = {**info, "samples": len(trajectories)}
             if served.aborted:
                 trajectory.status = Status.ABORTED
         return trajectories
+
+    def _trained(self, conversations: Sequence[Conversation]) -> list[Trajectory]:
+        """Returns the samples of the conversations that are trained. Raises ValueError if there are none."""
+        uses_tools = any(conversation.tools for conversation in conversations)
+        leaves_out = uses_tools and self.params.side_calls == "leave_out"
+        trained = [
+            conversation.trajectory
+            for conversation in conversations
+            if any(fnmatchcase(conversation.model, pattern) for pattern in self.params.trained_models)
+            and (conversation.tools or not leaves_out)
+        ]
+        if not trained:
+            names = ", ".join(sorted({conversation.model for conversation in conversations}))
+            patterns = list(self.params.trained_models)
+            raise ValueError(f"the agent asked {names}, and trained_models = {patterns} trains none of these")
+        return trained
 
     async def close(self) -> None:
         """Stops the endpoint and closes the agent."""

@@ -251,3 +251,15 @@ def test_random_settings_end_in_the_spec_or_in_notes(tmp_path: Path) -> None:
         assert not unaccounted(draft)
         draft.toml()
         assert draft.messages()
+
+
+def test_flags_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "trl grpo --no_gradient_checkpointing --max-steps 7 --learning_rate=2e-6 --no_shuffle_dataset\n",
+        "utf-8",
+    )
+    draft = import_file(tmp_path / "run.sh", 1)
+    assert draft.values["trainer"]["activation_checkpointing"] == "none"
+    assert draft.values["trainer"]["steps"] == 7
+    assert draft.values["trainer"]["lr"] == 2e-6
+    assert draft.values["data"]["shuffle"] is False

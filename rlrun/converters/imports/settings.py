@@ -35,6 +35,8 @@ class Setting:
             return f"{self.name}=…"
         if isinstance(self.value, dict):
             return f"{self.name}={{…}}" if self.value else f"{self.name}={{}}"
+        if isinstance(self.value, list) and any(isinstance(item, dict) for item in self.value):
+            return f"{self.name}=[…]"
         text = without_credentials(str(self.value))
         text = "".join(character if character.isprintable() else " " for character in text)
         return f"{self.name}={text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + '…'}"

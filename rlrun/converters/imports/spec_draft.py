@@ -73,6 +73,13 @@ class SpecDraft:
         """Returns whether a dotted key is set."""
         return key.replace(".*", ".0") in self.comments
 
+    def join_cluster(self) -> None:
+        """Makes a job on several nodes join the Ray cluster of its host."""
+        self.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
+        note = 'cluster.address: "auto" joins the Ray cluster of this host; start Ray on every node first'
+        if note not in self.notes:
+            self.notes.append(note)
+
     def note(self, setting: Origin, text: str) -> None:
         """Adds a note about a setting, unless it was already added."""
         if (setting, text) not in self.setting_notes:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
+from rlrun.converters.imports.run_names import plain_name
 from rlrun.converters.prime_rl.training_rules import chosen
 
 _TRAIN, _EVAL = "orchestrator.train.source", "orchestrator.eval.source"
@@ -103,7 +104,7 @@ def _set_sampling(draft: ImportDraft, table: str, sampling: str) -> None:
 def _set_dataset(draft: ImportDraft, table: str, source: str) -> None:
     """Sets a held-out taskset, with what differs from the other ones."""
     written = str(draft.value(f"{source}.name") or draft.value(f"{source}.env.taskset.id") or "held-out")
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", written).strip("-._") or "held-out"
+    plain = plain_name(written, "held-out")
     taken = [dataset.get("name") for dataset in draft.values.get("eval", {}).get("datasets", [])]
     name = plain if plain not in taken else f"{plain}-{source.rpartition('.')[2]}"
     draft.put(f"{table}.name", name, f"{source}.name", f"{source}.env.taskset.id")

@@ -1,9 +1,9 @@
 """Translates prime-rl's settings about batches, lengths, the loss, the optimizer and the devices."""
 
-import re
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
+from rlrun.converters.imports.run_names import name_after_file, plain_name
 from rlrun.specs.sections.rollout import USUAL_PROMPT_TOKENS
 
 _BATCH = 128
@@ -33,14 +33,10 @@ def chosen(draft: ImportDraft, *names: str) -> tuple[Any, tuple[str, ...]]:
 def run_name(draft: ImportDraft) -> None:
     """Sets the name of the run."""
     written, names = chosen(draft, "run.name", "monitors.wandb.name", "run.dir")
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(written or "")).strip("-._")
-    if plain:
+    if plain := plain_name(str(written or "")):
         draft.put("name", plain, *names)
     else:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.source.partition(" ")[0].rpartition(".")[0]).strip(
-            "-._"
-        )
-        draft.set("name", stem or "run", (), "the file's name")
+        name_after_file(draft)
 
 
 def model(draft: ImportDraft) -> None:
@@ -271,7 +267,7 @@ def deployment(draft: ImportDraft) -> None:
         nodes = (f"{table}.num_train_nodes", f"{table}.num_infer_nodes", f"{table}.num_infer_replicas")
         draft.put("cluster.nodes", trainers + engines, *nodes)
         draft.put("cluster.gpus_per_node", per_node, f"{table}.gpus_per_node")
-        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
+        draft.join_cluster()
         _layout(draft, trainers * per_node, f"{table}.num_train_nodes")
         draft.drop("no effect with multi_node", f"{table}.num_train_gpus", f"{table}.num_infer_gpus")
     else:

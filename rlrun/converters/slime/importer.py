@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlrun.converters.imports.run_names import plain_name
 from rlrun.converters.imports.secrets import is_secret
 from rlrun.converters.imports.shell_variables import refer_to_variables
 from rlrun.converters.shell.files import candidate_files
@@ -41,7 +42,7 @@ def import_script(path: Path) -> Draft:
     assumptions = dict.fromkeys(note for word in command for note in word.notes)
     read = partial(_text_of, script, path)
     groups = [match for words in script.commands for word in words for match in _GROUP.findall(word.text)]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
+    name = plain_name(path.stem, "run")
     group = int(groups[-1]) if groups else None
     return import_command(path.name, name, command, [*script.notes, *assumptions], read, int4_group=group)
 

@@ -28,10 +28,7 @@ def layout(draft: Draft) -> None:
         kind = "colocated" if colocated else "disaggregated"
         draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
     if nodes > 1:
-        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
-        draft.notes.append(
-            'cluster.address: "auto" joins the Ray cluster of this host; start Ray on every node first'
-        )
+        draft.join_cluster()
 
 
 def _parallelism(draft: Draft, ranks: int) -> None:

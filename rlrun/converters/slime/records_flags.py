@@ -1,7 +1,6 @@
 """Translates slime's flags about a run's records: checkpoints, trackers and its name."""
 
-import re
-
+from rlrun.converters.imports.run_names import plain_name
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
 
@@ -42,7 +41,7 @@ def trackers(draft: Draft) -> None:
 def run_name(draft: Draft) -> None:
     """Sets the run's name, as a valid name of a folder."""
     for flag in draft.given("--tb-experiment-name"):
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.text(flag.name) or "").strip("-._")
+        name = plain_name(draft.text(flag.name) or "")
         if name:
             draft.set("name", name, (flag.name,))
         else:

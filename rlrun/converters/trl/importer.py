@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlrun.converters.imports.import_draft import ImportDraft, translate
 from rlrun.converters.imports.setting_table import SettingTable, read_table
+from rlrun.converters.imports.settings import add_setting
 from rlrun.converters.imports.shell_variables import refer_to_variables
 from rlrun.converters.trl import batch_rules as batches
 from rlrun.converters.trl import data_rules as data
@@ -55,8 +56,17 @@ def import_file(path: Path, gpus: int | None = None) -> ImportDraft:
     return import_settings(read_source(path), gpus)
 
 
+def _switch_off(source: TrlSource) -> None:
+    """Renames flags such as `--no_bf16`, by which a command line switches a setting off."""
+    for name in [name for name in source.settings if name.startswith("no_")]:
+        plain = name.removeprefix("no_")
+        if isinstance(trl_table().default(plain), bool) and not trl_table().is_known(name):
+            add_setting(source.settings, plain, False, source.settings.pop(name).location)
+
+
 def import_settings(source: TrlSource, gpus: int | None = None) -> ImportDraft:
     """Returns the spec of settings. `gpus`: the number of processes, if the file does not say it."""
+    _switch_off(source)
     draft = ImportDraft(
         source=source.name,
         command="rlrun import trl",

@@ -14,7 +14,7 @@ from rlrun.converters.shell.files import candidate_files
 from rlrun.converters.shell.script import Script, Word, read_script
 from rlrun.converters.trl.python_script import read_python
 
-_PROCESSES = ("num_processes", "nproc_per_node", "nproc-per-node", "num-processes")
+_PROCESSES = ("num_processes", "nproc_per_node")
 _LAUNCH = {
     *_PROCESSES,
     *("num_machines", "nnodes", "config_file", "accelerate_config", "mixed_precision", "main_process_port"),
@@ -119,6 +119,7 @@ def _flags(words: Sequence[Word]) -> dict[str, tuple[list[str], str]]:
     for word in words:
         if re.match(r"--?[A-Za-z]", word.text):
             name, equals, value = word.text.lstrip("-").partition("=")
+            name = name.replace("-", "_")
             flags[name] = ([value] if equals else [], word.location)
         elif name:
             flags[name][0].append(word.text)

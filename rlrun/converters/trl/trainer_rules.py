@@ -1,10 +1,10 @@
 """Translates TRL's settings about the model, the optimizer, adapters, checkpoints and trackers."""
 
 import math
-import re
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
+from rlrun.converters.imports.run_names import name_after_file, plain_name
 from rlrun.converters.trl.batch_rules import optimizer_steps
 
 _OPTIMIZERS = {
@@ -30,12 +30,10 @@ def run_name(draft: ImportDraft) -> None:
     """Sets the name of the run, and of its folder."""
     for name in ("run_name", "output_dir"):
         folder = str(draft.value(name) or "").rstrip("/").rpartition("/")[2]
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder).strip("-._")
-        if plain and not draft.has("name"):
+        if (plain := plain_name(folder)) and not draft.has("name"):
             draft.put("name", plain, name)
     if not draft.has("name"):
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.source.rpartition(".")[0]).strip("-._")
-        draft.set("name", stem or "run", (), "the file's name")
+        name_after_file(draft)
     draft.drop_unused("outputs are written to the run's folder, under `runs_dir`", "output_dir")
 
 

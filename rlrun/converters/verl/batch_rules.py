@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
+from rlrun.converters.imports.run_names import name_after_file, plain_name
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MINI_BATCH = f"{_ACTOR}.ppo_mini_batch_size"
@@ -26,12 +27,10 @@ def run_name(draft: ImportDraft) -> None:
     """Sets the name of the run."""
     written = str(draft.value("trainer.experiment_name") or "")
     unknown = re.sub(r"\$\([^)]*\)|\$\{\w+\}|`[^`]*`", "", written)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", unknown).strip("-._")
-    if plain and draft.given("trainer.experiment_name"):
+    if (plain := plain_name(unknown)) and draft.given("trainer.experiment_name"):
         draft.put("name", plain, "trainer.experiment_name")
     else:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.source.rpartition(".")[0]).strip("-._")
-        draft.set("name", stem or "run", (), "the file's name")
+        name_after_file(draft)
     draft.drop("outputs are written to the run's folder, under `runs_dir`", "trainer.default_local_dir")
 
 
@@ -94,7 +93,7 @@ def layout(draft: ImportDraft) -> None:
     draft.put("cluster.nodes", nodes, "trainer.nnodes")
     draft.put("cluster.gpus_per_node", gpus, "trainer.n_gpus_per_node")
     if nodes > 1:
-        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
+        draft.join_cluster()
     context = max([(draft.count(name), name) for name in _CONTEXT], key=lambda degree: degree[0])
     degrees = {name: (draft.count(setting), setting) for name, setting in _DEGREES.items()}
     for name, (degree, setting) in {**degrees, "context": context}.items():
@@ -130,7 +129,7 @@ def asynchrony(draft: ImportDraft) -> None:
         draft.put("cluster.placement", "disaggregated", name)
         total = draft.values["cluster"]["nodes"] + max(engines, 1)
         draft.put("cluster.nodes", total, nodes, "trainer.nnodes", comment="engines and trainer")
-        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
+        draft.join_cluster()
     elif mode != "sync":
         draft.drop('has no counterpart: rollout.mode = "async" needs GPUs of its own for the engines', name)
 

@@ -1,11 +1,11 @@
 """Translates verl's settings about data, rewards, evaluation, engines, adapters and trackers."""
 
-import re
 from pathlib import PurePath
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
 from rlrun.converters.imports.own_rewards import how_to_write, own_reward
+from rlrun.converters.imports.run_names import plain_name
 from rlrun.converters.imports.server_arguments import why_reserved
 
 _TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
@@ -72,7 +72,7 @@ def evaluation(draft: ImportDraft) -> None:
     for number, file in enumerate(_files(draft.value("data.val_files"))):
         table, path = f"eval.datasets.{number}", PurePath(file)
         stem = path.parent.name if path.stem in ("test", "val", "validation", "train") else path.stem
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "held-out"
+        plain = plain_name(stem, "held-out")
         taken.append(plain if plain not in taken else f"{plain}-{number}")
         draft.set(f"{table}.name", taken[-1], (), "its name in metrics")
         _set_file(draft, table, file, "data.val_files")

@@ -5,6 +5,8 @@ import { el, foreign, replace } from "./dom.js";
 import { ago, duration, number } from "./format.js";
 import { sweepTable } from "./sweep.js";
 
+const ADDRESS_MILLISECONDS = 250; // a setting is in the address after this pause
+
 export class Overview {
   constructor(state, parameters, go) {
     this.state = state;
@@ -24,6 +26,7 @@ export class Overview {
   }
 
   close() {
+    clearTimeout(this.timer);
     this.observer.disconnect();
     removeEventListener("resize", this.onResize);
   }
@@ -54,7 +57,7 @@ export class Overview {
       oninput: () => {
         this.settings.text = filter.value;
         this.layOut();
-        this.go("overview", {}, true);
+        this.keepInAddress();
       },
     });
     this.reset = el(
@@ -77,7 +80,13 @@ export class Overview {
     Object.assign(this.settings, changes);
     this.reset.hidden = !this.settings.zoom;
     this.drawVisible();
-    this.go("overview", {}, true);
+    this.keepInAddress();
+  }
+
+  // Browsers refuse an address that changes with every event of a slider.
+  keepInAddress() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.go("overview", {}, true), ADDRESS_MILLISECONDS);
   }
 
   update() {

@@ -3,7 +3,7 @@
 import { addressOf, given } from "./address.js";
 
 const REFRESH_MILLISECONDS = 2000;
-const MAX_SELECTED = 8; // as many as there are colours
+export const MAX_SELECTED = 8; // as many as there are colours
 
 export class PageState {
   runs = [];

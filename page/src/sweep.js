@@ -2,6 +2,7 @@
 import { colours } from "./charts.js";
 import { el, foreign } from "./dom.js";
 import { number, settingText } from "./format.js";
+import { MAX_SELECTED } from "./state.js";
 
 // table: an answer to the question "sweeps".
 export function sweepTable(state, table) {
@@ -13,7 +14,7 @@ export function sweepTable(state, table) {
     "section",
     { class: "sweep", "aria-label": `Sweep ${table.name}` },
     title,
-    el("p", { class: "hint" }, foreign(summaryOf(table))),
+    el("p", { class: "hint" }, foreign(summaryOf(table)), allTrials(state, table)),
     el(
       "div",
       { class: "scroll" },
@@ -39,6 +40,15 @@ export function sweepTable(state, table) {
       ),
     ),
   );
+}
+
+// A link that shows the trials over each other, as many as there are colours.
+function allTrials(state, { trials }) {
+  const runs = trials.map(({ run }) => run).filter((run) => run !== null);
+  if (runs.length < 2) return null;
+  const shown = runs.sort((a, b) => a - b).slice(0, MAX_SELECTED);
+  const text = shown.length < runs.length ? `the first ${shown.length} trials` : "all trials";
+  return [" · ", el("a", { href: state.address("overview", {}, shown) }, text)];
 }
 
 // The keys that any trial sets.

@@ -347,6 +347,7 @@ def test_a_copied_address_opens_the_same_view(browser: playwright.Browser, tmp_p
             expect(page.locator(".card")).to_have_count(2)
             page.fill("#metric-filter", "loss")
             page.check("#log")
+            expect(page).to_have_url(re.compile("filter=loss&log=1"))
             copied = page.url
             page.keyboard.press("Escape")
             page.get_by_role("link", name="Samples").click()
@@ -403,6 +404,8 @@ def test_a_sweep_is_a_table_that_links_its_runs(
         table.locator("tr.best a").click()
         expect(page.locator(".card")).to_have_count(1)
         expect(page.locator(".card h2")).to_have_text("1-lr-1e-05")
+        table.get_by_text("all trials").click()
+        expect(page.locator(".card")).to_have_count(2)
 
 
 @pytest.mark.parametrize("form", ["server", "file"])

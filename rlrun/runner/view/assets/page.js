@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: fab6342a264556c7bcb68599f187c39fe640d1d5ec6592d3268de20ba86de867
+// Built by `make page` from page/src. SHA-256 of both: 6f8c764e6f07821455ef6523db0f4b37c0c0c39ce64a95c5c146a2670a1daf43
 "use strict";
 (() => {
   // src/address.js
@@ -381,6 +381,106 @@
     return log ? uPlot.rangeLog(low, high, 10, false) : uPlot.rangeNum(low, high, 0.1, true);
   }
 
+  // src/state.js
+  var REFRESH_MILLISECONDS = 2e3;
+  var MAX_SELECTED = 8;
+  var PageState = class {
+    runs = [];
+    selected = [0];
+    // the numbers of the selected runs, ascending
+    screen = null;
+    // the open screen
+    charts = chartsOf({});
+    // the settings of the overview's charts
+    isLost = false;
+    // the last refresh failed
+    #opened = "";
+    // the address and the selection for which the screen was opened
+    // source: a ServerSource or a FileSource.
+    constructor(source) {
+      this.source = source;
+    }
+    // Reads the runs. The metrics of runs that are not selected are not read.
+    async readRuns() {
+      this.runs = await this.source.ask("runs", { selected: this.selected.join(",") });
+    }
+    // Takes over what an address says; what it leaves out becomes the default.
+    follow({ name, parameters }) {
+      this.selected = this.#selection(parameters.runs);
+      if (name === "overview") this.charts = chartsOf(parameters);
+    }
+    // Returns the address of a screen; `run` in its parameters is the number of a run.
+    address(name, parameters = {}, selected = this.selected) {
+      const charts = name === "overview" ? chartParameters(this.charts) : {};
+      const named = { ...parameters, ...charts };
+      delete named.runs;
+      delete named.run;
+      if (this.runs.length > 1) {
+        if (parameters.run !== void 0 && selected.length > 1) named.run = this.#key(parameters.run);
+        named.runs = selected.map((number2) => this.#key(number2)).join(",");
+      }
+      return addressOf(name, given(named));
+    }
+    // Returns the number of the run that a screen shows if it shows only one.
+    runOf({ run }) {
+      return (run === void 0 ? null : this.#number(run)) ?? this.selected[0];
+    }
+    // Returns the selection with a run added, or removed unless it is the only one.
+    toggled(number2) {
+      const others = this.selected.filter((own) => own !== number2);
+      if (!this.selected.includes(number2)) return [...others, number2].sort((a, b) => a - b);
+      return others.length ? others : this.selected;
+    }
+    // Returns whether the screen must be opened: its address or the selection has changed.
+    mustOpen(address2) {
+      const wanted = `${address2} ${this.selected.join(",")}`;
+      const isNew = wanted !== this.#opened;
+      this.#opened = wanted;
+      return isNew;
+    }
+    // Makes the next call of mustOpen return true.
+    forgetOpened() {
+      this.#opened = "";
+    }
+    // Returns how long to wait for the next refresh; null: a file does not change.
+    refreshDelay(isHidden) {
+      if (this.source.isFile) return null;
+      return isHidden ? 5 * REFRESH_MILLISECONDS : REFRESH_MILLISECONDS;
+    }
+    #selection(keys) {
+      const all = this.runs.map((_, number2) => number2).slice(0, MAX_SELECTED);
+      if (keys === "all") return all;
+      const numbers = (keys ?? "").split(",").map((key) => this.#number(key));
+      const known = [...new Set(numbers)].filter((number2) => number2 !== null).sort((a, b) => a - b);
+      if (known.length) return known;
+      return this.source.isFile ? all : [0];
+    }
+    // An address names a run by its name, which stays the same when the page is made again, or else by its number.
+    #key(number2) {
+      const { name } = this.runs[number2];
+      const isUnique = this.runs.filter((run) => run.name === name).length === 1;
+      return isUnique && !name.includes(",") ? name : String(number2);
+    }
+    #number(key) {
+      const number2 = this.runs.findIndex((_, own) => this.#key(own) === key);
+      return number2 < 0 ? null : number2;
+    }
+  };
+  function chartsOf({ filter = "", smoothing, log, from, to }) {
+    const zoom = [from, to].map(Number);
+    const weight = Number(smoothing);
+    return {
+      text: filter,
+      weight: weight >= 0 && weight < 1 ? weight : 0,
+      log: log === "1",
+      zoom: from && to && zoom.every(Number.isFinite) ? zoom : null,
+    };
+  }
+  function chartParameters({ text, weight, log, zoom }) {
+    const [from, to] = (zoom ?? []).map((step) => Number(step.toFixed(2)));
+    return { filter: text, smoothing: weight || "", log: log ? "1" : "", from: from ?? "", to: to ?? "" };
+  }
+
   // src/sweep.js
   function sweepTable(state, table) {
     const title = el("h2", {}, "Sweep ", foreign(table.name));
@@ -391,7 +491,7 @@
       "section",
       { class: "sweep", "aria-label": `Sweep ${table.name}` },
       title,
-      el("p", { class: "hint" }, foreign(summaryOf(table))),
+      el("p", { class: "hint" }, foreign(summaryOf(table)), allTrials(state, table)),
       el(
         "div",
         { class: "scroll" },
@@ -417,6 +517,13 @@
         ),
       ),
     );
+  }
+  function allTrials(state, { trials }) {
+    const runs = trials.map(({ run }) => run).filter((run) => run !== null);
+    if (runs.length < 2) return null;
+    const shown = runs.sort((a, b) => a - b).slice(0, MAX_SELECTED);
+    const text = shown.length < runs.length ? `the first ${shown.length} trials` : "all trials";
+    return [" · ", el("a", { href: state.address("overview", {}, shown) }, text)];
   }
   function sweptKeys(trials) {
     return [...new Set(trials.flatMap(({ values }) => Object.keys(values)))];
@@ -453,6 +560,7 @@
   }
 
   // src/overview.js
+  var ADDRESS_MILLISECONDS = 250;
   var Overview = class {
     constructor(state, parameters, go2) {
       this.state = state;
@@ -471,6 +579,7 @@
       this.update();
     }
     close() {
+      clearTimeout(this.timer);
       this.observer.disconnect();
       removeEventListener("resize", this.onResize);
     }
@@ -500,7 +609,7 @@
         oninput: () => {
           this.settings.text = filter.value;
           this.layOut();
-          this.go("overview", {}, true);
+          this.keepInAddress();
         },
       });
       this.reset = el(
@@ -522,7 +631,12 @@
       Object.assign(this.settings, changes);
       this.reset.hidden = !this.settings.zoom;
       this.drawVisible();
-      this.go("overview", {}, true);
+      this.keepInAddress();
+    }
+    // Browsers refuse an address that changes with every event of a slider.
+    keepInAddress() {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.go("overview", {}, true), ADDRESS_MILLISECONDS);
     }
     update() {
       replace(
@@ -1821,106 +1935,6 @@
       return Object.entries(value).flatMap(([name, inner]) => leaves(inner, key ? `${key}.${name}` : name));
     }
     return value === null ? [] : [[key, settingText(value)]];
-  }
-
-  // src/state.js
-  var REFRESH_MILLISECONDS = 2e3;
-  var MAX_SELECTED = 8;
-  var PageState = class {
-    runs = [];
-    selected = [0];
-    // the numbers of the selected runs, ascending
-    screen = null;
-    // the open screen
-    charts = chartsOf({});
-    // the settings of the overview's charts
-    isLost = false;
-    // the last refresh failed
-    #opened = "";
-    // the address and the selection for which the screen was opened
-    // source: a ServerSource or a FileSource.
-    constructor(source) {
-      this.source = source;
-    }
-    // Reads the runs. The metrics of runs that are not selected are not read.
-    async readRuns() {
-      this.runs = await this.source.ask("runs", { selected: this.selected.join(",") });
-    }
-    // Takes over what an address says; what it leaves out becomes the default.
-    follow({ name, parameters }) {
-      this.selected = this.#selection(parameters.runs);
-      if (name === "overview") this.charts = chartsOf(parameters);
-    }
-    // Returns the address of a screen; `run` in its parameters is the number of a run.
-    address(name, parameters = {}, selected = this.selected) {
-      const charts = name === "overview" ? chartParameters(this.charts) : {};
-      const named = { ...parameters, ...charts };
-      delete named.runs;
-      delete named.run;
-      if (this.runs.length > 1) {
-        if (parameters.run !== void 0 && selected.length > 1) named.run = this.#key(parameters.run);
-        named.runs = selected.map((number2) => this.#key(number2)).join(",");
-      }
-      return addressOf(name, given(named));
-    }
-    // Returns the number of the run that a screen shows if it shows only one.
-    runOf({ run }) {
-      return (run === void 0 ? null : this.#number(run)) ?? this.selected[0];
-    }
-    // Returns the selection with a run added, or removed unless it is the only one.
-    toggled(number2) {
-      const others = this.selected.filter((own) => own !== number2);
-      if (!this.selected.includes(number2)) return [...others, number2].sort((a, b) => a - b);
-      return others.length ? others : this.selected;
-    }
-    // Returns whether the screen must be opened: its address or the selection has changed.
-    mustOpen(address2) {
-      const wanted = `${address2} ${this.selected.join(",")}`;
-      const isNew = wanted !== this.#opened;
-      this.#opened = wanted;
-      return isNew;
-    }
-    // Makes the next call of mustOpen return true.
-    forgetOpened() {
-      this.#opened = "";
-    }
-    // Returns how long to wait for the next refresh; null: a file does not change.
-    refreshDelay(isHidden) {
-      if (this.source.isFile) return null;
-      return isHidden ? 5 * REFRESH_MILLISECONDS : REFRESH_MILLISECONDS;
-    }
-    #selection(keys) {
-      const all = this.runs.map((_, number2) => number2).slice(0, MAX_SELECTED);
-      if (keys === "all") return all;
-      const numbers = (keys ?? "").split(",").map((key) => this.#number(key));
-      const known = [...new Set(numbers)].filter((number2) => number2 !== null).sort((a, b) => a - b);
-      if (known.length) return known;
-      return this.source.isFile ? all : [0];
-    }
-    // An address names a run by its name, which stays the same when the page is made again, or else by its number.
-    #key(number2) {
-      const { name } = this.runs[number2];
-      const isUnique = this.runs.filter((run) => run.name === name).length === 1;
-      return isUnique && !name.includes(",") ? name : String(number2);
-    }
-    #number(key) {
-      const number2 = this.runs.findIndex((_, own) => this.#key(own) === key);
-      return number2 < 0 ? null : number2;
-    }
-  };
-  function chartsOf({ filter = "", smoothing, log, from, to }) {
-    const zoom = [from, to].map(Number);
-    const weight = Number(smoothing);
-    return {
-      text: filter,
-      weight: weight >= 0 && weight < 1 ? weight : 0,
-      log: log === "1",
-      zoom: from && to && zoom.every(Number.isFinite) ? zoom : null,
-    };
-  }
-  function chartParameters({ text, weight, log, zoom }) {
-    const [from, to] = (zoom ?? []).map((step) => Number(step.toFixed(2)));
-    return { filter: text, smoothing: weight || "", log: log ? "1" : "", from: from ?? "", to: to ?? "" };
   }
 
   // src/timeline.js

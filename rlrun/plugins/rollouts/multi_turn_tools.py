@@ -26,8 +26,9 @@ class MultiTurnToolsParams(Section):
     tools: Annotated[tuple[ToolSpec, ...], Field(min_length=1)]
     """The tools, `[[rollout.function.tools]]`: `type`, and the parameters of the tool."""
     syntax: Syntax = "auto"
-    """How the policy writes a call: `hermes` (`<tool_call>{…}</tool_call>`, Qwen3), `llama3` (an answer that
-    is a JSON object with name and parameters), or whichever it looks like."""
+    """How the policy writes tool calls: `hermes` (`<tool_call>{…}</tool_call>`, Qwen3), `qwen3_coder`, `glm`,
+    `minimax_m2`, `kimi_k2`, `deepseek_v3`, `mistral`, `gpt_oss`, `llama3` (an answer that is a JSON object
+    with name and parameters) or `pythonic` (Llama 4). `auto` recognises each."""
     max_turns: int = Field(default=8, ge=1)
     """Number of answers in an execution; an execution whose last answer still calls a tool is truncated."""
     max_calls: int = Field(default=8, ge=1)
@@ -80,7 +81,8 @@ class MultiTurnTools:
         while True:
             answer = await talk.ask()
             last_answer = answer or last_answer
-            calls = parse_calls(answer, self.params.syntax) if trajectory.status is Status.COMPLETED else []
+            is_whole = trajectory.status is Status.COMPLETED
+            calls = parse_calls(answer, self.params.syntax, self.tools) if is_whole else []
             if not calls:
                 break
             results = await box.answer(calls, self.params.max_calls, session.chat)

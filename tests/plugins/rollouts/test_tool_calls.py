@@ -1,8 +1,9 @@
-"""Calls as Qwen3 and Llama 3 write them, and as they get them wrong."""
+"""Calls as each family of models writes them, and as they get them wrong."""
 
 import pytest
 
-from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall, parse_calls
+from rlrun.plugins.rollouts.agent.messages import answer_message
+from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse_calls
 
 ADD = '{"name": "add", "arguments": {"a": 1}}'
 CALL = ToolCall("add", {"a": 1})
@@ -57,3 +58,108 @@ def test_a_call_that_cannot_be_read_says_why(text: str, why: str) -> None:
 def test_a_syntax_that_is_given_is_the_only_one_read() -> None:
     assert parse_calls(f"<tool_call>{ADD}</tool_call>", "llama3") == []
     assert parse_calls('{"name": "add", "parameters": {}}', "hermes") == []
+
+
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "parameters": {"properties": {"text": {"type": "string"}, "count": {"type": "integer"}}},
+    },
+}
+FIND = ToolCall("find", {"text": "12", "count": 3})
+PATHS = ToolCall("now", {})
+WRITTEN: dict[Syntax, tuple[str, list[ToolCall]]] = {
+    "qwen3_coder": (
+        "I look.\n<tool_call>\n<function=find>\n<parameter=text>\n12\n</parameter>\n<parameter=count>\n3\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        [FIND, PATHS],
+    ),
+    "glm": (
+        "I look.\n<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>12</arg_value>\n"
+        "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now</tool_call>",
+        [FIND, PATHS],
+    ),
+    "minimax_m2": (
+        'I look.\n<minimax:tool_call>\n<invoke name="find">\n<parameter name="text">12</parameter>\n'
+        '<parameter name="count">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+        "</minimax:tool_call>",
+        [FIND, PATHS],
+    ),
+    "kimi_k2": (
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>"
+        '{"text": "12", "count": 3}<|tool_call_end|><|tool_call_begin|>functions.now:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [FIND, PATHS],
+    ),
+    "deepseek_v3": (
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>"
+        '{"text": "12", "count": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>'
+        "function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [FIND, PATHS],
+    ),
+    "mistral": (
+        'I look.[TOOL_CALLS]find[ARGS]{"text": "12", "count": 3}[TOOL_CALLS]now[ARGS]{}',
+        [FIND, PATHS],
+    ),
+    "gpt_oss": (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.find "
+        '<|constrain|>json<|message|>{"text": "12", "count": 3}',
+        [FIND],
+    ),
+    "pythonic": ('<|python_start|>[find(text="12", count=3), now()]<|python_end|>', [FIND, PATHS]),
+}
+"""An answer in each syntax, which says `I look.` where the syntax has text beside calls."""
+
+
+@pytest.mark.parametrize("syntax", WRITTEN)
+def test_calls_of_each_family_are_read_and_recognised(syntax: Syntax) -> None:
+    text, calls = WRITTEN[syntax]
+    assert parse_calls(text, syntax, [SCHEMA]) == calls
+    assert parse_calls(text, "auto", [SCHEMA]) == calls
+    assert parse_calls(f"<think>\n{text}\n</think>\n\nIt is 4.", "auto", [SCHEMA]) == []
+    message = answer_message(text, "auto", 1, [SCHEMA])
+    assert [call["function"]["name"] for call in message["tool_calls"]] == [call.name for call in calls]
+    assert message["content"] == ("I look." if text.startswith("I look.") else None)
+
+
+def test_gpt_oss_thinks_and_answers_in_channels() -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 4."
+    message = answer_message(text, "auto", 1)
+    assert message == {"role": "assistant", "content": "It is 4.", "reasoning_content": "hm"}
+
+
+def test_mistral_has_an_older_form_and_thoughts_of_its_own() -> None:
+    listed = f"[THINK]hm[/THINK][TOOL_CALLS] [{ADD}, {ADD}]"
+    assert parse_calls(listed, "auto") == [CALL, CALL]
+    assert answer_message(listed, "auto", 1)["reasoning_content"] == "hm"
+
+
+def test_values_without_a_schema_are_json_where_they_can_be() -> None:
+    [call] = parse_calls(WRITTEN["glm"][0].partition("\n<tool_call>now")[0], "glm")
+    assert call == ToolCall("find", {"text": 12, "count": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<tool_call>\n<function=find>\n<parameter=text>\n1", "no closing </tool_call>"),
+        ('<minimax:tool_call>\n<invoke name="find">', "no closing </invoke>"),
+        ("<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{", "no closing <|tool_call_end|>"),
+        ("<|tool_call_begin|>f f<|tool_call_argument_begin|>{}<|tool_call_end|>", "functions.NAME:NUMBER"),
+        ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>{<｜tool▁call▁end｜>", "the arguments of f are not JSON"),
+        ("[TOOL_CALLS]f[ARGS][1]", "the arguments of f are not a JSON object"),
+        ("[TOOL_CALLS] [{]", "the tool call is not JSON"),
+        (
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{",
+            "the arguments of f are not JSON",
+        ),
+        ("<|python_start|>[f(1)]<|python_end|>", "a tool call must be NAME(KEY=VALUE, …)"),
+        ("<|python_start|>[f(a=__import__('os'))]", "not a list of NAME(KEY=VALUE, …)"),
+        ("<|python_start|>" + "[" * 5000, "not a list of NAME(KEY=VALUE, …)"),
+    ],
+)
+def test_a_call_of_each_family_that_cannot_be_read_says_why(text: str, why: str) -> None:
+    [call] = parse_calls(text, "auto")
+    assert isinstance(call, Malformed)
+    assert why in call.why

@@ -236,9 +236,8 @@ async def _generate(served: Served, asked: AgentRequest, conversation: Conversat
         raise Refused(503, f"{type(error).__name__}: {error}", "engine_error") from error
     served.answers += 1
     served.aborted |= generation.finish == "abort"
-    message = answer_message(
-        _text(session, generation), served.syntax if asked.tools else None, served.answers
-    )
+    syntax = served.syntax if asked.tools else None
+    message = answer_message(_text(session, generation), syntax, served.answers, asked.tools)
     served.record.answer(conversation, asked.as_ended(generation, room), message)
     if generation.finish == "length" and not len(generation.tokens):
         raise Refused(

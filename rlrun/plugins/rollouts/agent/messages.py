@@ -7,7 +7,15 @@ from typing import Any
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.images import Image
-from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse_calls
+from rlrun.plugins.rollouts.tool_calls import (
+    Malformed,
+    Syntax,
+    ToolCall,
+    Tools,
+    channels,
+    parse_calls,
+    text_before_calls,
+)
 from rlrun.plugins.types import Message
 
 
@@ -43,19 +51,20 @@ def for_template(message: Message) -> dict[str, Any]:
     return converted
 
 
-def answer_message(text: str, syntax: Syntax | None, number: int) -> dict[str, Any]:
+def answer_message(text: str, syntax: Syntax | None, number: int, tools: Tools = ()) -> dict[str, Any]:
     """Returns the policy's answer as an assistant message, with its thoughts in `reasoning_content`.
 
     Tool calls become `tool_calls`, unless `syntax` is None or one of them is malformed; then they stay in the
     text, for the agent to judge. `number` is unique to the answer, so that each call gets its own id.
     """
-    thoughts, closed, answer = text.rpartition("</think>")
-    message: dict[str, Any] = {"role": "assistant", "content": answer.strip() if closed else text}
-    if closed:
-        message["reasoning_content"] = thoughts.removeprefix("<think>").strip()
-    calls = parse_calls(text, syntax) if syntax is not None else []
+    thoughts, answer = _split(text)
+    message: dict[str, Any] = {"role": "assistant", "content": answer}
+    if thoughts is not None:
+        message["reasoning_content"] = thoughts
+    calls = parse_calls(text, syntax, tools) if syntax is not None else []
     if calls and not any(isinstance(call, Malformed) for call in calls):
-        message["content"] = _before_calls(str(message["content"])) or None
+        is_split = bool(channels(text))
+        message["content"] = (answer if is_split else text_before_calls(answer)) or None
         message["tool_calls"] = [
             _call(call, f"call_{number}_{index}")
             for index, call in enumerate(calls)
@@ -64,9 +73,16 @@ def answer_message(text: str, syntax: Syntax | None, number: int) -> dict[str, A
     return message
 
 
-def _before_calls(text: str) -> str:
-    """Returns the text before the first call. An answer with calls in Llama 3's format has no other text."""
-    return text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else ""
+def _split(text: str) -> tuple[str | None, str]:
+    """Returns the thoughts of an answer, None if it has none, and the rest."""
+    if parts := channels(text):  # gpt-oss
+        thoughts = "".join(body for name, body in parts if name == "analysis")
+        return thoughts or None, "".join(body for name, body in parts if name == "final")
+    for begin, end in (("<think>", "</think>"), ("[THINK]", "[/THINK]")):
+        if end in text:
+            thoughts, _, answer = text.rpartition(end)
+            return thoughts.removeprefix(begin).strip(), answer.strip()
+    return None, text
 
 
 def _call(call: ToolCall, name: str) -> dict[str, Any]:

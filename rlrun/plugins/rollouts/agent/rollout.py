@@ -46,7 +46,8 @@ class AgentParams(Section):
     need an IP address of the driver's host that they can reach, or a network (`10.0.0.0/8`) in which that
     host has exactly one address. Requests need the execution's key, but are not encrypted."""
     syntax: Syntax = "auto"
-    """Format of the policy's tool calls: `hermes` (Qwen3) or `llama3`. `auto` recognises both."""
+    """How the policy writes tool calls: `hermes` (Qwen3), `qwen3_coder`, `glm`, `minimax_m2`, `kimi_k2`,
+    `deepseek_v3`, `mistral`, `gpt_oss`, `llama3` or `pythonic` (Llama 4). `auto` recognises each."""
     same_history: tuple[Rule, ...] = RULES
     """Changes of earlier messages by the agent that do not begin another sample. `call_ids`: an answer with
     calls is known by the ids that they were given, whatever became of their arguments; `white_space` around

@@ -8,6 +8,7 @@ from rlrun.runner.planning.phases import JobMemory, job_memory
 from rlrun.runner.planning.savings import (
     POLICY_PHASES,
     TRAINER_PHASES,
+    Settings,
     fitting,
     phase_bytes,
 )
@@ -67,7 +68,10 @@ def _cures(job: PlannedJob, tight: Sequence[Phase]) -> Iterator[str]:
             yield f"to fit {phase.name}, {_other_cure(phase, job)}"
     if tight and not own:
         return
-    if (found := fitting(job, COMFORTABLE) or fitting(job, 1.0)) is not None:
+    # With room for what is not counted, unless that takes offloading which fitting does not take
+    roomy, full = (fitting(job, share) for share in (COMFORTABLE, 1.0))
+    is_costly = roomy is not None and _offloads(roomy) and full is not None and not _offloads(full)
+    if (found := full if is_costly or roomy is None else roomy) is not None:
         smaller, settings = found
         sets = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
         needs = ", ".join(f"{name} {format_bytes(phase_bytes(smaller, name))}" for name in _names(smaller))
@@ -75,6 +79,10 @@ def _cures(job: PlannedJob, tight: Sequence[Phase]) -> Iterator[str]:
         return
     cures = dict.fromkeys(_other_cure(phase, job) for phase in own) or [_MORE_DEVICES]
     yield f"no setting that saves memory is enough: {'; '.join(cures)}"
+
+
+def _offloads(found: tuple[PlannedJob, Settings]) -> bool:
+    return "trainer.offload" in found[1]
 
 
 def _names(job: PlannedJob) -> list[str]:

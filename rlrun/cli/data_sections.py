@@ -110,7 +110,7 @@ def sections_of_data(
 
 def reward_section(kind: str, about: str) -> str:
     """Returns the `[[rewards]]` table of a reward."""
-    return f"[[rewards]]\n{_line('type', kind, about)}"
+    return f"[[rewards]]\n{toml_line('type', kind, about)}"
 
 
 def evaluation_section(rows: str) -> str:
@@ -205,14 +205,14 @@ def _ends_with_answer(row: Row) -> bool:
 def _prompt_lines(column: str, rows: list[Row], reward: str) -> str:
     """Returns the keys of the prompt, which ask for the answer in the form that the reward reads."""
     form, chats = _FORMS.get(reward), _most(not isinstance(row.prompt, str) for row in rows)
-    key = _line("prompt_key", column, "a list of chat messages" if chats else "text")
+    key = toml_line("prompt_key", column, "a list of chat messages" if chats else "text")
     if form is None or _most(form.mark in _text(row) for row in rows):
         return key
     if not chats and _IN_TEMPLATE.fullmatch(column):
-        return _line("prompt_template", f"{{{column}}}\n{form.request}")
+        return toml_line("prompt_template", f"{{{column}}}\n{form.request}")
     if _most(row.prompt[0]["role"] == "system" for row in rows if isinstance(row.prompt, list)):
         return key + f"# the system messages of these chats should say: {form.request}\n"
-    return key + _line("system_prompt", form.request)
+    return key + toml_line("system_prompt", form.request)
 
 
 def _text(row: Row) -> str:
@@ -225,15 +225,17 @@ def _label_lines(label: str | None, rows: list[Row], *, has_answers: bool) -> st
     if label is None:
         answers = [str(row.prompt[-1]["content"]) for row in rows if not isinstance(row.prompt, str)]
         comment = "the last answer of a chat is its label, and no part of the prompt"
-        lines = _line("last_answer", "label", comment) if has_answers else ""
+        lines = toml_line("last_answer", "label", comment) if has_answers else ""
     else:
         answers = [str(row.label) for row in rows]
-        lines = _line("label_key", label, "the reward compares answers with it")
+        lines = toml_line("label_key", label, "the reward compares answers with it")
         lines += (
-            _line("last_answer", "drop", "the prompt ends before a chat's last answer") if has_answers else ""
+            toml_line("last_answer", "drop", "the prompt ends before a chat's last answer")
+            if has_answers
+            else ""
         )
     if answers and lines and _most("####" in answer for answer in answers):
-        lines += _line("label_pattern", _HASHES, "the label is what follows")
+        lines += toml_line("label_pattern", _HASHES, "the label is what follows")
     return lines
 
 
@@ -270,13 +272,13 @@ def _parts(source: _Source, count: int) -> tuple[tuple[str, str], tuple[str, str
 def _table(source: _Source, part: tuple[str, str]) -> str:
     """Returns the keys of the data source, with the given part of its rows."""
     value, comment = part
-    lines = _line("type", source.kind)
+    lines = toml_line("type", source.kind)
     for key, each in source.params.items():
-        lines += _line(key, value, comment) if key == source.sliced else _line(key, each)
+        lines += toml_line(key, value, comment) if key == source.sliced else toml_line(key, each)
     return lines
 
 
-def _line(key: str, value: str, comment: str = "") -> str:
+def toml_line(key: str, value: str, comment: str = "") -> str:
     """Returns a line of TOML, with its comment in the column of the comments of starter.toml."""
     line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
     return f"{line:30} # {comment}\n" if comment else f"{line}\n"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli.arguments import load
-from rlrun.cli.data_sections import evaluation_section, reward_section, sections_of_data
+from rlrun.cli.data_sections import evaluation_section, reward_section, sections_of_data, toml_line
 from rlrun.cli.schema import SCHEMA_FILE, write_schema
 from rlrun.models.config_defaults import text_config
 from rlrun.models.json_files import read_json
@@ -178,7 +178,9 @@ def spec_text(choices: StarterChoices) -> str:
     return Template(_STARTER.read_text("utf-8")).substitute(
         _task_parts(choices),
         name=choices.name,
-        model=choices.model,
+        path=toml_line(
+            "path", choices.model, "HF id, or a folder with config.json, tokenizer and safetensors"
+        ),
         algorithm=choices.algorithm,
         gpus=choices.gpus,
         tokens=min(_MAX_TOKENS, _positions(choices) // 2),

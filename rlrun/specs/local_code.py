@@ -32,6 +32,11 @@ def allow_if_trusted(file: Path, folder: Path) -> None:
         os.environ[ALLOW_LOCAL] = os.pathsep.join([*_allowed_files(), str(file)])
 
 
+def allowance() -> dict[str, str]:
+    """Returns the variable for processes that do not inherit this one's environment."""
+    return {ALLOW_LOCAL: os.environ[ALLOW_LOCAL]} if os.environ.get(ALLOW_LOCAL) else {}
+
+
 def how_to_allow(file: Path) -> str:
     """Returns what the user can do about a file whose code may not run."""
     for trusted in trusted_folders():

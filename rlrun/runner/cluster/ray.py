@@ -33,6 +33,7 @@ from rlrun.runner.host.background import cancel_all, in_background
 from rlrun.runner.host.child_processes import children, end_or_kill, kill
 from rlrun.runner.host.failures import ProcessFailure
 from rlrun.runner.host.segment_files import remove_segments_of
+from rlrun.specs.local_code import allowance
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.cluster import ClusterSpec
 
@@ -207,7 +208,8 @@ class Cluster:
             "num_gpus": request.slot.gpus,
             "max_restarts": 0,
             "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
-            "runtime_env": {"env_vars": PROCESS_VARIABLES | dict(request.environment)},
+            # the processes of a joined cluster have the environment of its start
+            "runtime_env": {"env_vars": PROCESS_VARIABLES | allowance() | dict(request.environment)},
         }
         if request.kind.called_aside:
             actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)

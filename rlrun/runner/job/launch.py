@@ -39,7 +39,7 @@ from rlrun.runner.job.assembly import start_job
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
 from rlrun.runner.job.model_fetch import fetch_models
 from rlrun.runner.job.preflight import check_files
-from rlrun.runner.job.resume_checks import check_resume
+from rlrun.runner.job.resume_checks import check_resume, is_done, steps_of
 from rlrun.runner.job.signals import INTERRUPTED, held_signals, released_signals, stop_on_signals
 from rlrun.runner.job.stopping import StopRequest, resume_hint
 from rlrun.runner.job.watching import diagnose_engines, memory_of, watch
@@ -97,6 +97,9 @@ def launch(
             with released_signals():  # hashing a large model takes a while, and nothing was changed yet
                 loaded, sharing = resolve_for_launch(keep_choices(given, before), models.policy)
                 locked = check_resume(loaded, models.policy, folder, before)
+            if is_done(steps := steps_of(loaded.spec), folder):
+                say(f"{folder.name} is done: {steps} of {steps} steps; raise trainer.steps to go on")
+                return DONE
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
         console = Console(folder.name, quiet=quiet)

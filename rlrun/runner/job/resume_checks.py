@@ -18,6 +18,7 @@ from rlrun.runner.records.lock import check_same_code, check_same_run, check_sam
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.sections.job import Spec
 
 _BYTES_TO_READ = 8 << 30
 """Checkpoints up to this size are read here, which takes seconds. The ranks divide a larger one among them
@@ -34,7 +35,7 @@ def check_resume(
     """
     check_same_spec(before, loaded.spec.model_dump(mode="json"))  # before the files are hashed
     check_same_code(before, model)
-    check_steps(loaded.spec.debug.step or make_plan(loaded.spec).steps, folder)
+    check_steps(steps_of(loaded.spec), folder)
     locked = make_lock(loaded, model)
     check_same_run(before, locked)
     try:
@@ -43,6 +44,11 @@ def check_resume(
         # the message ends with a command to copy, so the code has a line of its own
         raise LaunchRefused(f"{error}\nnothing was changed", error.code) from error
     return locked
+
+
+def steps_of(spec: Spec) -> int | None:
+    """Returns the steps that a run shall have; None: that is not known before its rows are read."""
+    return spec.debug.step or make_plan(spec).steps
 
 
 def check_steps(steps: int | None, folder: RunFolder) -> None:
@@ -54,6 +60,12 @@ def check_steps(steps: int | None, folder: RunFolder) -> None:
             "trainer.epochs) to continue, or start another run (--new)",
             Code.RUN_FOLDER,
         )
+
+
+def is_done(steps: int | None, folder: RunFolder) -> bool:
+    """Returns whether the run has ended after all steps that it shall have."""
+    state = folder.read_state()
+    return state["status"] == "done" and steps is not None and state["step"] == steps
 
 
 def _check_newest(folder: RunFolder) -> None:

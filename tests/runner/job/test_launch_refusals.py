@@ -134,6 +134,14 @@ def test_a_resume_that_can_continue_is_not_refused(run: RunFolder, monkeypatch: 
     assert launch(load("trainer.lr=0.1", "trainer.steps=2"), resume=True) == 7
 
 
+def test_a_run_that_is_done_starts_nothing(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    run.write_state(state(status="done", step=4, steps=4))
+    before = run.state.read_bytes()
+    assert launch(load(), resume=True) == 0
+    assert capsys.readouterr().err == "job is done: 4 of 4 steps; raise trainer.steps to go on\n"
+    assert run.state.read_bytes() == before
+
+
 @pytest.fixture
 def deaf_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a hub that accepts connections and never answers."""

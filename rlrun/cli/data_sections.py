@@ -99,13 +99,18 @@ def sections_of_data(
     lines += _label_lines(label, shown, has_answers=has_answers)
     form = _FORMS.get(reward)
     train, held_out = _parts(source, len(rows))
-    about = form.about if form else f"rlrun plugins show {reward}"
+    about = form.about if form else _about_reward(reward)
     listed = f"[data]                         # its columns: {', '.join(columns)}\n"
     return {
         "data": listed + _table(source, train) + lines,
         "reward": reward_section(reward, about) + (form.keys if form else ""),
         "eval": evaluation_section(_table(source, held_out) + lines) if held_out else "",
     }
+
+
+def _about_reward(reward: str) -> str:
+    """Returns the comment for a reward whose form of the answer is not known."""
+    return "code of your own" if ".py:" in reward else f"rlrun plugins show {reward}"
 
 
 def reward_section(kind: str, about: str) -> str:

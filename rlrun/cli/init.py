@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import load
+from rlrun.cli.arguments import AllowLocalPlugins, load
 from rlrun.cli.data_sections import evaluation_section, reward_section, sections_of_data, toml_line
 from rlrun.cli.schema import SCHEMA_FILE, write_schema
 from rlrun.models.config_defaults import text_config
@@ -36,7 +36,10 @@ LabelKey = Annotated[
     str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
 ]
 Reward = Annotated[
-    str, typer.Option(help="The reward that grades answers to rows of --data (rlrun plugins list).")
+    str,
+    typer.Option(
+        help="The reward that grades answers to rows of --data (rlrun plugins list), or your own: FILE.py:NAME."
+    ),
 ]
 Gpus = Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)]
 Nodes = Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)]
@@ -63,6 +66,7 @@ def command(
     gpus: Gpus = None,
     nodes: Nodes = 1,
     algorithm: Algorithm = "grpo",
+    allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
     """Write a spec to start from; in a terminal, ask for what the options leave open.
 
@@ -84,7 +88,8 @@ def command(
     choices = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
     _write(path, spec_text(choices))
     write_schema(path.with_name(SCHEMA_FILE))
-    print_text(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
+    rest = f"{path} --allow-local-plugins" if allow_local_plugins else str(path)
+    print_text(f"wrote {path}; next: rlrun validate {rest}, rlrun plan {rest}, rlrun launch {rest}")
 
 
 def _check_learns_from_rewards(algorithm: str) -> None:

@@ -160,6 +160,21 @@ def test_an_exact_match_asks_for_tags(rlrun: Command, tmp_path: Path, column: st
     assert spec.rewards[0].params == {"answer_pattern": "<answer>(.*?)</answer>"}
 
 
+def test_a_reward_of_ones_own_is_a_function_in_a_file(
+    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLRUN_ALLOW_LOCAL_PLUGINS", "")
+    path, file = tmp_path / "own.toml", tmp_path / "own_rewards.py"
+    file.write_text("import rlrun\n\n\n@rlrun.reward\ndef exact(sample) -> float:\n    return 1.0\n")
+    options = ("--data", lines(SUMS)(tmp_path), "--gpus", "0", "--reward", "own_rewards.py:exact")
+    refused = rlrun("init", path, *options)
+    assert (refused.code, "--allow-local-plugins" in refused.err, path.exists()) == (2, True, False)
+    done = rlrun("init", path, *options, "--allow-local-plugins")
+    assert (done.code, f"rlrun launch {path} --allow-local-plugins" in done.out) == (0, True)
+    assert 'type = "own_rewards.py:exact"  # code of your own' in path.read_text()
+    assert rlrun("validate", path, "--allow-local-plugins").code == 0
+
+
 def test_labels_of_gsm8k(rlrun: Command, tmp_path: Path) -> None:
     rows = [{"question": row["question"], "answer": f"Add.\n#### {row['answer']}"} for row in SUMS]
     spec = written(rlrun, tmp_path, lines(rows)(tmp_path))

@@ -63,7 +63,7 @@ class Page:
     def commands(self) -> Iterator[list[str]]:
         """Every `rlrun …` that is written out, in words."""
         lines = [line for code in self.blocks("") for line in code.replace("\\\n", " ").splitlines()]
-        shown = [line.strip().removeprefix("$ ") for line in lines]
+        shown = [line.strip() for line in lines]
         for line in (*shown, *self.spans()):
             if line.startswith("rlrun "):
                 for command in re.split(r"&&|;|  +|\|(?= )", line.partition(" #")[0]):

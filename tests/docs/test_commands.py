@@ -29,11 +29,11 @@ OWN_ROWS = "question,answer\n1 + 1?,2\n"
 
 def shown(page: Page) -> Iterator[str]:
     """Yields the command lines in a page's blocks, without comments and without what follows a pipe."""
-    for language in ("", "sh", "bash", "console"):
+    for language in ("", "sh", "bash"):
         for code in page.blocks(language):
             for line in code.replace("\\\n", " ").splitlines():
-                if re.match(r"(\$ )?(rlrun|make|python|\.venv/bin/\w+) ", line):
-                    yield re.split(r" #|  +| && |; | \| ", line.removeprefix("$ "))[0]
+                if re.match(r"(rlrun|make|python|\.venv/bin/\w+) ", line):
+                    yield re.split(r" #|  +| && |; | \| ", line)[0]
 
 
 COMMANDS = [(path.name, command) for path in PAGES for command in dict.fromkeys(shown(Page(path)))]
@@ -60,6 +60,13 @@ def parse(words: list[str]) -> str:
         context = command.make_context(word, rest, parent=context)
         name = f"{name} {word}".strip()
     return name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_blocks_can_be_copied_whole(path: Path) -> None:
+    """A command has a block of its own, without a prompt, so that copying it copies no output."""
+    blocks = Page(path).blocks("") + Page(path).blocks("console")
+    assert [line for code in blocks for line in code.splitlines() if line.startswith("$ ")] == []
 
 
 @rows(RLRUN)

@@ -38,7 +38,7 @@ LabelKey = Annotated[
 Reward = Annotated[
     str,
     typer.Option(
-        help="The reward that grades answers to rows of --data (rlrun plugins list), or your own: FILE.py:NAME."
+        help="The reward that grades answers to rows of --data: see rlrun plugins list, or FILE.py:NAME."
     ),
 ]
 Gpus = Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)]

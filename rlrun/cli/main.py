@@ -37,8 +37,9 @@ OTHER_NAMES = {
     **dict.fromkeys(("ls", "list", "ps"), "runs"),
     **dict.fromkeys(("kill", "cancel"), "stop"),
     **dict.fromkeys(("ui", "dashboard", "board"), "view"),
+    **dict.fromkeys(("eval", "evaluate"), "launch SPEC --set debug.mode=rollout"),
 }
-"""The commands that go by another name in other programs."""
+"""What the commands of other programs are called in rlrun."""
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:

@@ -151,10 +151,9 @@ def launch_settings(overrides: list[str] | None, runs_dir: Path | None, name: st
 
 def run_argument(name: str, runs_dir: Path) -> str:
     """Returns a run's name as commands take it, with the folder of runs unless it is the default."""
-    from rlrun.specs.paths import display_path
+    from rlrun.runner.records.run_folder import RunFolder
 
-    shown = display_path(runs_dir)
-    return name if shown == "runs" else f"{name} {_RUNS_DIR} {shown}"
+    return RunFolder(runs_dir / name).argument
 
 
 def spec_path(name: str) -> Path:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlrun.cli.arguments import AsJson, RunName, RunsDir, run_argument
+from rlrun.cli.arguments import AsJson, RunName, RunsDir
 from rlrun.runner.host.printed_text import one_line, print_text
 
 
@@ -39,9 +39,8 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         from rlrun.runner.checkpoints.folder import newest_step
         from rlrun.runner.job.stopping import resume_hint
 
-        argument = run_argument(run.name, runs_dir)
-        print_text(f"logs: rlrun logs {argument}; to continue: rlrun resume {argument}")
-        print_text(resume_hint(state["step"], newest_step(run.checkpoints)))
+        print_text(f"logs: rlrun logs {run.argument}")
+        print_text(resume_hint(state["step"], newest_step(run.checkpoints), run.argument))
     if diagnosis.bottleneck is not None:
         print_text(f"speed: {diagnosis.bottleneck.sentence}")
     for alert in diagnosis.alerts:

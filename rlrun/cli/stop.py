@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import RunsDir, run_argument
+from rlrun.cli.arguments import RunsDir
 from rlrun.runner.host.printed_text import print_text
 
 
@@ -38,12 +38,12 @@ def command(
         print_text(
             f"{name} (process {state['pid']}) was asked to stop and is still running after {seconds:g} s"
         )
-        argument = run_argument(name, runs_dir)
         print_text(
-            f"see rlrun logs {argument}; a second rlrun stop {argument} ends it at once, without saving"
+            f"see rlrun logs {run.argument}; a second rlrun stop {run.argument} ends it at once, "
+            "without saving"
         )
         raise typer.Exit(3)
     state = run.current_state()
     print_text(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
     if state["status"] != "done":
-        print_text(resume_hint(state["step"], newest_step(run.checkpoints)))
+        print_text(resume_hint(state["step"], newest_step(run.checkpoints), run.argument))

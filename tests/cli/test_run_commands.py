@@ -134,8 +134,7 @@ def test_a_run_whose_process_is_gone_has_died(rlrun: Command, tmp_path: Path) ->
     write_run(tmp_path, "job", **Owner.current().model_dump() | {"status": "running", "start_ticks": 1})
     outcome = rlrun("status", "job", "--runs-dir", tmp_path)
     assert "job: died" in outcome.out
-    assert "--resume" in outcome.out
-    assert "nothing was saved (steps 1 to 5 are lost): --resume starts from the beginning" in outcome.out
+    assert "nothing was saved (steps 1 to 5 are lost): rlrun resume job" in outcome.out
     stop = rlrun("stop", "job", "--runs-dir", tmp_path)
     assert stop.code == 2
     assert "not running: died" in stop.err
@@ -148,7 +147,8 @@ def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
         outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
         assert (outcome.code, outcome.out) == (
             0,
-            "job: interrupted at step 5 of 10\n--resume continues from step 5 (checkpoints/step-5)\n",
+            "job: interrupted at step 5 of 10\n"
+            f"rlrun resume job --runs-dir {tmp_path} continues from step 5 (checkpoints/step-5)\n",
         )
         assert process.wait(timeout=PATIENCE) == 130
 
@@ -366,7 +366,7 @@ def test_a_launch_goes_to_the_folder_of_runs(
 def test_hints_name_the_folder_of_runs(rlrun: Command, tmp_path: Path) -> None:
     write_run(tmp_path, "job", status="failed")
     shown = rlrun("status", "job", "--runs-dir", tmp_path).out
-    assert f"to continue: rlrun resume job --runs-dir {tmp_path}\n" in shown
+    assert f"rlrun resume job --runs-dir {tmp_path} starts from the beginning\n" in shown
 
 
 def test_every_command_about_runs_has_the_option() -> None:

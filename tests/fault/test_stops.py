@@ -61,13 +61,13 @@ def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
     ended = running.wait()
     assert ended.code == 130
     assert "cancelling step 6 and saving step 5 (at most 60 s; once more to stop at once)" in ended.output
-    assert ended.output.endswith("--resume continues from step 5 (checkpoints/step-5)\n")
+    assert ended.output.endswith("continues from step 5 (checkpoints/step-5)\n")
     assert saved_steps(ended) == ["step-5"]
     assert_nothing_left(processes, ended)
 
     running = start("--resume")
     running.until(lambda: is_at(running, HELD - 1), "the checkpoint is loaded")
-    assert "--resume continues from step 5" in rlrun_stop(jobs, "stopped")
+    assert "continues from step 5" in rlrun_stop(jobs, "stopped")
     assert saved_steps(running.wait()) == ["step-5"]
 
     hold.unlink()

@@ -296,4 +296,6 @@ def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool)
         console.say(f"the learning curve could not be written: {error}")
     console.say(f"{folder.name}: {status}; its files are in {folder.shown}")
     if status != "done" and advise:
-        console.say(resume_hint(folder.read_state()["step"], newest_step(folder.checkpoints)))
+        console.say(
+            resume_hint(folder.read_state()["step"], newest_step(folder.checkpoints), folder.argument)
+        )

@@ -101,10 +101,13 @@ def announcement(moment: Moment, step: int, seconds: float) -> str:
     return f"stopping: {action} (at most {seconds:g} s; once more to stop at once)"
 
 
-def resume_hint(finished: int, saved: int | None) -> str:
-    """Says what `--resume` will continue from; `finished` and `saved` are the last such steps."""
+def resume_hint(finished: int, saved: int | None, run: str) -> str:
+    """Says how to continue a run, and from where; `finished` and `saved` are the last such steps.
+
+    `run` names the run as commands take it.
+    """
     if saved is None:
         lost = "no step was finished" if not finished else f"steps 1 to {finished} are lost"
-        return f"nothing was saved ({lost}): --resume starts from the beginning"
-    resumes = f"--resume continues from step {saved} (checkpoints/step-{saved})"
+        return f"nothing was saved ({lost}): rlrun resume {run} starts from the beginning"
+    resumes = f"rlrun resume {run} continues from step {saved} (checkpoints/step-{saved})"
     return resumes if saved >= finished else f"steps after {saved} were not saved: {resumes}"

@@ -56,6 +56,12 @@ class RunFolder:
         """The path as messages show it, relative to the working directory if it is below it."""
         return display_path(self.path)
 
+    @property
+    def argument(self) -> str:
+        """The run's name as commands take it, with the folder of runs unless it is the default."""
+        runs = display_path(self.path.parent)
+        return self.name if runs == "runs" else f"{self.name} --runs-dir {runs}"
+
     def make(self) -> None:
         """Creates the folder and its subfolders, if they do not exist."""
         for folder in (self.path, self.logs, self.rollouts, self.checkpoints):

@@ -192,22 +192,22 @@ def test_what_the_user_is_told_at_first(moment: Moment, step: int, says: str) ->
         pytest.param(
             0,
             None,
-            "nothing was saved (no step was finished): --resume starts from the beginning",
+            "nothing was saved (no step was finished): rlrun resume a starts from the beginning",
             id="start",
         ),
         pytest.param(
             7,
             None,
-            "nothing was saved (steps 1 to 7 are lost): --resume starts from the beginning",
+            "nothing was saved (steps 1 to 7 are lost): rlrun resume a starts from the beginning",
             id="lost",
         ),
-        pytest.param(7, 7, "--resume continues from step 7 (checkpoints/step-7)", id="saved"),
-        pytest.param(7, 8, "--resume continues from step 8", id="saved, its evaluation waits"),
-        pytest.param(7, 4, "steps after 4 were not saved: --resume continues from step 4", id="older"),
+        pytest.param(7, 7, "rlrun resume a continues from step 7 (checkpoints/step-7)", id="saved"),
+        pytest.param(7, 8, "rlrun resume a continues from step 8", id="saved, its evaluation waits"),
+        pytest.param(7, 4, "steps after 4 were not saved: rlrun resume a continues from step 4", id="older"),
     ],
 )
 def test_what_the_user_is_told_at_the_end(finished: int, saved: int | None, says: str) -> None:
-    assert resume_hint(finished, saved).startswith(says)
+    assert resume_hint(finished, saved, "a").startswith(says)
 
 
 async def test_work_that_ends_is_not_given_up() -> None:

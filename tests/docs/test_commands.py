@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from rlrun.cli.main import make_app
+from rlrun.specs.local_code import ALLOW_LOCAL
 from tests.docs.pages import PAGES, ROOT, Page
 
 RUN = {"validate", "plan", "init", "schema", "recipes", "explain", "plugins list", "plugins show"}
@@ -23,6 +24,8 @@ TRACKED = {"rlrun", "tests", "docs", "examples", "packages", "benchmarks", "scri
 OWN_FILE = ["init", "--model", "package:quickstart/model", "--task", "chain_sum"]
 """Writes the spec that a page calls job.toml or first.toml."""
 
+OWN_REWARD = "import rlrun\n\n\n@rlrun.reward\ndef exact(sample) -> float:\n    return 1.0\n"
+"""The file that a page gives `--reward`."""
 OWN_ROWS = "question,answer\n1 + 1?,2\n"
 """The file of rows that a page gives `--data`."""
 
@@ -82,6 +85,9 @@ def test_it_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     if "--data" in words:
         Path(words[words.index("--data") + 1]).write_text(OWN_ROWS)
+    if "--reward" in words:
+        monkeypatch.setenv(ALLOW_LOCAL, "1")
+        Path(words[words.index("--reward") + 1].partition(":")[0]).write_text(OWN_REWARD)
     for word in words[1:]:
         if word.endswith(".toml") and words[0] != "init":
             run([*OWN_FILE, word])

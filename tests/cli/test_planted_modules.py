@@ -190,7 +190,7 @@ CONVERTING = {
     "convert dcp-to-hf": (("convert", "dcp-to-hf", "dcp", "from-dcp"), 0),
     "convert hf-to-hf": (("convert", "hf-to-hf", "model", "cast", "--dtype", "float32"), 0),
     "convert auto": (("convert", "auto", "model", "auto"), 0),
-    "plugins check": (("plugins", "check", "rlrun"), 0),
+    "plugins check": (("plugins", "check", "rlrun"), 2),  # some plugins cannot be made without parameters
 }
 
 

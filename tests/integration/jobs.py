@@ -20,6 +20,8 @@ ROLLOUT_ONLY: dict[str, object] = {"debug__mode": "rollout", "deterministic": Fa
 """Settings for a job where the trainer does not matter: it starts in half the time."""
 
 MAIN = "from rlrun.cli.main import run; run()"
+NOTICE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+"""Under nohup, the tests and all that they start would ignore a closed terminal."""
 
 PLUGINS = '''
 import os
@@ -206,7 +208,7 @@ class Jobs:
             for key, value in settings.items()
             for part in ("--set", f"{key.replace('__', '.')}={toml(value)}")
         ]
-        command = [sys.executable, "-c", main, "launch", spec, "--name", name]
+        command = [sys.executable, "-c", NOTICE_HANGUPS + main, "launch", spec, "--name", name]
         log = self.folder / f"{name}.out"
         with log.open("a") as out:
             process = subprocess.Popen(

@@ -110,7 +110,7 @@ def test_tools(
     monkeypatch.setattr(
         multi_turn_tools,
         "parse_calls",
-        lambda said, syntax: [ToolCall("echo", {})] if len(said) % 2 == 0 else [],
+        lambda said, syntax, tools: [ToolCall("echo", {})] if len(said) % 2 == 0 else [],
     )
     function = '{ type = "multi_turn_tools", max_turns = 3, tools = [{ type = "echo" }] }'
     first, again = job(tmp_path, function, family, runs=2)

@@ -10,7 +10,6 @@ from rlrun.runner.planning.savings import (
     TRAINER_PHASES,
     Settings,
     fitting,
-    phase_bytes,
 )
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.reading.reference import as_toml
@@ -74,7 +73,11 @@ def _cures(job: PlannedJob, tight: Sequence[Phase]) -> Iterator[str]:
     if (found := full if is_costly or roomy is None else roomy) is not None:
         smaller, settings = found
         sets = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
-        needs = ", ".join(f"{name} {format_bytes(phase_bytes(smaller, name))}" for name in _names(smaller))
+        needs = ", ".join(
+            f"{phase.name} {format_bytes(phase.bytes)}"
+            for phase in job_memory(smaller).phases
+            if phase.name in POLICY_PHASES
+        )
         yield f"to fit, set {sets}: then {needs}"
         return
     cures = dict.fromkeys(_other_cure(phase, job) for phase in own) or [_MORE_DEVICES]
@@ -83,10 +86,6 @@ def _cures(job: PlannedJob, tight: Sequence[Phase]) -> Iterator[str]:
 
 def _offloads(found: tuple[PlannedJob, Settings]) -> bool:
     return "trainer.offload" in found[1]
-
-
-def _names(job: PlannedJob) -> list[str]:
-    return [phase.name for phase in job_memory(job).phases if phase.name in POLICY_PHASES]
 
 
 def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:

@@ -6,7 +6,7 @@ second one would be a twin, of which the agent has seen only one.
 
 import asyncio
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,11 @@ class Refused(Exception):
         self.status, self.message, self.code = status, message, code
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """A question to the policy, and the requests that brought it: one, and others after lost connections."""
 
-    question: Hashable
+    question: tuple[object, ...]
     """What equal requests have in common."""
     answer: "asyncio.Task[Answer]"
     request: "web.Request"
@@ -79,8 +79,7 @@ async def _write_events(
     """Writes an answer as events. An answer that takes long is announced by comments, which clients skip."""
     request = exchange.request
     while not (await asyncio.wait([exchange.answer], timeout=PING_SECONDS))[0]:
-        if not response.prepared:
-            await response.prepare(request)
+        await response.prepare(request)  # does nothing the second time
         await response.write(b": waiting\n\n")
     try:
         answer = exchange.answer.result()
@@ -89,8 +88,7 @@ async def _write_events(
             raise
         await response.write(_bytes(wire.error_event(refused.message, refused.code)))
     else:
-        if not response.prepared:
-            await response.prepare(request)
+        await response.prepare(request)
         await response.write(b"".join(map(_bytes, wire.events(answer, asked))))
 
 

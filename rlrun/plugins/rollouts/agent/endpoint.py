@@ -6,7 +6,6 @@ response ◀── deliver, by the wire, in one piece or as a stream ◀──�
 
 import asyncio
 import hashlib
-import json
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from rlrun.plugins.generation import Generation
 from rlrun.plugins.http_guard import Guard, bearer
 from rlrun.plugins.rollouts.agent.answer import Answer
 from rlrun.plugins.rollouts.agent.delivery import Exchange, Refused, deliver, error_response, json_response
+from rlrun.plugins.rollouts.agent.history import Key
 from rlrun.plugins.rollouts.agent.message_images import MessageImages, images_of
 from rlrun.plugins.rollouts.agent.messages import answer_message, for_template
 from rlrun.plugins.rollouts.agent.record import Conversation, Record
@@ -192,16 +192,12 @@ def _exchange(
 ) -> Exchange:
     """Returns the exchange of a request: that of an equal request whose connection was lost, or a new one."""
     try:
-        question = (
-            asked.model,
-            tuple(map(served.record.history.key, messages)),
-            json.dumps(asked.tools, sort_keys=True),
-            asked.tokens,
-        )
-        for known in served.exchanges:
-            if known.question == question and known.is_lost:
-                known.request = request
-                return known
+        if lost := [known for known in served.exchanges if known.is_lost]:
+            question = _question(asked, tuple(map(served.record.history.key, messages)))
+            for known in lost:
+                if known.question == question:
+                    known.request = request
+                    return known
         if asked.tokens:
             conversation = served.record.ask_tokens(asked.tokens, asked.model)
         else:
@@ -211,9 +207,14 @@ def _exchange(
     answer = asyncio.create_task(_generate(served, asked, conversation))
     served.running.add(answer)
     answer.add_done_callback(partial(_ended, served))
-    exchange = Exchange(question, answer, request)
+    exchange = Exchange(_question(asked, () if asked.tokens else conversation.asking), answer, request)
     served.exchanges.append(exchange)
     return exchange
+
+
+def _question(asked: AgentRequest, keys: tuple[Key, ...]) -> tuple[object, ...]:
+    """Returns what equal requests have in common; `keys` are those of the messages."""
+    return asked.model, keys, asked.tools, asked.tokens
 
 
 def _ended(served: Served, answer: "asyncio.Task[Answer]") -> None:

@@ -13,6 +13,7 @@ from rlrun.plugins.rollouts.agent.request import (
     read_object,
     read_stops,
 )
+from rlrun.plugins.rollouts.agent.wires.wire import openai_error
 
 
 class ChatCompletions:
@@ -62,7 +63,7 @@ class ChatCompletions:
 
     def error(self, message: str, code: str) -> Mapping[str, Any]:
         """Returns the body of an error."""
-        return {"error": {"message": message, "type": code, "param": None, "code": code}}
+        return openai_error(message, code, code)
 
     def error_event(self, message: str, code: str) -> Event:
         """Returns the event of an error after a stream has begun."""

@@ -16,6 +16,7 @@ from rlrun.plugins.rollouts.agent.request import (
     read_list,
     read_object,
 )
+from rlrun.plugins.rollouts.agent.wires.wire import openai_error
 from rlrun.plugins.types import Message
 
 _NOT_KEPT = ("previous_response_id", "conversation", "background", "prompt")
@@ -96,7 +97,7 @@ class OpenAIResponses:
 
     def error(self, message: str, code: str) -> Mapping[str, Any]:
         """Returns the body of an error."""
-        return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+        return openai_error(message, code, "invalid_request_error")
 
     def error_event(self, message: str, code: str) -> Event:
         """Returns the event of an error after a stream has begun."""

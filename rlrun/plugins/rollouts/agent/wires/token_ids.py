@@ -12,6 +12,7 @@ from rlrun.plugins.rollouts.agent.request import (
     read_object,
     read_stops,
 )
+from rlrun.plugins.rollouts.agent.wires.wire import openai_error
 
 
 class TokenIds:
@@ -58,7 +59,7 @@ class TokenIds:
 
     def error(self, message: str, code: str) -> Mapping[str, Any]:
         """Returns the body of an error."""
-        return {"error": {"message": message, "type": code, "param": None, "code": code}}
+        return openai_error(message, code, code)
 
     def error_event(self, message: str, code: str) -> Event:
         """Returns the event of an error after a stream has begun."""

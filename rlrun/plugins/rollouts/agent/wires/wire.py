@@ -28,3 +28,8 @@ class Wire(Protocol):
 
     def error_event(self, message: str, code: str) -> Event:
         """Returns the event of an error after a stream has begun."""
+
+
+def openai_error(message: str, code: str, kind: str) -> dict[str, Any]:
+    """Returns the body of an error as OpenAI's wires have it."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

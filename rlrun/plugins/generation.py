@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.plugins.types import Status, VersionSpan
@@ -129,6 +130,8 @@ class Trajectory:
     """JSON values for rewards and for the saved samples; numbers are averaged as `rollout/info/<name>`."""
     failure: str | None = None
     """Why the sample failed, if its `status` is failed."""
+    failure_type: Failure | None = None
+    """The type of this failure."""
     prompt_images: tuple[PlacedImage, ...] | None = None
     """The images of `prompt`, in the order of their placeholders. None: those of the session's prompt."""
     given_images: list[tuple[int, PlacedImage]] = field(default_factory=list, init=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rlrun.plugins.failures import Failure
 from rlrun.specs.needs import Needs as Needs  # noqa: PLC0414 plugins import it from here
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ class Sample:
     """Every reward by the name of its plugin."""
     failure: str | None = None
     """Why the sample or its reward failed; None if neither did."""
+    failure_type: Failure | None = None
+    """The type of this failure; None if `failure` is None."""
     info: dict[str, Any] = field(default_factory=dict)
     """Notes of the rollout for rewards and for the saved samples, as JSON values."""
     experts: NDArray[np.int16] | None = None

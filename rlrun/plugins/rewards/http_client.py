@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field
 
 from rlrun.models.json_files import parse_json
+from rlrun.plugins.failures import Failure, InfrastructureError
 from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.sections.section import Section
 
@@ -63,12 +64,12 @@ class HttpClient:
     async def post(
         self, url: str, body: Any, read: Callable[[Any], Any], headers: Mapping[str, str] | None = None
     ) -> Any:
-        """Returns the result of `read` for the JSON that the service answers. Raises RuntimeError with the
-        last failure.
+        """Returns the result of `read` for the JSON that the service answers. Raises InfrastructureError with
+        the last failure.
 
         Every failure is followed by another attempt: no connection, a status other than 200, invalid JSON, a
         ValueError of `read`. The pauses are 1, 2, 4, … s, at most 30, each plus a random fraction of a
-        second. If the call is cancelled, the exception's notes contain the last failure.
+        second. If the call is cancelled after a failure, the exception has its type and a note with its text.
         """
         failures: list[str] = []
         try:
@@ -84,8 +85,9 @@ class HttpClient:
         except asyncio.CancelledError as end:
             if failures:
                 end.add_note(_no_answer(_display_url(url), failures))
+                end.failure = Failure.SERVICE  # type: ignore[attr-defined]  # failure_of reads it
             raise
-        raise RuntimeError(_no_answer(_display_url(url), failures))
+        raise InfrastructureError(_no_answer(_display_url(url), failures))
 
     def _hidden(self, text: str, url: str, headers: Mapping[str, str] | None) -> str:
         """Returns a failure's text without secrets of the address and values of the headers, which some

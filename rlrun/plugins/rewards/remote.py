@@ -26,7 +26,7 @@ class Remote:
         self._client = HttpClient(params)
 
     async def score(self, sample: Sample) -> Rewarded:
-        """Returns the service's reward. Raises RuntimeError when the service returns none."""
+        """Returns the service's reward. Raises InfrastructureError when the service returns none."""
         result: Rewarded = await self._client.post(self.params.url, body_of(sample), number_or_table)
         return result
 
@@ -45,7 +45,7 @@ class RemoteGroup:
         self._client = HttpClient(params)
 
     async def score_group(self, samples: Sequence[Sample]) -> Sequence[Rewarded]:
-        """Returns the service's rewards. Raises RuntimeError when the service returns none."""
+        """Returns the service's rewards. Raises InfrastructureError when the service returns none."""
 
         def read(answer: Any) -> list[Rewarded]:
             if not isinstance(answer, list) or len(answer) != len(samples):

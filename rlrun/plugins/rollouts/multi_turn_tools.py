@@ -5,12 +5,14 @@ prompt ─▶ answer ─▶ calls? ─no─▶ done
             └─ results ◀─ tools, side by side
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.rollouts.tool_box import Result, ToolBox
 from rlrun.plugins.rollouts.tool_calls import Syntax, parse_calls
@@ -18,6 +20,8 @@ from rlrun.plugins.session import Session
 from rlrun.plugins.types import Status
 from rlrun.specs.sections.rollout import ToolSpec
 from rlrun.specs.sections.section import Section
+
+logger = logging.getLogger(__name__)
 
 
 class MultiTurnToolsParams(Section):
@@ -46,7 +50,8 @@ class MultiTurnTools:
 
     The tokens of an answer are kept as the policy made them, and what the template puts between answers is
     added: nothing is tokenised twice. A call that cannot be read, or that a tool refuses (ValueError), is
-    answered with the reason. Any other error of a tool fails the execution.
+    answered with the reason. A PolicyError of a tool ends the conversation, which has the error's reward. Any
+    other error of a tool fails the execution.
     """
 
     Params = MultiTurnToolsParams
@@ -77,7 +82,7 @@ class MultiTurnTools:
 
     async def _talk(self, session: Session, box: ToolBox) -> Trajectory:
         talk, last_answer, failed, called = _Talk(session, Trajectory(session.prompt.tokens)), "", 0, 0
-        trajectory = talk.trajectory
+        trajectory, end = talk.trajectory, dict[str, float]()
         while True:
             answer = await talk.ask()
             last_answer = answer or last_answer
@@ -85,13 +90,18 @@ class MultiTurnTools:
             calls = parse_calls(answer, self.params.syntax, self.tools) if is_whole else []
             if not calls:
                 break
-            results = await box.answer(calls, self.params.max_calls, session.chat)
+            try:
+                results = await box.answer(calls, self.params.max_calls, session.chat)
+            except PolicyError as error:
+                logger.info("execution %s ends with an error of the policy: %s", session.id, error)
+                end = error.info()
+                break
             called += len(results)
             failed += sum(result.failed for result in results)
             if len(trajectory.turns) == self.params.max_turns or not talk.give(results):
                 trajectory.status = Status.TRUNCATED
                 break
-        trajectory.info = {"turns": len(trajectory.turns), "tool_calls": called, "tool_errors": failed}
+        trajectory.info = {"turns": len(trajectory.turns), "tool_calls": called, "tool_errors": failed, **end}
         if self.params.text == "last":
             trajectory.text = session.chat.plain(last_answer)
         return trajectory

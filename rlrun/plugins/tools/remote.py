@@ -68,8 +68,8 @@ class RemoteTool:
     async def call(self, arguments: Mapping[str, Any]) -> str | ToolResult:
         """Returns the service's result.
 
-        Raises ValueError with its `error`, or for missing or unknown arguments, and RuntimeError if the
-        service does not answer.
+        Raises ValueError with its `error`, or for missing or unknown arguments, and InfrastructureError if
+        the service does not answer.
         """
         missing = [name for name in self._required if name not in arguments]
         unknown = [name for name in arguments if name not in self._params.parameters]

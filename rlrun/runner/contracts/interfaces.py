@@ -15,6 +15,7 @@ from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Sample
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence, TrainStep
+from rlrun.runner.contracts.environment import Environment
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
@@ -79,6 +80,8 @@ class RolloutContext:
     """The requests that the engines have not answered."""
     limit: ExecutionLimit = field(default_factory=ExecutionLimit)
     """How many executions run at once."""
+    environment: Environment = field(default_factory=Environment)
+    """How the executions end, and how often they run again."""
 
 
 class TrainingState(Protocol):

@@ -107,7 +107,8 @@ async def start_job(
     saved = saved_source(spec, steps, models.policy)
     cluster = Cluster(spec.cluster, place(plan), scratch, spec.fault_tolerance.node_timeout)
     stack.push_async_callback(cluster.close)
-    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
+    retries = spec.fault_tolerance.execution_retries
+    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs, retries=retries)
     stack.push_async_callback(scorer.close)  # before the cluster, which waits for all child processes
     processes = start_processes(spec, plan, models, folder, cluster, timed=timed)
     starting = asyncio.create_task(cluster.while_alive(processes))

@@ -10,6 +10,7 @@ from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.batches.packing import Cost, plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.carriers import Role
+from rlrun.runner.contracts.environment import Environment, name_of
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.interfaces import FrozenModel, RolloutContext, WeightReceiver
 from rlrun.runner.contracts.pending_requests import PendingRequests
@@ -120,6 +121,7 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
         limit=ExecutionLimit(None if programs is None else programs.number),
+        environment=Environment(name_of(spec.rollout.function), spec.fault_tolerance.execution_retries),
     )
 
 

@@ -2,10 +2,12 @@
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Group, Sample, Status, last_samples
 
@@ -94,6 +96,17 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics
 
 
+def failure_counts(samples: Iterable[Sample]) -> Counter[Failure]:
+    """Returns how many samples failed, by type."""
+    failed = (sample for sample in samples if sample.status is Status.FAILED)
+    return Counter(sample.failure_type or Failure.ERROR for sample in failed)
+
+
+def failure_metrics(failures: Mapping[Failure, int]) -> dict[str, float]:
+    """Returns `failed/<type>` for each type of failure that happened."""
+    return {f"failed/{failure}": float(count) for failure, count in sorted(failures.items())}
+
+
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the same metrics with `prefix/` before their names."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
@@ -104,6 +117,7 @@ def _reward_metrics(executions: Sequence[Sample]) -> dict[str, float]:
     if not len(rewards):
         return {}
     metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+    metrics |= {"reward/min": float(rewards.min()), "reward/max": float(rewards.max())}
     for name in sorted({name for sample in executions for name in sample.rewards}):
         values = [sample.rewards[name] for sample in executions if name in sample.rewards]
         metrics[f"rewards/{name}"] = float(np.mean(values))

@@ -13,7 +13,14 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
-from rlrun.runner.records.metrics import add_prefix, execution_rewards, pass_rates, sample_metrics
+from rlrun.runner.records.metrics import (
+    add_prefix,
+    execution_rewards,
+    failure_counts,
+    failure_metrics,
+    pass_rates,
+    sample_metrics,
+)
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.group_producer import group_limit
 from rlrun.runner.rollouts.grouping import groups_of
@@ -152,5 +159,6 @@ def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str
     metrics = {"reward": math.fsum(all_rewards) / len(all_rewards)} if all_rewards else {}
     metrics |= pass_rates(rewards, threshold) | sample_metrics(all_finished)
     metrics["failed"] = len(samples) - len(all_finished)
+    metrics |= failure_metrics(failure_counts(samples))
     metrics["late"] = sum(sample.status is Status.ABORTED for sample in samples)
     return metrics

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+from rlrun.plugins.failures import Failure, failure_of
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Executed
 from rlrun.plugins.types import Prompt, Status
@@ -34,7 +35,10 @@ Result = TypeVar("Result")
 
 
 class Executions:
-    """Runs the executions of prompts, each with a deadline; a failed execution becomes a failed sample."""
+    """Runs the executions of prompts, each with a deadline; a failed execution becomes a failed sample.
+
+    After a failure of the infrastructure it runs again first, with other draws of the policy.
+    """
 
     def __init__(self, policy: RolloutContext, settings: RolloutSettings) -> None:
         self._policy = policy
@@ -55,9 +59,9 @@ class Executions:
             except (TimeoutError, EngineError) as error:
                 self._log_failure(f"all executions of prompt {prompt.index} failed and are left out", error)
                 raise
-        for session in group.sessions:
-            session.requests = OpenRequests(send)
-        return await asyncio.gather(*(self._run_session(session, seconds) for session in group.sessions))
+        return await asyncio.gather(
+            *(self._run_session(session, send, seconds) for session in group.sessions)
+        )
 
     async def run_batch(
         self, prompts: Sequence[Prompt], send_batch: SendBatch
@@ -107,9 +111,10 @@ class Executions:
         for position, prompt in enumerate(prompts):
             slots = [barrier.add_slot((position, number)) for number in range(self._settings.samples)]
             sessions = self._policy_group(prompt, slots[0].send).sessions
-            for slot, session in zip(slots, sessions, strict=True):
-                session.requests = OpenRequests(slot.send)
-                executions.append(_run_in_slot(slot, self._run_session(session, None)))
+            executions += [
+                _run_in_slot(slot, self._run_session(session, slot.send, None))
+                for slot, session in zip(slots, sessions, strict=True)
+            ]
         return executions
 
     async def _run_group(self, group: PolicyGroup) -> list[list[Trajectory]]:
@@ -121,21 +126,52 @@ class Executions:
         except (TimeoutError, JobError):
             raise
         except Exception as error:  # the boundary to other people's rollout plugins
-            return self.failed(prompt, error)
-        return [self._checked(result, prompt, number) for number, result in enumerate(results)]
+            return [self._recorded(failed) for failed in self.failed(prompt, error)]
+        return [
+            self._recorded(self._checked(result, prompt, number)) for number, result in enumerate(results)
+        ]
 
-    async def _run_session(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
-        """Runs one execution, with a deadline unless `seconds` is None; errors fail only this execution."""
-        try:
-            # the deadline begins when there is room; executions in lockstep must all run
-            async with nullcontext() if seconds is None else self._policy.limit.slot():
-                execution = self._policy.rollout.run(session)
-                if seconds is not None:
-                    execution = run_with_deadline(self._policy, execution, session.requests, seconds)
-                result = await execution
-        except Exception as error:  # the boundary to other people's rollout plugins, and to failing engines
-            return self._failed(session.prompt, session.number, error)
-        return self._checked(result, session.prompt, session.number)
+    async def _run_session(
+        self, session: PolicySession, send: SendRequest, seconds: float | None
+    ) -> list[Trajectory]:
+        """Runs one execution, with a deadline for each try unless `seconds` is None.
+
+        Errors fail only this execution. JobError is raised if the environment fails as a whole.
+        """
+        attempt = 0
+        while True:
+            session.requests = OpenRequests(send)
+            try:
+                result = await self._run_once(session, seconds)
+            except (
+                Exception
+            ) as error:  # the boundary to other people's rollout plugins, and to failing engines
+                pause = self._policy.environment.pause_before_retry(_type_of(error), attempt)
+                if pause is None:
+                    return self._recorded(self._failed(session.prompt, session.number, error), attempt)
+                self._log_failure(f"execution {session.id} failed and runs again in {pause:.0f} s", error)
+            else:
+                return self._recorded(self._checked(result, session.prompt, session.number), attempt)
+            await asyncio.sleep(pause)
+            attempt += 1
+
+    async def _run_once(self, session: PolicySession, seconds: float | None) -> Executed:
+        # the deadline begins when there is room; executions in lockstep must all run
+        async with nullcontext() if seconds is None else self._policy.limit.slot():
+            execution: Coroutine[Any, Any, Executed] = self._policy.rollout.run(session)
+            if seconds is not None:
+                execution = run_with_deadline(self._policy, execution, session.requests, seconds)
+            return await execution
+
+    def _recorded(self, trajectories: list[Trajectory], retries: int = 0) -> list[Trajectory]:
+        """Returns an execution's trajectories after recording how it ended, which may raise JobError."""
+        last = trajectories[-1]
+        if last.status is not Status.ABORTED:  # out of time, which says nothing about the environment
+            self._policy.environment.record(last.failure_type, last.failure or "")
+        if retries:
+            for trajectory in trajectories:
+                trajectory.info = {**trajectory.info, "retries": retries}
+        return trajectories
 
     def _policy_group(self, prompt: Prompt, send: SendRequest) -> PolicyGroup:
         seeds = [
@@ -171,7 +207,7 @@ class Executions:
     def _failed(self, prompt: Prompt, number: int, error: Exception) -> list[Trajectory]:
         """Returns a failed trajectory with the reason."""
         reason = self._log_failure(f"execution {prompt.index}-{number} failed and is left out", error)
-        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=reason)]
+        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=reason, failure_type=_type_of(error))]
 
     def _log_failure(self, message: str, error: Exception) -> str:
         """Logs a failure and returns its reason; the console shows only the first one, the log has all."""
@@ -180,6 +216,10 @@ class Executions:
         logger.log(level, "%s: %s", message, reason)
         logger.info("traceback of this failure", exc_info=error)
         return reason
+
+
+def _type_of(error: Exception) -> Failure:
+    return Failure.ENGINE if isinstance(error, EngineError) else failure_of(error)
 
 
 async def _run_in_slot(slot: BarrierSlot, execution: Coroutine[Any, Any, Result]) -> Result:

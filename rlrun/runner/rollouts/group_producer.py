@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.contracts.carriers import GenerateRequest
@@ -55,13 +56,12 @@ class GroupProducer:
             async with self._concurrency:
                 trajectories = await self._executions.run(prompt, send)
         except TimeoutError as error:
-            tally().failure = f"TimeoutError: {error}"
+            tally().count_lost(self._spec.samples_per_prompt, error, Failure.LATE)
             tally().dropped["generation", "timeout"] += 1
             tally().dropped_samples["generation", "timeout"] += self._spec.samples_per_prompt
             return None
         except EngineError as error:
-            tally().failure = f"{type(error).__name__}: {error}"
-            tally().failed += self._spec.samples_per_prompt
+            tally().count_lost(self._spec.samples_per_prompt, error, Failure.ENGINE)
             tally().dropped["generation", "failed"] += 1
             return None
         if cancelled is not None and cancelled.is_set():
@@ -112,7 +112,7 @@ class GroupProducer:
     def _filter(self, group: Group, tally: Tally) -> Group | None:
         """Returns the group to train on, or None if it is dropped; both are counted."""
         tally.scored.append(group)
-        tally.failed += sum(sample.status is Status.FAILED for sample in group.samples)
+        tally.count_endings(group.samples)
         num_late = sum(sample.status is Status.ABORTED for sample in group.samples)
         if num_late:
             tally.dropped_samples["generation", "timeout"] += num_late

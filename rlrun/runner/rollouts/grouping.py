@@ -86,6 +86,7 @@ def _sample(prompt: Prompt, id: str, trajectory: Trajectory, execution_id: str =
         text=trajectory.text,
         execution_id=execution_id,
         failure=trajectory.failure,
+        failure_type=trajectory.failure_type,
         info=trajectory.info,
         experts=trajectory.experts(),
         sampling_mask=trajectory.sampling_mask(),

@@ -5,11 +5,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.generation import Generation
-from rlrun.plugins.types import Group, Sample
+from rlrun.plugins.types import Group, Sample, last_samples
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.records.metrics import add_prefix, rollout_metrics
+from rlrun.runner.records.metrics import add_prefix, failure_counts, failure_metrics, rollout_metrics
 from rlrun.runner.rollouts.filtering import FilterResult, Reason
 from rlrun.runner.rollouts.grouping import prompt_index
 from rlrun.specs.problems.codes import Code
@@ -21,8 +22,14 @@ class Tally:
 
     submitted: int = 0
     """Groups whose generation was started."""
-    failed: int = 0
-    """Samples that failed."""
+    executions: int = 0
+    """Executions that ended."""
+    lost: int = 0
+    """Executions among these without a reward, because they failed or ran out of time."""
+    retried: int = 0
+    """Executions among these that ran again after a failure of the infrastructure."""
+    failures: Counter[Failure] = field(default_factory=Counter)
+    """Samples that failed, by type."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that engines took from their prefix caches."""
@@ -60,6 +67,27 @@ class Tally:
         self.drafted += sum(generation.drafted for generation in generations)
         self.accepted += sum(generation.accepted for generation in generations)
         self.accept_lengths += [len(made.tokens) / made.passes for made in generations if made.passes]
+
+    @property
+    def failed(self) -> int:
+        """Samples that failed."""
+        return self.failures.total()
+
+    def count_endings(self, samples: Sequence[Sample]) -> None:
+        """Counts how the executions of a prompt ended, given their scored samples."""
+        executions = last_samples(samples)
+        self.executions += len(executions)
+        self.lost += sum(not sample.status.is_finished for sample in executions)
+        self.retried += sum("retries" in sample.info for sample in executions)
+        self.failures += failure_counts(samples)
+
+    def count_lost(self, executions: int, error: Exception, failure: Failure) -> None:
+        """Counts executions that were lost together, without samples."""
+        self.failure = f"{type(error).__name__}: {error}"
+        self.executions += executions
+        self.lost += executions
+        if failure is not Failure.LATE:  # counted in dropped_samples/generation/timeout
+            self.failures[failure] += executions
 
     def record_failures(self, samples: Sequence[Sample]) -> None:
         """Remembers the reason of the last failed sample."""
@@ -117,7 +145,11 @@ class Tally:
 
     def metrics(self, version: int) -> dict[str, float]:
         """Returns `rollout/…` over every scored group; `version` is that of the trainer's weights."""
-        metrics: dict[str, float] = {"failed": self.failed}
+        metrics: dict[str, float] = {"failed": self.failed, **failure_metrics(self.failures)}
+        if self.executions:
+            metrics["lost_frac"] = self.lost / self.executions
+        if self.retried:
+            metrics["retried"] = self.retried
         for kind in ("dropped", "dropped_samples", "masked_samples"):
             counts: Counter[Reason] = getattr(self, kind)
             metrics |= {f"{kind}/{name}/{reason}": n for (name, reason), n in sorted(counts.items())}

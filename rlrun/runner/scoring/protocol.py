@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.types import Sample
 
 
@@ -56,6 +57,8 @@ class Outcome:
     value: float | None
     """The score; None if the reward failed, for the reason in `problem`."""
     problem: str = ""
+    failure: Failure = Failure.ERROR
+    """The type of the problem, if there is one."""
     fatal: bool = False
     """The spec is wrong, so every sample would fail in the same way."""
     detail: Mapping[str, Any] | None = None
@@ -69,6 +72,7 @@ class Outcome:
             answer["reward"],
             answer.get("value"),
             answer.get("problem", ""),
+            Failure(answer.get("failure", Failure.ERROR)),
             answer.get("fatal", False),
             answer.get("detail"),
         )

@@ -17,7 +17,9 @@ from math import ceil
 from pathlib import Path
 
 from rlrun.plugins.engines import Address, as_environment
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.types import Sample, Status
+from rlrun.runner.contracts.environment import Environment
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.step_clock import BusyTimes
 from rlrun.runner.scoring.process import ProcessDied, RewardProcess
@@ -37,6 +39,36 @@ class RewardError(JobError):
     code = Code.REWARD
 
 
+class _Retries:
+    """The rewards of a chunk that are computed again after failures of the infrastructure."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.pause = 0.0
+        """Seconds until they are computed."""
+        self._attempts: Counter[tuple[str, int]] = Counter()
+        """How often a reward was computed again, by sample and reward."""
+
+    def add(self, sample: Sample, outcome: Outcome, environment: Environment) -> bool:
+        """Adds a reward if it is to be computed again; returns whether it is."""
+        if outcome.value is not None or not outcome.problem:
+            return False
+        key = sample.id, outcome.reward
+        pause = environment.pause_before_retry(outcome.failure, self._attempts[key])
+        if pause is None:
+            return False
+        self._attempts[key] += 1
+        self.pause = max(self.pause, pause)
+        self.tasks.append(Task(sample, (outcome.reward,)))
+        logger.info("reward on sample %s: %s; it is computed again", sample.id, outcome.problem)
+        return True
+
+    def take(self) -> list[Task]:
+        """Returns the tasks, and forgets them."""
+        tasks, self.tasks, self.pause = self.tasks, [], 0.0
+        return tasks
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     samples: Sequence[Sample]
@@ -52,15 +84,18 @@ class Scorer:
         scoring: ScoringSpec,
         log_folder: Path | None = None,
         usual_key: str | None = None,
+        retries: int = 0,
     ) -> None:
         """`log_folder` receives `reward-<i>.log`, the output of each process; None discards it.
 
         `usual_key` is the key of the score in a returned table where the spec has no `key`; None: an error.
+        `retries` is how often a reward is computed again after a failure of the infrastructure.
         """
         self.errors: Counter[str] = Counter()
         """Number of failures so far, by reward."""
         self.busy = BusyTimes("rewards", "scoring")
         self.names = unique_names(rewards)
+        self._environments = [Environment(f"reward {name!r}", retries) for name in self.names]
         self._specs = tuple(rewards)
         self._scoring = scoring
         setups = [
@@ -97,8 +132,9 @@ class Scorer:
         """Sets `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
 
         With `on_error = "drop"` a failed sample has status failed and reward NaN; with `stop` RewardError is
-        raised, as always where a reward's `key` does not match what it returns. Samples whose generation
-        failed or was aborted are not scored.
+        raised, as always where a reward's `key` does not match what it returns. A failure of the
+        infrastructure is never a reward: `zero` drops its sample, too, and JobError is raised if nearly all
+        samples fail like this. Samples whose generation failed or was aborted are not scored.
         """
         samples = [sample for sample in samples if sample.status.is_finished]
         if not self._specs or not samples:
@@ -156,20 +192,27 @@ class Scorer:
 
     async def _score_chunk(self, number: int, samples: Sequence[Sample]) -> None:
         batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
-        while batches:
+        retries = _Retries()
+        while batches or retries.tasks:
+            if not batches:
+                await asyncio.sleep(retries.pause)
+                batches.append(retries.take())
             tasks, process = batches.popleft(), self._processes[number]
             open_pairs = {(index, reward) for index, task in enumerate(tasks) for reward in task.rewards}
             try:
                 async with aclosing(process.outcomes(tasks)) as outcomes:
                     async for outcome in outcomes:
                         open_pairs.discard((outcome.task, outcome.reward))
-                        self._record(tasks[outcome.task].sample, outcome, process)
+                        sample, environment = tasks[outcome.task].sample, self._environments[outcome.reward]
+                        if not retries.add(sample, outcome, environment):
+                            self._record(sample, outcome, process)
             except ProcessDied as death:
                 if death.call is not None:
                     value = process.shapes[death.call.reward].late_score if death.late else None
                     for index in death.call.tasks:
                         open_pairs.discard((index, death.call.reward))
-                        outcome = Outcome(index, death.call.reward, value, str(death))
+                        failure = Failure.LATE if death.late else Failure.ERROR
+                        outcome = Outcome(index, death.call.reward, value, str(death), failure)
                         self._record(tasks[index].sample, outcome, process)
                 await self._replace(number)
                 grouped = [] if death.call is not None else [shape.is_grouped for shape in process.shapes]
@@ -178,8 +221,9 @@ class Scorer:
             sample.reward = self._total(sample)
 
     def _record(self, sample: Sample, outcome: Outcome, process: RewardProcess) -> None:
-        name = self.names[outcome.reward]
+        name, environment = self.names[outcome.reward], self._environments[outcome.reward]
         if outcome.value is not None:
+            environment.record(None)
             sample.rewards[name] = outcome.value
             if outcome.problem:
                 self.errors[name] += 1
@@ -196,7 +240,10 @@ class Scorer:
         policy = self._scoring.on_error
         if policy == "stop":
             raise RewardError(f'{message} (scoring.on_error = "stop")', process.log_end())
-        sample.failure = message
+        sample.failure, sample.failure_type = message, outcome.failure
+        if outcome.failure.is_infrastructure:
+            environment.record(outcome.failure, message)
+            policy = "drop"  # it says nothing about the sample, so it is never a reward
         if policy == "zero":
             sample.rewards[name] = 0.0
         else:

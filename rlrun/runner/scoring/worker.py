@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.plugins import deadline
+from rlrun.plugins.failures import failure_of
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Rewarded, Sample
 from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task, schedule
@@ -157,6 +158,7 @@ class _Worker:
         answer: Answer = {
             "reward": call.reward,
             "problem": problem[:MAX_MESSAGE_LENGTH],
+            "failure": failure_of(error),
             "fatal": isinstance(error, MissingKey),
         }
         if isinstance(error, RecursionError | MemoryError):

@@ -50,4 +50,5 @@ class Code(StrEnum):
     DISK = "E0508"
     CHECKPOINT = "E0509"
     WEIGHTS = "E0510"
+    ENVIRONMENT = "E0511"
     BUG = "E0599"

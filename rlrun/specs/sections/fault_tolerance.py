@@ -6,7 +6,7 @@ from rlrun.specs.sections.section import Section
 
 
 class FaultToleranceSpec(Section):
-    """How often engines and the trainer are restarted when they die or hang."""
+    """How often engines, the trainer and executions are started again when they fail."""
 
     engine_restarts: int = Field(default=3, ge=0)
     """Number of engine restarts, summed over all engines of the job. Open requests of a restarted engine are
@@ -25,3 +25,8 @@ class FaultToleranceSpec(Section):
     from its last checkpoint. 0: a rank that dies ends the job."""
     trainer_timeout: float = Field(default=60.0, gt=0)
     """Seconds without a sign of life after which a trainer rank counts as hung and is killed."""
+    execution_retries: int = Field(default=2, ge=0)
+    """Number of times that an execution of the rollout runs again after a failure of its infrastructure (a
+    sandbox that is gone, a service that does not answer, a program that was killed, a missing image), after
+    pauses of about 2, 10, 50, … seconds. After that it is lost: it is counted, and has no reward. A reward
+    with such a failure is computed as often."""

@@ -14,6 +14,7 @@ import pytest
 
 from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession, check_agent
+from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in
@@ -94,6 +95,16 @@ async def test_a_conversation_is_one_sample_with_what_was_given_masked() -> None
         ],
     )
     assert session.asked[2].tolist() == [*one.prompt, *one.response()[0][: -len("bye\0")]]
+
+
+async def test_after_a_policy_error_the_samples_have_its_reward() -> None:
+    async def act(client: Client) -> None:
+        await client.say(HI)
+        raise PolicyError("the policy deleted its own files", reward=-0.5)
+
+    [one], _ = await run(act, ["four"])
+    assert one.status is Status.COMPLETED
+    assert one.info == {"reward": -0.5, "policy_error": 1, "samples": 1}
 
 
 @pytest.mark.parametrize(("host", "expected"), [("127.0.0.7", "127.0.0.7"), ("127.0.0.0/8", "127.0.0.1")])

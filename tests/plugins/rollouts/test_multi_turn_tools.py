@@ -17,6 +17,7 @@ from tests.conftest import InstallPlugin
 TOOL = """
     import asyncio
     from pydantic import BaseModel, ConfigDict
+    from rlrun.plugins.failures import PolicyError
 
     class Params(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -39,6 +40,8 @@ TOOL = """
                     raise ValueError("not that")
                 case "break":
                     raise KeyError("bug")
+                case "wreck":
+                    raise PolicyError("it deleted the world", reward=-1.0)
             return say
 """
 
@@ -160,6 +163,12 @@ def test_the_built_in_rollouts_keep_their_contract() -> None:
     check_rollout("single_turn", {})
     [[one], _] = check_rollout("multi_turn_tools", {"tools": [{"type": "echo"}]}, [call("a"), "done"])
     assert len(one.turns) == 2
+
+
+async def test_a_policy_error_of_a_tool_ends_the_conversation_with_its_reward() -> None:
+    one, _ = await run([call("wreck"), "never asked"])
+    assert (one.status, len(one.turns)) == (Status.COMPLETED, 1)
+    assert one.info == {"turns": 1, "tool_calls": 0, "tool_errors": 0, "reward": -1.0, "policy_error": 1}
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

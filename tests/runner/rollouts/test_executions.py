@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlrun.plugins.failures import Failure, InfrastructureError
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.types import Status, VersionSpan
+from rlrun.runner.contracts import environment
 from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.environment import Environment
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.rollouts import deadlines
 from rlrun.runner.rollouts.executions import Executions
@@ -145,6 +148,56 @@ async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_o
     assert [one.execution_id for one in group.samples] == ["3-0", "3-0", "3-1", "3-1"]
     assert [one.prompt.tokens.tolist() for one in group.samples[:2]] == [[1, 2], [3]]
     assert group.samples[0].prompt.row is group.prompt.row
+
+
+class LosesItsSandbox:
+    """Execution 0 of each prompt loses its sandbox after its first turn, so many times."""
+
+    def __init__(self, losses: int) -> None:
+        self.left = losses
+
+    async def run(self, session: Session) -> Trajectory:
+        one = Trajectory(session.prompt.tokens)
+        one.add(await session.generate(one.tokens()))
+        if session.id.endswith("-0") and self.left:
+            self.left -= 1
+            raise InfrastructureError("the container is gone", Failure.SANDBOX)
+        return one
+
+
+@pytest.mark.parametrize(
+    ("losses", "retries", "kept", "counted"),
+    [
+        (0, 2, ["3-0", "3-1"], {"executions": 2, "lost": 0, "retried": 0, "failures": {}}),
+        (2, 2, ["3-0", "3-1"], {"executions": 2, "lost": 0, "retried": 1, "failures": {}}),
+        (3, 2, ["3-1"], {"executions": 2, "lost": 1, "retried": 1, "failures": {Failure.SANDBOX: 1}}),
+        (1, 0, ["3-1"], {"executions": 2, "lost": 1, "retried": 0, "failures": {Failure.SANDBOX: 1}}),
+    ],
+)
+async def test_an_execution_runs_again_after_a_failure_of_the_infrastructure(
+    losses: int, retries: int, kept: list[str], counted: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "FIRST_PAUSE", 0.0)
+    tally, engines = Tally(), Engines()
+    group = await answer(LosesItsSandbox(losses), engines, tally, Environment(retries=retries))
+    assert group is not None
+    assert [one.id for one in group.samples] == kept
+    assert {name: getattr(tally, name) for name in counted} == counted
+    ids = [request.id for request in engines.requests]
+    assert len(set(ids)) == len(ids) == 2 + min(losses, retries), "no request's id is used again"
+    seeds = {request.seeds for request in engines.requests}
+    assert len(seeds) == len(ids), "a repeated execution draws anew"
+
+
+async def test_an_environment_that_always_fails_ends_the_job_by_name() -> None:
+    spec = resolved_rollout(samples_per_prompt=2)
+    context = replace(
+        policy(Engines(), rollout=FailingRollout(left="x")), environment=Environment("the agent 'browser'")
+    )
+    producer = GroupProducer(spec, context, Filters([]))
+    with pytest.raises(JobError, match="the agent 'browser' fails as a whole: of the last 32 executions 32"):
+        for index in range(16):
+            await producer.produce(prompt(index), Tally)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +368,8 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
     assert not engines.requests
 
 
-async def answer(rollout: object, engines: Engines, tally: Tally):
+async def answer(rollout: object, engines: Engines, tally: Tally, of: Environment | None = None):
     spec = resolved_rollout(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
-    producer = GroupProducer(spec, policy(engines, rollout=rollout), Filters([]))
+    context = replace(policy(engines, rollout=rollout), environment=of or Environment())
+    producer = GroupProducer(spec, context, Filters([]))
     return await producer.produce(prompt(3), lambda: tally, asyncio.Event())

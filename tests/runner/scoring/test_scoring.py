@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlrun.plugins.failures import Failure
 from rlrun.plugins.types import Prompt, Row, Sample, Status
+from rlrun.runner.contracts import environment
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.scoring.scorer import RewardError, Scorer, unique_names
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
@@ -110,6 +112,55 @@ WAITING = """
 """
 
 
+LOSING = """
+    from pydantic import BaseModel, ConfigDict
+    from rlrun.plugins.failures import InfrastructureError
+
+    class Params(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    class Losing:
+        \"\"\"Loses its service as often as a sample's text says.\"\"\"
+
+        Params = Params
+        api_version = 1
+
+        def __init__(self, params):
+            self.losses = {}
+
+        def score(self, sample):
+            self.losses[sample.id] = self.losses.get(sample.id, 0) + 1
+            if self.losses[sample.id] <= int(sample.text):
+                raise InfrastructureError("the grader is down")
+            return float(self.losses[sample.id])
+"""
+
+
+@pytest.fixture
+def losing(install_plugin: InstallPlugin, monkeypatch: pytest.MonkeyPatch) -> RewardSpec:
+    install_plugin("rewards", "losing", "losing_reward:Losing", LOSING)
+    monkeypatch.setattr(environment, "FIRST_PAUSE", 0.0)
+    return RewardSpec(type="losing")
+
+
+@pytest.mark.parametrize("on_error", ["zero", "drop"])
+async def test_a_reward_whose_service_is_down_is_computed_again_and_never_zero(
+    losing: RewardSpec, on_error: str
+) -> None:
+    samples = samples_of("0", "2", "9", "1")
+    async with scoring(losing, retries=2, on_error=on_error) as scorer:
+        await scorer.score(samples)
+    assert [sample.status.is_finished for sample in samples] == [True, True, False, True]
+    assert [sample.reward for sample in samples if sample.status.is_finished] == [1, 3, 2]
+    assert (samples[2].failure_type, scorer.errors) == (Failure.SERVICE, {"losing": 1})
+
+
+async def test_a_reward_whose_service_is_always_down_ends_the_job(losing: RewardSpec) -> None:
+    async with scoring(losing, on_error="zero") as scorer:
+        with pytest.raises(JobError, match=r"reward 'losing' fails as a whole: .* 32 failed \(32 service\)"):
+            await scorer.score(samples_of(*["9"] * 40))
+
+
 @pytest.fixture
 def waiting(install_plugin: InstallPlugin) -> RewardSpec:
     install_plugin("rewards", "waiting", "waiting_reward:Waiting", WAITING)
@@ -139,9 +190,9 @@ def samples_of(*texts: str) -> list[Sample]:
 
 @asynccontextmanager
 async def scoring(
-    *rewards: RewardSpec, log_folder: Path | None = None, **settings: object
+    *rewards: RewardSpec, log_folder: Path | None = None, retries: int = 0, **settings: object
 ) -> AsyncIterator[Scorer]:
-    scorer = Scorer(rewards, ScoringSpec.model_validate(settings), log_folder)
+    scorer = Scorer(rewards, ScoringSpec.model_validate(settings), log_folder, retries=retries)
     await scorer.start()
     try:
         yield scorer

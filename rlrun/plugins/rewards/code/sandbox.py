@@ -3,11 +3,13 @@
 import secrets
 import sys
 import sysconfig
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rlrun.plugins.failures import Failure, InfrastructureError
 from rlrun.plugins.rewards.code.cgroup import memory_cgroups
 from rlrun.plugins.rewards.code.jail.memory import can_be_watched
 from rlrun.plugins.rewards.code.jail.system_calls import host_filter
@@ -75,17 +77,19 @@ class Sandbox:
     ) -> Ending:
         """Runs a program for at most `seconds` (None: the limit's) and returns its ending.
 
-        All its processes have ended by then. It can read `request` from descriptor 3.
+        All its processes have ended by then. It can read `request` from descriptor 3. Raises
+        InfrastructureError if this machine has no memory, processes or descriptors left for it.
         """
-        return self._run(program, stdin, request, self._allowed(seconds))
+        with _infrastructure():
+            return self._run(program, stdin, request, self._allowed(seconds))
 
     def run_beside(self, judge: str, program: str, seconds: float | None = None) -> Ending:
         """Runs two programs that are connected by descriptors 3 and 4, and returns the ending of `judge`.
 
-        They share nothing else. `program` is killed when `judge` ends.
+        They share nothing else. `program` is killed when `judge` ends. Raises InfrastructureError as `run`.
         """
-        its, judges = Channel.between()
-        with ExitStack() as stack:
+        with _infrastructure(), ExitStack() as stack:
+            its, judges = Channel.between()
             stack.callback(judges.close_inside)
             started = self._start(stack, program, b"", its)
             asking = self._start(stack, judge, b"", judges)
@@ -131,6 +135,15 @@ class Sandbox:
             "user": first + secrets.randbelow(number),
             "filter": self._filter,
         }
+
+
+@contextmanager
+def _infrastructure() -> Iterator[None]:
+    """Raises InfrastructureError for an OSError, which no program in a jail can cause here."""
+    try:
+        yield
+    except OSError as error:
+        raise InfrastructureError(f"a sandbox cannot be started: {error}", Failure.SANDBOX) from error
 
 
 def _spare_users() -> tuple[int, int]:

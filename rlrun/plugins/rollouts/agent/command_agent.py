@@ -12,12 +12,28 @@ from urllib.parse import urlsplit
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.agent_task import AgentTask
+from rlrun.plugins.failures import Failure, InfrastructureError, PolicyError
 from rlrun.plugins.launch_variable import LAUNCH_VARIABLE
 
 _TAIL = 64 * 1024
 """Number of bytes at the end of the output in which the last line is looked for."""
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM")
 """Variables that are passed to every program, besides those that begin with LC_. They hold no secrets."""
+
+_POLICY_STATUS = os.EX_DATAERR
+_FAILURES: Mapping[int, Failure] = {
+    os.EX_UNAVAILABLE: Failure.SERVICE,
+    os.EX_OSERR: Failure.SANDBOX,
+    os.EX_OSFILE: Failure.IMAGE,
+    os.EX_TEMPFAIL: Failure.PREEMPTED,
+    **{
+        status: Failure.PREEMPTED
+        for number in (signal.SIGKILL, signal.SIGTERM)
+        for status in (-number, 128 + number)
+    },
+}
+"""Failures of the infrastructure by a program's exit status: those of sysexits.h, and deaths by a signal from
+outside, which shells and container runtimes report as 128 + its number."""
 
 running_programs: set[int] = set()
 """Ids of the programs that run now; each has its own session."""
@@ -30,20 +46,15 @@ async def run_command(
 
     The program gets the endpoint's address and key as OpenAI's and Anthropic's SDKs read them, a few usual
     variables of this process and those that `passed` names. It has its own process group and runs in an empty
-    folder. When it ends or this call is cancelled, every process in its group is killed. Raises RuntimeError,
-    with the last line of its error output, if its exit status is not 0.
+    folder. When it ends or this call is cancelled, every process in its group is killed. Raises the error of
+    `error_of_status` if its exit status is not 0, and InfrastructureError if the host cannot start it.
     """
     environment = environment_for(task, os.environ, passed)
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=out,
-            stderr=err,
-            env=environment,
-            cwd=stack.enter_context(tempfile.TemporaryDirectory()),
-            start_new_session=True,
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        process = await _start(
+            command, stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err, env=environment, cwd=folder
         )
         running_programs.add(process.pid)
         try:
@@ -53,9 +64,34 @@ async def run_command(
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
             running_programs.discard(process.pid)
-        if process.returncode != 0:
-            raise RuntimeError(f"{command[0]} ended with status {process.returncode}: {_last_line(err)}")
-        return _parse_reward_line(_last_line(out))
+        info = _parse_reward_line(_last_line(out))
+        if process.returncode:
+            raise error_of_status(command[0], process.returncode, _last_line(err), info)
+        return info
+
+
+async def _start(command: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(*command, start_new_session=True, **options)
+    except (FileNotFoundError, PermissionError):  # a mistake in the spec, which another try does not mend
+        raise
+    except OSError as error:  # no memory, processes or descriptors left
+        raise InfrastructureError(f"{command[0]} cannot be started: {error}", Failure.SANDBOX) from error
+
+
+def error_of_status(program: str, status: int, last_line: str, info: Mapping[str, Any]) -> Exception:
+    """Returns the error of a program that ended with a status other than 0.
+
+    `last_line` is the last line of its error output, and `info` the object that it printed. Statuses whose
+    meaning is known give a PolicyError or an InfrastructureError, all others a RuntimeError.
+    """
+    message = f"{program} ended with status {status}: {last_line}"
+    if status == _POLICY_STATUS:
+        reward = info.get("reward")
+        return PolicyError(message, reward if isinstance(reward, int | float) else 0.0)
+    if status in _FAILURES:
+        return InfrastructureError(message, _FAILURES[status])
+    return RuntimeError(message)
 
 
 def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[str]) -> dict[str, str]:

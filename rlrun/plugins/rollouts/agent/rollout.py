@@ -1,5 +1,6 @@
 """Runs an agent, which is a class or a command, and serves the policy to it at an HTTP endpoint."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
@@ -7,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rlrun.plugins.agent_task import AgentTask
+from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Agent as AgentPlugin
 from rlrun.plugins.registry import build
@@ -22,6 +24,8 @@ from rlrun.plugins.session import Session
 from rlrun.plugins.types import Status
 from rlrun.specs.sections.rollout import AgentSpec
 from rlrun.specs.sections.section import Section
+
+logger = logging.getLogger(__name__)
 
 
 class AgentParams(Section):
@@ -104,13 +108,19 @@ class Agent:
             self._agent = build("agents", params.agent.type, params.agent.params)
 
     async def run(self, session: Session) -> list[Trajectory]:
-        """Runs one execution. An engine's error fails it, even if the agent handled that error."""
+        """Runs one execution. An engine's error fails it, even if the agent handled that error.
+
+        After a PolicyError of the agent, its samples so far have the error's reward.
+        """
         record = Record(session.chat, self.params.thinking, History(self.params.same_history))
         served = Served(session, record, self.params.syntax, self.params.other_settings)
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
             info = await self._act(_task(session, url, key))
+        except PolicyError as error:
+            logger.info("execution %s ends with an error of the policy: %s", session.id, error)
+            info = error.info()
         finally:
             self._endpoint.close_key(key)
             conversations = record.close()

@@ -1,10 +1,12 @@
 """Writes the pages of the documentation that repeat what the code says: `python -m scripts.reference_pages`.
 
 docs/cli.md has every command and option, docs/built-in-plugins.md every plugin, docs/combinations.md what
-does not go together, docs/coming-from.md the settings of other trainers. docs/spec.md and docs/spec/ are
+does not go together, docs/coming-from.md the settings of other trainers, docs/algorithms.md the formula of
+every algorithm. docs/spec.md and docs/spec/ are
 written by `rlrun schema --markdown docs`.
 """
 
+import json
 import re
 import sys
 from collections import Counter
@@ -16,8 +18,11 @@ import typer
 
 from rlrun.cli.main import make_app
 from rlrun.cli.spec_page import PAGE_OF_KIND
+from rlrun.plugins.algorithms.advantages import Comparison
+from rlrun.plugins.algorithms.objective import ObjectiveParams
 from rlrun.plugins.kinds import METHODS
-from rlrun.plugins.registry import PluginEntry, entries, load
+from rlrun.plugins.registry import PluginEntry, build, entries, load
+from rlrun.plugins.types import Needs
 from rlrun.specs.derived.conflicts.reading import cure_of
 from rlrun.specs.derived.conflicts.row import Kind, Topic, as_tuple
 from rlrun.specs.derived.conflicts.table import TOPICS
@@ -53,6 +58,16 @@ model's family is in [families.md](families.md); limits that follow from numbers
 - **has no effect**: the setting is ignored beside the other one, so it is a mistake.
 """
 
+_NEEDS = {
+    "group_relative": "`samples_per_prompt` ≥ 2",
+    "reference": "the reference",
+    "teacher": "`[teacher]`",
+    "critic": "`[critic]`",
+    "pairs": "`data.rejected_key`",
+    "policy_log_probs": "the policy's log-probs on the driver",
+    "trainer_log_probs": "log-probs of trainer and engine",
+}
+"""What an algorithm needs, by the names of its needs."""
 _TRAINERS = {"verl": "verl", "TRL": "TRL (GRPOTrainer)", "prime-rl": "prime-rl"}
 """The heads of the tables of docs/coming-from.md, by the titles of their sections."""
 
@@ -70,8 +85,47 @@ def pages() -> dict[str, str]:
         "cli.md": "\n".join([_CLI, *commands]),
         "built-in-plugins.md": "\n".join([_PLUGINS, *(_kind(kind) for kind in METHODS)]),
         "combinations.md": "\n".join([_COMBINATIONS, *_at_a_glance(), *(_topic(topic) for topic in TOPICS)]),
+        "algorithms.md": _with_algorithms((DOCS / "algorithms.md").read_text("utf-8")),
         "coming-from.md": _with_counterparts((DOCS / "coming-from.md").read_text("utf-8")),
     }
+
+
+def _with_algorithms(page: str) -> str:
+    """Returns the page with the table of algorithms as they are now."""
+    own = [entry for entry in entries("algorithms") if entry.distribution == "rlrun"]
+    head = "| `type` | paper | advantage | loss of a token | keys of its own | needs | has no |"
+    table = "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *map(_algorithm, own)])
+    return re.sub(r"(\| `type` \|.* advantage .*\n)(\|.*\n)+", lambda _: f"{table}\n", page, count=1)
+
+
+def _algorithm(entry: PluginEntry) -> str:
+    """Returns the row of an algorithm: its formulas, defaults, needs and the shared terms that it lacks."""
+    plugin = load(entry.kind, entry.name)
+    needs: Needs = build(entry.kind, entry.name, {}).needs
+    fields = plugin.Params.model_fields
+    own = (
+        f"`{name}{_default(field.default)}`"
+        for name, field in fields.items()
+        if name not in ObjectiveParams.model_fields and name not in Comparison.model_fields
+    )
+    wanted = (text for flag, text in _NEEDS.items() if getattr(needs, flag))
+    lacks = (f"`{name}`" for name in ObjectiveParams.model_fields if needs.rollout and name not in fields)
+    link = f"[`{entry.name}`](spec/algorithm.md#algorithms-{entry.name})"
+    paper = re.search(r"https://arxiv.org/abs/([\d.]+\d)", sys.modules[plugin.__module__].__doc__ or "")
+    shown = f"[{paper[1]}]({paper[0]})" if paper else ""
+    cells = (
+        link,
+        shown,
+        plugin.advantage_formula,
+        plugin.loss_formula,
+        *map(", ".join, (own, wanted, lacks)),
+    )
+    return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
+
+
+def _default(value: object) -> str:
+    """Returns ` = value` as a spec would write it; nothing for a key that is not set by default."""
+    return "" if value is None else f" = {json.dumps(value)}"
 
 
 def _at_a_glance() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections import Counter
 from dataclasses import asdict
 from importlib.machinery import PathFinder
@@ -64,7 +65,7 @@ def _summary(entry: "PluginEntry", *, alone: bool) -> str:
     nodes: list[ast.Module | ast.ClassDef] = [tree, *classes] if alone else [*classes, tree]
     texts = map(ast.get_docstring, nodes)
     text = next(filter(None, texts), "")
-    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
+    return re.split(r"(?<=[^.\s]{3})\. ", " ".join(text.partition("\n\n")[0].split()))[0].removesuffix(".")
 
 
 @app.command()

@@ -28,5 +28,8 @@ class Needs:
     """The loss contains a ratio to the policy that generated the samples."""
     trainer_log_probs: bool = False
     """Old log-probs of the trainer, in addition to the engine's: `old_log_probs = "rollout"` is an error."""
+    engine_ratio: bool = False
+    """The ratio is to the engine's probabilities, by which the samples were drawn: `trainer.old_log_probs` is
+    "rollout" where the spec does not set it. A correction excludes it."""
     group_relative: bool = False
     """Advantages compare the samples of a group, so n must be at least 2."""

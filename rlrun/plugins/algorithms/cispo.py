@@ -2,25 +2,15 @@
 https://arxiv.org/abs/2506.13585).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import Comparison, group_relative
-from rlrun.plugins.algorithms.objective import ObjectiveParams, needs_of, objective
+from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
+from rlrun.plugins.algorithms.objective import objective
 from rlrun.plugins.algorithms.policy_loss import cispo_loss
-from rlrun.plugins.algorithms.shaping import shape_advantages
-from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from rlrun.plugins.types import LossInputs, LossOutputs
 
 
-class CISPOParams(Comparison, ObjectiveParams):
+class CISPOParams(ComparedParams):
     """GRPO's advantages, and the bounds of the importance weight."""
 
     clip: float = Field(default=1.0, gt=0, le=1)
@@ -29,21 +19,12 @@ class CISPOParams(Comparison, ObjectiveParams):
     """Upper bound of the weight is 1 + clip_high, independent of `clip`."""
 
 
-class CISPO:
+class CISPO(GroupCompared):
     """Computes GRPO's advantages, and trains with REINFORCE weighted by the clipped, detached ratio."""
 
     Params = CISPOParams
-    api_version = 1
-
-    def __init__(self, params: CISPOParams) -> None:
-        self.params = params
-        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean)
-
-    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
-        params = self.params
-        differences = group_relative(groups, params.normalize_std, params.subtract_mean)
-        return shape_advantages(params, groups, differences)
+    params: CISPOParams
+    loss_formula = '−stop_gradient(clip(ρ))·A·new; set `trainer.reduction = "per_token"`'
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -weight · advantage · log-prob for each token."""

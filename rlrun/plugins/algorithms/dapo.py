@@ -21,3 +21,5 @@ class DAPO(GRPO):
     """Uses GRPO's advantages and loss with DAPO's clip range."""
 
     Params = DAPOParams
+    advantage_formula = "as `grpo`"
+    loss_formula = 'as `grpo`; set `trainer.reduction = "per_token"`'

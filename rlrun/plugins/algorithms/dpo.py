@@ -30,6 +30,8 @@ class DPO:
     Params = DPOParams
     api_version = 1
     needs = Needs(rollout=False, rewards=False, old_log_probs=False, reference=True, pairs=True)
+    advantage_formula = "none: rows contain a preferred and a rejected response"
+    loss_formula = "−log σ(β · margin) of the pair"
 
     def __init__(self, params: DPOParams) -> None:
         self.params = params

@@ -17,3 +17,5 @@ class DrGRPO(GRPO):
     """Computes advantages as reward - group mean, and trains with the clipped loss."""
 
     Params = DrGRPOParams
+    advantage_formula = "r − group mean"
+    loss_formula = 'as `grpo`; set `trainer.reduction = "dr_grpo"`'

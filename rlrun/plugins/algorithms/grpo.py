@@ -33,6 +33,8 @@ class GRPO:
 
     Params = GRPOParams
     api_version = 1
+    advantage_formula = "(r − group mean) / (group std + 1e-6)"
+    loss_formula = "max(−ρA, −clip(ρ, 1 − clip, 1 + clip_high)·A)"
 
     def __init__(self, params: GRPOParams) -> None:
         self.params = params

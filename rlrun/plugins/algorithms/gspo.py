@@ -23,6 +23,8 @@ class GSPO(GRPO):
     """
 
     Params = GSPOParams
+    advantage_formula = "as `grpo`"
+    loss_formula = "as `grpo`, where ρ is the geometric mean over the sample’s tokens"
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns the clipped loss of the sample's ratio; the gradient flows through the mean."""

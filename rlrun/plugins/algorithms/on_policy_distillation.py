@@ -34,6 +34,8 @@ class OnPolicyDistillation:
 
     Params = OnPolicyDistillationParams
     api_version = 1
+    advantage_formula = "coef · (teacher − policy log-prob)"
+    loss_formula = "as `grpo`"
 
     def __init__(self, params: OnPolicyDistillationParams) -> None:
         self.params = params

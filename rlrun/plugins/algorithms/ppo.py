@@ -44,6 +44,8 @@ class PPO:
 
     Params = PPOParams
     api_version = 1
+    advantage_formula = "generalised advantage estimate, from a critic’s values"
+    loss_formula = "as `grpo`"
 
     def __init__(self, params: PPOParams) -> None:
         self.params = params

@@ -36,6 +36,8 @@ class ReinforcePlusPlus:
 
     Params = ReinforcePlusPlusParams
     api_version = 1
+    advantage_formula = "discounted return, whitened over the step"
+    loss_formula = "as `grpo`"
 
     def __init__(self, params: ReinforcePlusPlusParams) -> None:
         self.params = params

@@ -36,6 +36,8 @@ class ReinforcePlusPlusBaseline:
 
     Params = BaselineParams
     api_version = 1
+    advantage_formula = "r − group mean, whitened over the step"
+    loss_formula = "as `grpo`"
 
     def __init__(self, params: BaselineParams) -> None:
         self.params = params

@@ -24,6 +24,8 @@ class RLOO:
 
     Params = RLOOParams
     api_version = 1
+    advantage_formula = "r − mean of the other samples in the group"
+    loss_formula = "as `grpo`"
 
     def __init__(self, params: RLOOParams) -> None:
         self.params = params

@@ -25,6 +25,8 @@ class SFT:
     Params = SFTParams
     api_version = 1
     needs = Needs(rollout=False, old_log_probs=False)
+    advantage_formula = "none: rows contain demonstrations"
+    loss_formula = "−new"
 
     def __init__(self, params: SFTParams) -> None:
         self.params = params

@@ -6,6 +6,7 @@ The ratio to them is 1, even for samples that were generated with much older wei
 
 from typing import Literal
 
+from rlrun.specs.needs import Needs
 from rlrun.specs.sections.job import Spec
 
 OldLogProbs = Literal["trainer", "rollout"]
@@ -16,19 +17,24 @@ def may_be_stale(spec: Spec) -> bool:
     return spec.rollout.mode == "async" or spec.rollout.partial
 
 
-def choose_old_log_probs(spec: Spec, *, corrected: bool) -> tuple[OldLogProbs, str]:
-    """Returns whose log-probs are the old ones where the spec does not say so, and why.
+def choose_old_log_probs(spec: Spec, needs: Needs) -> tuple[OldLogProbs, str]:
+    """Returns whose log-probs are the old ones where the spec does not say so, and why."""
+    if needs.trainer_log_probs:
+        if may_be_stale(spec):
+            return (
+                "trainer",
+                "the algorithm compares them with the engine's, which corrects for stale samples",
+            )
+        return "trainer", "the algorithm compares them with the engine's"
+    if needs.engine_ratio:
+        return "rollout", "the algorithm's ratio is to the engine's probabilities"
+    if may_be_stale(spec):
+        why = "samples may come from older weights, which the ratio to the engine's log-probs weighs"
+        return "rollout", why
+    return "trainer", "samples are generated with the weights that are trained on them"
 
-    `corrected`: whether the algorithm corrects for the difference between trainer and engine.
-    """
-    if not may_be_stale(spec):
-        return "trainer", "samples are generated with the weights that are trained on them"
-    if corrected:
-        return "trainer", "the algorithm compares them with the engine's, which corrects for stale samples"
-    return "rollout", "samples may come from older weights, which the ratio to the engine's log-probs weighs"
 
-
-def old_log_probs_of(spec: Spec, *, corrected: bool) -> OldLogProbs:
+def old_log_probs_of(spec: Spec, needs: Needs) -> OldLogProbs:
     """Returns whose log-probs are the old ones, for a spec that may leave it open."""
     given: OldLogProbs | None = spec.trainer.given("old_log_probs")
-    return given or choose_old_log_probs(spec, corrected=corrected)[0]
+    return given or choose_old_log_probs(spec, needs)[0]

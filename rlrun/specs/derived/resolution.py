@@ -106,8 +106,7 @@ def _trainer(
     reasons: dict[str, str],
 ) -> Any:
     batch = batch_numbers(spec, needs.rollout)
-    corrected = needs.trainer_log_probs
-    old, reasons["trainer.old_log_probs"] = choose_old_log_probs(spec, corrected=corrected)
+    old, reasons["trainer.old_log_probs"] = choose_old_log_probs(spec, needs)
     reasons["trainer.vision_tower"] = "the model's family"
     return spec.trainer.resolved(
         global_batch_size=batch.global_batch_size,

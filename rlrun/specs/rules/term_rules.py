@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers
-from rlrun.specs.derived.old_policy import may_be_stale, old_log_probs_of
+from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -30,8 +30,7 @@ def replayed_routing(spec: Spec, needs: Needs) -> Iterator[Finding]:
 def stale_ratio(spec: Spec) -> Iterator[Finding]:
     """Warns where stale samples are trained with a ratio of 1, so that nothing corrects for their age."""
     corrected = spec.algorithm.params.get("correction") is not None
-    old = old_log_probs_of(spec, corrected=corrected)
-    if may_be_stale(spec) and old == "trainer" and not corrected:
+    if may_be_stale(spec) and spec.trainer.given("old_log_probs") == "trainer" and not corrected:
         message = (
             "with one optimizer step the ratio to the trainer's log-probs is always 1: stale samples are not "
             "corrected"

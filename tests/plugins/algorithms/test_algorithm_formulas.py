@@ -1,12 +1,6 @@
-"""Every algorithm's whole step against its paper, written out sample by sample in float64.
-
-A reference is a plain function of the rollout: rewards and log-probs in, each token's loss out. It shares
-nothing with the plugins, and torch only gives it derivatives. Samples have several turns, and some are
-truncated: a reference sees the tokens of the policy alone, as if nothing stood between its turns.
-"""
+"""Every algorithm's whole step against its paper, written out sample by sample in float64 (rollouts.py)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,122 +9,21 @@ import pytest
 import torch
 
 from rlrun.plugins.registry import build, names
-from rlrun.plugins.testing import group
-from rlrun.plugins.types import Group, LossInputs, Status, ValueInputs
-from rlrun.runner.batches.reduction import Reduction, token_scales
-
-REWARDS = [[1.0, 0.0, 0.25, 0.5], [0.0, 3.0, -1.0]]
-MASKS = [["111", "1100110", "11", "01101"], ["1", "101110111", "1110"]]
-"""Of each token of each sample: whether the policy made it."""
-TRUNCATED = {(0, 1), (1, 2)}
-LONGEST = 16
-
-
-@dataclass
-class Rollout:
-    """Log-probs and values of one sample's tokens that the policy made, float64."""
-
-    reward: float
-    others: list[float]
-    """All rewards of its group, its own included."""
-    truncated: bool
-    mask: torch.Tensor
-    """`[R]`, of all of its tokens."""
-    value_after: float
-    new: torch.Tensor
-    old: torch.Tensor
-    reference: torch.Tensor
-    teacher: torch.Tensor
-    values: torch.Tensor
-
-    @property
-    def group_mean(self) -> float:
-        return sum(self.others) / len(self.others)
-
-    @property
-    def group_std(self) -> float:
-        squares = sum((other - self.group_mean) ** 2 for other in self.others)
-        return math.sqrt(squares / (len(self.others) - 1))
-
-
-def rollouts() -> tuple[list[Group], list[Rollout]]:
-    """The same samples as plugins see them and as references do."""
-    rng = np.random.default_rng(3)
-    lengths = [[len(mask) for mask in masks] for masks in MASKS]
-    groups = [group(rewards, own) for rewards, own in zip(REWARDS, lengths, strict=True)]
-    found = []
-    for i, (one, rewards) in enumerate(zip(groups, REWARDS, strict=True)):
-        for j, (sample, bits) in enumerate(zip(one.samples, MASKS[i], strict=True)):
-            mask = np.array([bit == "1" for bit in bits])
-            old = -np.abs(rng.normal(1, 0.5, len(mask)))
-            arrays = [old + rng.normal(0, scale, len(mask)) for scale in (0.4, 0.0, 0.3, 0.3)]
-            new, old, reference, teacher, values = (
-                np.float32(array).astype(np.float64) for array in (*arrays, rng.normal(0, 1, len(mask)))
-            )
-            sample.loss_mask, sample.log_probs = np.float32(mask), np.float32(old * mask)
-            sample.policy_log_probs, sample.values = old, values
-            sample.reference_log_probs, sample.teacher_log_probs = reference, teacher
-            sample.value_after = 10 + float(rng.normal())
-            sample.status = Status.TRUNCATED if (i, j) in TRUNCATED else Status.COMPLETED
-            made = [torch.tensor(array[mask]) for array in (new, old, reference, teacher, values)]
-            made[0].requires_grad_()
-            facts = sample.reward, rewards, (i, j) in TRUNCATED, torch.tensor(mask), sample.value_after
-            found.append(Rollout(*facts, *made))
-    return groups, found
-
-
-def spread(step: list[Rollout], made: list[torch.Tensor]) -> torch.Tensor:
-    """Numbers of the policy's tokens among those of the others, of which nothing may be read."""
-    everything = []
-    for one, values in zip(step, made, strict=True):
-        array = torch.full(one.mask.shape, -7.0, dtype=torch.float64)
-        array[one.mask] = values.detach()
-        everything.append(array)
-    return torch.cat(everything)
-
-
-def loss_inputs(step: list[Rollout], advantages: list[Any], **changes: torch.Tensor) -> LossInputs:
-    """What the trainer gives a loss."""
-    old = spread(step, [one.old for one in step])
-    lengths = torch.tensor([len(one.mask) for one in step])
-    fields = {
-        "log_probs": spread(step, [one.new for one in step]).requires_grad_(),
-        "entropy": torch.zeros_like(old),
-        "old_log_probs": old,
-        "rollout_log_probs": old,
-        "reference_log_probs": spread(step, [one.reference for one in step]),
-        "advantages": torch.from_numpy(np.concatenate(advantages)).double(),
-        "mask": torch.cat([one.mask for one in step]).double(),
-        "sample": torch.repeat_interleave(torch.arange(len(step)), lengths),
-    }
-    return LossInputs(**(fields | changes), num_samples=len(step))
-
-
-def reduced(step: list[Rollout], losses: list[torch.Tensor], reduction: Reduction) -> torch.Tensor:
-    """Token losses as one number: DeepSeekMath's equation 3, DAPO's 8, Dr. GRPO's with a constant length."""
-    if reduction == "per_sample_mean":
-        return torch.stack([own.mean() for own in losses]).mean()
-    total = torch.cat(losses).sum()
-    return total / (len(step) * LONGEST if reduction == "dr_grpo" else sum(len(own) for own in losses))
-
-
-def constant(value: float, one: Rollout) -> torch.Tensor:
-    return torch.full_like(one.old, value)
-
-
-def clipped(one: Rollout, advantages: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Returns the clipped loss of each token: PPO, equation 7."""
-    losses = []
-    for ratio, advantage in zip((one.new - one.old).exp(), advantages, strict=True):
-        inside = min(max(ratio, ratio.new_tensor(1 - low)), ratio.new_tensor(1 + high))
-        losses.append(-torch.minimum(ratio * advantage, inside * advantage))
-    return torch.stack(losses)
-
-
-def whitened(advantages: list[torch.Tensor]) -> list[torch.Tensor]:
-    everything = torch.cat(advantages)
-    scale = torch.sqrt(everything.var(unbiased=True) + 1e-8)
-    return [(one - everything.mean()) / scale for one in advantages]
+from rlrun.plugins.types import ValueInputs
+from rlrun.runner.batches.reduction import Reduction
+from tests.plugins.algorithms.rollouts import (
+    Advantages,
+    Rollout,
+    TokenLoss,
+    check_step,
+    clipped,
+    constant,
+    loss_inputs,
+    of_step,
+    rollouts,
+    spread,
+    whitened,
+)
 
 
 def group_scaled(step: list[Rollout]) -> list[torch.Tensor]:
@@ -231,6 +124,62 @@ def cispo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
     return -weight * advantages * one.new
 
 
+def dppo_mask(one: Rollout, advantages: torch.Tensor, distance: Any, threshold: float) -> torch.Tensor:
+    """DPPO, equation 12: -M r A, where M is 0 on a token beyond the threshold on its advantage's side."""
+    losses = []
+    for new, old, advantage in zip(one.new, one.old, advantages, strict=True):
+        p, q = float(new.detach().exp()), float(old.exp())
+        away = p > q if advantage > 0 else p < q
+        masked = away and distance(p, q) > threshold
+        losses.append(new * 0 if masked else -(new - old).exp() * advantage)
+    return torch.stack(losses)
+
+
+def dppo_tv_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """The total variation between two Bernoulli distributions."""
+    return dppo_mask(one, advantages, lambda p, q: (abs(p - q) + abs((1 - p) - (1 - q))) / 2, 0.15)
+
+
+def dppo_kl_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """The divergence from the engine's Bernoulli distribution to the policy's."""
+
+    def kl(p: float, q: float) -> float:
+        return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+
+    return dppo_mask(one, advantages, kl, 0.05)
+
+
+def sapo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """SAPO, equations 5 and 6: f(r) = 4 / tau · sigmoid(tau (r - 1))."""
+    losses = []
+    for ratio, advantage in zip((one.new - one.old).exp(), advantages, strict=True):
+        tau = 1.0 if advantage > 0 else 1.05
+        losses.append(-4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * advantage)
+    return torch.stack(losses)
+
+
+def gmpo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """GMPO, equation 4: the |o|-th root of the product of pessimistically clipped ratios, times A."""
+    product = torch.ones((), dtype=torch.float64)
+    for ratio, advantage in zip((one.new - one.old).exp(), advantages, strict=True):
+        inside = ratio.clamp(math.exp(-0.4), math.exp(0.4))
+        sign = 1.0 if advantage > 0 else -1.0
+        product = product * torch.minimum(sign * ratio, sign * inside).abs()
+    return -(product ** (1 / len(one.old))) * advantages
+
+
+def gspo_token_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """GSPO, equation 13: the sample's ratio in value, the token's in gradient."""
+    ratio = float((one.new.detach().sum().exp() / one.old.sum().exp()) ** (1 / len(one.old)))
+    inside = min(max(ratio, 1 - 3e-4), 1 + 4e-4)
+    losses = []
+    for new, advantage in zip(one.new, advantages, strict=True):
+        moving = ratio * (new - new.detach()).exp()
+        clipped_now = inside * advantage < ratio * advantage
+        losses.append(-inside * advantage + new * 0 if clipped_now else -moving * advantage)
+    return torch.stack(losses)
+
+
 def sft(step: list[Rollout]) -> list[torch.Tensor]:
     return [-one.new for one in step]
 
@@ -245,8 +194,6 @@ def dpo(step: list[Rollout]) -> list[torch.Tensor]:
     return losses
 
 
-Advantages = Callable[..., list[torch.Tensor]]
-TokenLoss = Callable[[Rollout, torch.Tensor], torch.Tensor]
 WHITENED = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
 """REINFORCE++, equation 9: advantages are normalised over the whole step."""
 GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
@@ -256,6 +203,10 @@ GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
     "gspo": (group_scaled, gspo_loss, {}),
     "cispo": (group_scaled, cispo_loss, {}),
     "rloo": (left_out, ppo_loss, {}),
+    "dppo": (group_scaled, dppo_tv_loss, {}),
+    "sapo": (group_scaled, sapo_loss, {}),
+    "gmpo": (group_scaled, gmpo_loss, {}),
+    "gspo_token": (group_scaled, gspo_token_loss, {}),
     "on_policy_distillation": (nothing, ppo_loss, {}),
     "reinforce_plus_plus": (returns_to_come, ppo_loss, {"gamma": 0.9}),
     "reinforce_plus_plus_baseline": (penalised_and_centred, ppo_loss, {}),
@@ -303,33 +254,40 @@ def test_every_shipped_algorithm_has_a_reference() -> None:
     assert shipped == references
 
 
-def check_step(name: str, params: dict[str, Any], reduction: Reduction, reference: Any) -> None:
-    """Token losses, the step's loss and its gradient, for both sides from the same rollouts."""
-    groups, step = rollouts()
-    if name == "dpo":
-        step = step[:6]
-    algorithm = build("algorithms", name, params)
-    inputs = loss_inputs(step, algorithm.advantages(groups)[: len(step)])
-    losses, expected = algorithm.loss(inputs).loss, reference(step)
-    torch.testing.assert_close(losses[inputs.mask > 0], torch.cat(expected), rtol=1e-6, atol=1e-6)
-
-    masks = [one.mask.numpy().astype(np.float32) for one in step]
-    scales = token_scales(masks, [str(number) for number in range(len(step))], reduction, LONGEST)
-    loss = (losses * inputs.mask * torch.from_numpy(scales)[inputs.sample]).sum()
-    total = reduced(step, expected, reduction)
-    torch.testing.assert_close(loss, total, rtol=1e-6, atol=1e-6)
-    loss.backward()
-    total.backward()
-    gradients = torch.cat([one.new.grad for one in step if one.new.grad is not None])
-    torch.testing.assert_close(inputs.log_probs.grad[inputs.mask > 0], gradients, rtol=1e-5, atol=1e-7)
-    assert not inputs.log_probs.grad[inputs.mask == 0].any()
-
-
 @pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_step_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
     options = Options(penalty="k1" if name in PENALISED else "none")
     check_step(name, options.params(name), reduction, lambda step: losses_of(name, step, options))
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any], TokenLoss]] = {
+    "dppo, kl": ("dppo", {"divergence": "kl"}, dppo_kl_loss),
+}
+"""Parameters of an algorithm that change its formula."""
+
+
+@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_s_loss_and_gradient_are_the_paper_s(variant: str, reduction: Reduction) -> None:
+    name, params, loss = VARIANTS[variant]
+
+    def reference(step: list[Rollout]) -> list[torch.Tensor]:
+        return [loss(one, a) for one, a in zip(step, GRADIENTS[name][0](step), strict=True)]
+
+    check_step(name, params, reduction, reference)
+
+
+CLIPPING = [*(name for name in GRADIENTS if name != "sapo")]
+
+
+@pytest.mark.parametrize("name", CLIPPING)
+def test_the_rollouts_reach_the_bounds_of_every_algorithm_that_has_some(name: str) -> None:
+    groups, step = rollouts()
+    algorithm = build("algorithms", name, GRADIENTS[name][2])
+    inputs = loss_inputs(step, of_step(groups, algorithm.advantages(groups)))
+    bounded = algorithm.loss(inputs).metrics["clip_frac"][inputs.mask > 0]
+    assert bounded.any() and not bounded.all()
 
 
 @pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
@@ -357,7 +315,7 @@ def test_the_critic_is_fitted_to_the_penalised_returns() -> None:
     groups, step = rollouts()
     algorithm = build("algorithms", "ppo", Options("k1").params("ppo"))
     mask = torch.cat([one.mask for one in step])
-    returns = torch.from_numpy(np.concatenate(algorithm.returns(groups))).double()
+    returns = torch.from_numpy(np.concatenate(of_step(groups, algorithm.returns(groups)))).double()
     expected = torch.cat([gae(one) + one.values for one in step])
     torch.testing.assert_close(returns[mask], expected, rtol=1e-6, atol=1e-6)
     old = spread(step, [one.values for one in step])
@@ -402,7 +360,7 @@ def test_every_term_is_placed_as_in_its_paper() -> None:
     entropies = [torch.rand(len(one.old), generator=generator, dtype=torch.float64) for one in step]
     inputs = loss_inputs(
         step,
-        algorithm.advantages(groups),
+        of_step(groups, algorithm.advantages(groups)),
         rollout_log_probs=spread(step, engines),
         entropy=spread(step, entropies),
     )

@@ -6,6 +6,7 @@ import pytest
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.derived.old_policy import old_log_probs_of
+from rlrun.specs.needs import Needs
 
 BASE = Path(__file__).parents[1] / "base.toml"
 ASYNC = ("rollout.mode=async", "cluster.placement=disaggregated")
@@ -14,20 +15,22 @@ TIS = ("algorithm.correction.type=tis",)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "corrected", "source"),
+    ("overrides", "needs", "source"),
     [
-        ((), False, "trainer"),
-        (ASYNC, False, "rollout"),
-        (PARTIAL, False, "rollout"),
-        (ASYNC, True, "trainer"),
-        ((*ASYNC, "trainer.old_log_probs=trainer"), False, "trainer"),
-        (("trainer.old_log_probs=rollout",), False, "rollout"),
+        ((), Needs(), "trainer"),
+        (ASYNC, Needs(), "rollout"),
+        (PARTIAL, Needs(), "rollout"),
+        (ASYNC, Needs(trainer_log_probs=True), "trainer"),
+        ((), Needs(engine_ratio=True), "rollout"),
+        ((), Needs(engine_ratio=True, trainer_log_probs=True), "trainer"),
+        ((*ASYNC, "trainer.old_log_probs=trainer"), Needs(engine_ratio=True), "trainer"),
+        (("trainer.old_log_probs=rollout",), Needs(), "rollout"),
     ],
 )
 def test_stale_samples_are_compared_with_the_engine(
-    overrides: tuple[str, ...], corrected: bool, source: str
+    overrides: tuple[str, ...], needs: Needs, source: str
 ) -> None:
-    assert old_log_probs_of(load_checked_spec([BASE], overrides).spec, corrected=corrected) == source
+    assert old_log_probs_of(load_checked_spec([BASE], overrides).spec, needs) == source
 
 
 @pytest.mark.parametrize(

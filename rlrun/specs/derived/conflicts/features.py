@@ -175,10 +175,7 @@ ENGINE_REPLAY_WITHOUT_BIAS = ENGINE_REPLAY.when(
 OLD_FROM_ENGINES = Feature(
     'trainer.old_log_probs = "rollout"',
     "trainer.old_log_probs",
-    lambda job: (
-        job.needs is not None
-        and old_log_probs_of(job.spec, corrected=job.needs.trainer_log_probs) == "rollout"
-    ),
+    lambda job: job.needs is not None and old_log_probs_of(job.spec, job.needs) == "rollout",
     '"trainer"',
     ("rollout.mode", "rollout.partial", "algorithm"),
 )

@@ -43,6 +43,8 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         print_text(resume_hint(state["step"], newest_step(run.checkpoints), run.argument))
     if diagnosis.bottleneck is not None:
         print_text(f"speed: {diagnosis.bottleneck.sentence}")
+    if diagnosis.losses is not None:
+        print_text(f"lost: {diagnosis.losses.sentence}")
     for alert in diagnosis.alerts:
         print_text(alert.line)
     metrics = {one_line(name): value for name, value in state["metrics"].items()}

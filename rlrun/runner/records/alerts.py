@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Metrics = Mapping[str, float | None]
+from rlrun.runner.records.losses import Metrics, find_losses
+
 WINDOW = 10
 """The first and the last steps of a run whose means are compared; alerts need twice as many steps."""
 ENTROPY_LEFT = 0.1
@@ -27,6 +28,9 @@ MISMATCH_FACTOR, MIN_MISMATCH = 3.0, 0.01
 """Growth of the gap between the log-probs of engine and trainer, and the gap in nats from which it counts."""
 MAX_DROPPED = 0.75
 """The share of groups that are not trained on from which the run starves."""
+
+MAX_LOST = 0.1
+"""The share of executions without a reward from which the rewards may be a selection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ def find_alerts(steps: Sequence[Metrics], batch_size: int) -> list[Alert]:
         _kl_growth(last),
         _mismatch_growth(first, last),
         _starvation(last, batch_size),
+        _lost_executions(last),
     )
     return [alert for alert in found if alert is not None]
 
@@ -139,6 +144,13 @@ def _starvation(last: Sequence[Metrics], batch_size: int) -> Alert | None:
         f"{share:.0%} of the groups are not trained on".replace("%", " %")
         + ": rollout/dropped names the reasons; prompts may be too easy or too hard",
     )
+
+
+def _lost_executions(last: Sequence[Metrics]) -> Alert | None:
+    losses = find_losses(last)
+    if losses is None or losses.share <= MAX_LOST:
+        return None
+    return Alert("lost_executions", losses.sentence)
 
 
 def _means(name: str, first: Sequence[Metrics], last: Sequence[Metrics]) -> tuple[float | None, float | None]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlrun.runner.records.alerts import Alert, find_alerts
 from rlrun.runner.records.lock import read_lock
+from rlrun.runner.records.losses import Losses, find_losses
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.job import Spec
@@ -71,10 +72,11 @@ ENDS = STEPS + 1
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What limits the speed of a run, and what it learns wrongly."""
+    """What limits the speed of a run, what it learns wrongly, and which executions it lost."""
 
     bottleneck: Bottleneck | None = None
     alerts: Sequence[Alert] = ()
+    losses: Losses | None = None
 
 
 def read_diagnosis(folder: RunFolder) -> Diagnosis:
@@ -85,7 +87,8 @@ def read_diagnosis(folder: RunFolder) -> Diagnosis:
 
 def diagnose(steps: Sequence[Metrics], spec: Spec) -> Diagnosis:
     """Returns the diagnosis of a run, given at least the first and last steps that `ENDS` counts."""
-    return Diagnosis(find_bottleneck(steps, spec), find_alerts(steps, spec.rollout.batch_size))
+    alerts = find_alerts(steps, spec.rollout.batch_size)
+    return Diagnosis(find_bottleneck(steps, spec), alerts, find_losses(steps))
 
 
 def read_spec(folder: RunFolder) -> Spec | None:

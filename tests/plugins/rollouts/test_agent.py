@@ -3,7 +3,8 @@
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in
 from rlrun.plugins.rollouts.agent.rollout import Agent, AgentParams
+from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.types import Row, Status
 from tests.waiting import PATIENCE, wait_for_ends
 
@@ -104,7 +106,56 @@ async def test_after_a_policy_error_the_samples_have_its_reward() -> None:
 
     [one], _ = await run(act, ["four"])
     assert one.status is Status.COMPLETED
-    assert one.info == {"reward": -0.5, "policy_error": 1, "samples": 1}
+    assert one.info == {"reward": -0.5, "policy_error": 1, "samples": 1, "trained_share": 1.0}
+
+
+class ImpatientAfterAnswers(TurnDeadline):
+    """Expires right after the first answer."""
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        with super().answering():
+            yield
+        self._timeout.reschedule(asyncio.get_running_loop().time())
+
+
+async def test_an_agent_that_hangs_after_an_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(client: Client) -> None:
+        await client.say(HI)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("rlrun.plugins.rollouts.agent.rollout.TurnDeadline", ImpatientAfterAnswers)
+    [one], _ = await run(act, ["four"], turn_timeout=PATIENCE)
+    assert one.status is Status.ABORTED
+    assert shown(one)[1] == [("four\0", True)]
+
+
+async def test_an_agent_that_hangs_before_its_first_request_fails() -> None:
+    async def act(client: Client) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError, match=r"no request within turn_timeout = 0\.001 s"):
+        await run(act, [], turn_timeout=0.001)
+
+
+async def test_the_deadline_of_a_turn_stops_while_the_policy_answers() -> None:
+    turns = TurnDeadline(PATIENCE)
+    async with turns:
+        assert turns._timeout.when() is not None
+        with turns.answering(), turns.answering():
+            assert turns._timeout.when() is None
+        assert turns._timeout.when() is not None
+    with turns.answering():  # an answer that ends after the agent
+        assert not turns.expired
+
+
+async def test_the_share_of_sampled_tokens_that_are_trained_is_noted() -> None:
+    async def act(client: Client) -> None:
+        await client.say(HI, model="title")
+        await client.say({"role": "user", "content": "other"}, model="policy")
+
+    [one], _ = await run(act, ["123", "1234567"], trained_models=("policy",))
+    assert one.info == {"samples": 1, "trained_share": 8 / 12}
 
 
 @pytest.mark.parametrize(("host", "expected"), [("127.0.0.7", "127.0.0.7"), ("127.0.0.0/8", "127.0.0.1")])
@@ -160,7 +211,7 @@ async def test_a_request_that_does_not_extend_a_recorded_answer_is_another_sampl
         ("user: other\0\nassistant: ", [("3\0", True)]),
         ("user: a question\0\nassistant: made up\0\nuser: a question\0\nassistant: ", [("4\0", True)]),
     ]
-    assert [one.info for one in trajectories] == [{"reward": 0.5, "samples": 4}] * 4
+    assert [one.info for one in trajectories] == [{"reward": 0.5, "samples": 4, "trained_share": 1.0}] * 4
 
 
 async def test_two_simultaneous_continuations_of_one_answer_are_two_samples() -> None:
@@ -367,7 +418,7 @@ async def test_a_command_is_an_agent_too() -> None:
     session = ScriptedSession(["4"], row=Row("0", [HI], label="4"))
     [one] = await rollout.run(session)
     await rollout.close()
-    assert one.info == {"reward": 1.0, "samples": 1}
+    assert one.info == {"reward": 1.0, "samples": 1, "trained_share": 1.0}
 
 
 SECRETS = {
@@ -446,7 +497,7 @@ def test_the_built_in_agent_keeps_its_contract() -> None:
     first, second = check_agent("solve_and_select", {"solvers": 2}, ["one", "two", "three"])
     assert [shown(one)[1] for one in first] == [[("one\0", True)], [("two\0", True)], [("three\0", True)]]
     assert "Answer 2:\ntwo" in shown(first[2])[0]
-    assert first[0].info == second[0].info == {"answer": "three", "samples": 3}
+    assert first[0].info == second[0].info == {"answer": "three", "samples": 3, "trained_share": 1.0}
 
 
 @pytest.mark.parametrize("given", [{}, {"command": ["x"], "agent": {"type": "solve_and_select"}}])

@@ -14,6 +14,8 @@ GAP = "train/train_rollout_logprob_abs_diff"
 LENGTH, REWARD, SPREAD = "rollout/response_len/mean", "rollout/reward/mean", "rollout/reward/std"
 DROPPED = "rollout/dropped/nonzero_std/all_equal"
 
+LOST = "rollout/lost_frac"
+
 
 def steps(first: Numbers, last: Numbers) -> list[Numbers]:
     return [{"perf/step_time": 1.0} | first] * WINDOW + [{"perf/step_time": 1.0} | last] * WINDOW
@@ -59,6 +61,8 @@ def steps(first: Numbers, last: Numbers) -> list[Numbers]:
         pytest.param({GAP: 0.02}, {GAP: 0.03}, [], id="a gap that bfloat16 has from the start"),
         pytest.param({}, {DROPPED: 24.0}, ["starvation"], id="three of four groups are dropped"),
         pytest.param({DROPPED: 99.0}, {DROPPED: 8.0}, [], id="half of the groups are dropped"),
+        pytest.param({}, {LOST: 0.11}, ["lost_executions"], id="more than one in ten is lost"),
+        pytest.param({LOST: 0.5}, {LOST: 0.1}, [], id="one in ten is lost"),
         pytest.param({GAP: 0.005}, {GAP: 0.02, DROPPED: 99.0}, ["mismatch_growth", "starvation"], id="two"),
     ],
 )  # fmt: skip
@@ -74,7 +78,15 @@ def test_too_few_steps_have_no_alerts() -> None:
 
 def test_every_alert_has_a_paragraph() -> None:
     first = {"train/entropy": 1.0, LENGTH: 100, REWARD: 0.5, SPREAD: 0.2, GAP: 0.005}
-    last = {"train/entropy": 0.0, LENGTH: 200, REWARD: 0.4, GAP: 1.0, "train/kl_loss": 9.0, DROPPED: 99.0}
+    last = {
+        "train/entropy": 0.0,
+        LENGTH: 200,
+        REWARD: 0.4,
+        GAP: 1.0,
+        "train/kl_loss": 9.0,
+        DROPPED: 99.0,
+        LOST: 0.2,
+    }
     names = [alert.name for alert in find_alerts(steps(first, last), 8)]
     assert re.findall(r"^## (\w+)$", PAGE.read_text("utf-8"), re.M) == names
 

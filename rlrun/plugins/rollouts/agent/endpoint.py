@@ -22,6 +22,7 @@ from rlrun.plugins.rollouts.agent.message_images import MessageImages, images_of
 from rlrun.plugins.rollouts.agent.messages import answer_message, for_template
 from rlrun.plugins.rollouts.agent.record import Conversation, Record
 from rlrun.plugins.rollouts.agent.request import AgentRequest, RefusedRequest, Settings
+from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.agent.wires.anthropic_messages import AnthropicMessages
 from rlrun.plugins.rollouts.agent.wires.table import WIRES, read_request
 from rlrun.plugins.rollouts.agent.wires.wire import Wire
@@ -44,10 +45,13 @@ class Served:
 
     session: Session
     record: Record
+    turns: TurnDeadline
     syntax: Syntax
     other_settings: Settings = "refuse"
     """What becomes of a request that sets what the job decides."""
     answers: int = 0
+    sampled_tokens: int = 0
+    """Tokens that the policy generated, whether or not they are trained."""
     error: Exception | None = None
     """The last error of an engine. It fails the execution even if the agent handles it."""
     aborted: bool = False
@@ -231,11 +235,13 @@ async def _generate(served: Served, asked: AgentRequest, conversation: Conversat
     room = max(0, min(token_limit - len(tokens), session.max_turn_tokens))
     try:
         sampling = asked.sampling(session.sampling, room)
-        generation = await session.generate(tokens, sampling, conversation.images)
+        with served.turns.answering():
+            generation = await session.generate(tokens, sampling, conversation.images)
     except Exception as error:  # a boundary: the agent gets a 503, and `Agent.run` raises the error
         served.error = error
         raise Refused(503, f"{type(error).__name__}: {error}", "engine_error") from error
     served.answers += 1
+    served.sampled_tokens += len(generation.tokens)
     served.aborted |= generation.finish == "abort"
     syntax = served.syntax if asked.tools else None
     message = answer_message(_text(session, generation), syntax, served.answers, asked.tools)

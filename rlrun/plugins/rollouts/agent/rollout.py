@@ -19,6 +19,7 @@ from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
 from rlrun.plugins.rollouts.agent.record import Conversation, Record, Thinking
 from rlrun.plugins.rollouts.agent.request import Settings
+from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.tool_calls import Syntax
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Status
@@ -41,6 +42,11 @@ class AgentParams(Section):
     """Maximum number of programs that run at once, in training and evaluations together. Further executions
     wait, and their deadlines begin when their programs start. None: 8 per core of the driver's host, and at
     most as many as fit into half of its memory with 256 MiB for each."""
+    turn_timeout: float | None = Field(default=None, gt=0)
+    """Seconds that the agent may take for a turn: until its first request, from an answer to its next
+    request, and from its last answer to its end. The time of the policy's answers does not count. An
+    execution that takes longer ends, is counted as late and is not trained. None: only
+    `rollout.request_timeout` ends it."""
     environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
     """Further variables of rlrun's environment to pass to the program, such as `["HTTPS_PROXY"]`. PATH, HOME,
     USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM are always passed; others, which may hold
@@ -113,11 +119,17 @@ class Agent:
         After a PolicyError of the agent, its samples so far have the error's reward.
         """
         record = Record(session.chat, self.params.thinking, History(self.params.same_history))
-        served = Served(session, record, self.params.syntax, self.params.other_settings)
+        turns = TurnDeadline(self.params.turn_timeout)
+        served = Served(session, record, turns, self.params.syntax, self.params.other_settings)
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
-            info = await self._act(_task(session, url, key))
+            async with served.turns:
+                info = await self._act(_task(session, url, key))
+        except TimeoutError:
+            if not served.turns.expired:
+                raise
+            served.aborted, info = True, {"turn_timeout": 1}
         except PolicyError as error:
             logger.info("execution %s ends with an error of the policy: %s", session.id, error)
             info = error.info()
@@ -126,11 +138,15 @@ class Agent:
             conversations = record.close()
         if served.error is not None:
             raise served.error
+        if not conversations and served.turns.expired:
+            raise TimeoutError(f"no request within turn_timeout = {self.params.turn_timeout:g} s")
         if not conversations:
             raise ValueError("the agent received no answer from the policy: it must request at least one")
         trajectories = self._trained(conversations)
+        trained = sum(len(turn.tokens) for trajectory in trajectories for turn in trajectory.turns)
+        share = trained / max(1, served.sampled_tokens)
         for trajectory in trajectories:
-            trajectory.info = {**info, "samples": len(trajectories)}
+            trajectory.info = {**info, "samples": len(trajectories), "trained_share": share}
             if served.aborted:
                 trajectory.status = Status.ABORTED
         return trajectories

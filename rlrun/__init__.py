@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlrun.api.jobs import load as load
     from rlrun.api.runs import runs as runs
     from rlrun.plugins.functions import data as data
+    from rlrun.plugins.functions import environment as environment
     from rlrun.plugins.functions import filter as filter
     from rlrun.plugins.functions import reward as reward
 
@@ -27,6 +28,7 @@ _MODULES = {
     "reward": "rlrun.plugins.functions",
     "filter": "rlrun.plugins.functions",
     "data": "rlrun.plugins.functions",
+    "environment": "rlrun.plugins.functions",
 }
 
 

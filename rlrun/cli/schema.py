@@ -20,6 +20,7 @@ _KINDS = {
     "TrackerSpec": "trackers",
     "ToolSpec": "tools",
     "AgentSpec": "agents",
+    "EnvironmentSpec": "environments",
 }
 
 

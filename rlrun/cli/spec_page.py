@@ -45,6 +45,7 @@ PAGE_OF_KIND = {
     "buffers": "rollout",
     "tools": "rollout",
     "agents": "rollout",
+    "environments": "data",
     "trackers": "trackers",
 }
 """The section whose page has the parameters of a kind of plugins."""

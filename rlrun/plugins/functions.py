@@ -1,4 +1,5 @@
-"""Plain functions as plugins: a reward, a filter or a data source without a class.
+"""Plain functions as plugins: a reward, a filter or a data source without a class. Plain classes as
+environments.
 
     @rlrun.reward
     def brief(sample: Sample, *, limit: int = 100) -> float:
@@ -21,6 +22,7 @@ from rlrun.plugins.types import Row
 from rlrun.specs.sections.section import Section
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _ATTRIBUTE = "rlrun_plugin"
 """The attribute of a decorated function that holds its plugin class."""
@@ -55,7 +57,7 @@ def data(function: _Function) -> _Function:
     _positional(function, 0)
 
     def start(self: Any, params: Section) -> None:
-        self._rows = _as_rows(function(**dict(params)))
+        self._rows = as_rows(function(**dict(params)))
 
     return _add_plugin(
         function,
@@ -67,21 +69,38 @@ def data(function: _Function) -> _Function:
     )
 
 
+def environment(cls: _Class) -> _Class:
+    """Makes a class an environment: it has `tasks`, and `reset` and `step`, or `run` (docs/environments.md).
+
+    The keyword-only arguments of its `__init__` are the plugin's parameters. Raises TypeError for others.
+    """
+    start = cls.__init__ if "__init__" in vars(cls) else (lambda self: None)  # type: ignore[misc]
+    _positional(start, 1, cls.__name__)
+
+    def start_from_params(self: Any, params: Section) -> None:
+        start(self, **dict(params))
+
+    return _add_plugin(cls, {"__init__": start_from_params}, _params_of(start, cls.__name__), (cls,))
+
+
 def plugin_of(member: Any) -> Any:
-    """Returns the plugin class of a decorated function, and anything else unchanged."""
+    """Returns the plugin class of a decorated function or class, and anything else unchanged."""
     return getattr(member, _ATTRIBUTE, member)
 
 
-def _positional(function: Callable[..., Any], count: int) -> list[str]:
-    """Returns the names of the positional arguments. Raises TypeError unless there are `count` of them."""
+def _positional(function: Callable[..., Any], count: int, title: str = "") -> list[str]:
+    """Returns the names of the positional arguments. Raises TypeError unless there are `count` of them.
+
+    `title` names the function in the message; "": its own name.
+    """
     signature = inspect.signature(function)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     names = [name for name, kind in kinds.items() if kind in _POSITIONAL]
     if len(names) != count or not set(kinds.values()) <= {*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY}:
         arguments = "argument" if count == 1 else "arguments"
         raise TypeError(
-            f"{function.__name__}{signature} must have {count} positional {arguments}; its parameters come "
-            "after a *, as in (sample, *, limit: int = 100)"
+            f"{title or function.__name__}{signature} must have {count} positional {arguments}; its "
+            "parameters come after a *, as in (sample, *, limit: int = 100)"
         )
     return names
 
@@ -101,39 +120,49 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _add_plugin(function: _Function, methods: dict[str, Callable[..., Any]]) -> _Function:
-    """Sets the plugin class on the function, under a name by which pickle finds it again."""
+def _add_plugin(
+    function: _Function,
+    methods: dict[str, Callable[..., Any]],
+    params: type[Section] | None = None,
+    bases: tuple[type, ...] = (),
+) -> _Function:
+    """Sets the plugin class on the function or class, under a name by which pickle finds it again.
+
+    `params` are by default those of the function's keyword-only arguments.
+    """
 
     def start(self: Any, params: Section) -> None:
         self.params = params
 
     name = f"{function.__qualname__}.{_ATTRIBUTE}"
     described = {"__module__": function.__module__, "__doc__": function.__doc__}
-    params = _params_of(function)
+    params = params or _params_of(function)
     params.__module__, params.__qualname__ = function.__module__, f"{name}.Params"
     members = {"__init__": start, "Params": params, "api_version": API_VERSION, **described, **methods}
-    plugin = type(function.__name__, (), members)
+    plugin = type(function.__name__, bases, members)
     plugin.__qualname__ = name
     setattr(function, _ATTRIBUTE, plugin)
     return function
 
 
-def _params_of(function: Callable[..., Any]) -> type[Section]:
-    """Returns the model of the keyword-only arguments. Raises TypeError for one without a type."""
+def _params_of(function: Callable[..., Any], title: str = "") -> type[Section]:
+    """Returns the model of the keyword-only arguments. Raises TypeError for one without a type.
+
+    `title` names the model; "": the function's name.
+    """
+    title = title or function.__name__
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         if name not in hints:
-            raise TypeError(
-                f"{function.__name__}: its parameter {name} has no type; write for example {name}: float = 1"
-            )
+            raise TypeError(f"{title}: its parameter {name} has no type; write for example {name}: float = 1")
         fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
-    return create_model(f"{function.__name__}Params", __base__=Section, __doc__=function.__doc__, **fields)
+    return create_model(f"{title}Params", __base__=Section, __doc__=function.__doc__, **fields)
 
 
-def _as_rows(returned: Sequence[Any]) -> list[Row]:
+def as_rows(returned: Sequence[Any]) -> list[Row]:
     """Returns the rows of a data function. Raises ValueError, naming the row, for one that is not a row."""
     rows = []
     for number, row in enumerate(returned):

@@ -1,7 +1,7 @@
 """The protocols of all kinds of plugins. A plugin is a class with a pydantic `Params` model.
 
 The entry-point groups are `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`,
-`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.buffers` and `rlrun.trackers`.
+`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.environments`, `rlrun.buffers` and `rlrun.trackers`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from rlrun.plugins.agent_task import AgentTask
+from rlrun.plugins.environments.turn import Turn
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.images import ToolResult
 from rlrun.plugins.session import Session, SessionGroup
@@ -22,6 +23,7 @@ from rlrun.plugins.types import (
     LossInputs,
     LossOutputs,
     Mask,
+    Message,
     Needs,
     Rewarded,
     Row,
@@ -186,6 +188,29 @@ class Agent(Plugin, Protocol):
         saved samples.
 
         An exception fails the execution. The call is cancelled when it takes too long.
+        """
+
+
+class Environment(Plugin, Protocol):
+    """A world in which the policy acts, with its own tasks and rewards. It runs in a process of its own, in
+    the interpreter that the spec names, so it may block.
+
+    An instance runs one execution at a time, and serves another one after its end. Its methods may be async.
+    It may have `close()`, which is called when an instance is no longer used. The random numbers of the
+    module `random` are those of the execution, from its seed.
+    """
+
+    def tasks(self) -> Sequence[Row | Mapping[str, Any]]:
+        """Returns the tasks, the same every time: rows, or tables with the fields of a row."""
+
+    def reset(self, task: AgentTask) -> str | Sequence[Message] | None:
+        """Begins an execution. Returns the first messages, a text being a user message; None: the row's
+        prompt.
+        """
+
+    def step(self, action: str) -> Turn | tuple[Any, ...]:
+        """Returns the answer to the policy's action: what it reads next, the reward, whether the execution
+        has ended, and values to note. An exception fails the execution.
         """
 
 

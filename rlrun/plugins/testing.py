@@ -150,7 +150,7 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             check_filter(name, given, [group([1.0, 0.0]), group([1.0, 1.0, 1.0]), group([0.0])])
         case "data":
             check_data(name, given)
-        case "rollouts" | "tools" | "agents":
+        case "rollouts" | "tools" | "agents" | "environments":
             from rlrun.plugins.authoring import rollout_testing
 
             check_parameters(kind, name, given)

@@ -20,7 +20,7 @@ from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.problems.suggestions import section_models, table_name
 from rlrun.specs.reading.loading import LoadedSpec, PluginReport, load_spec
 from rlrun.specs.reading.strict import as_json
-from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.data import DataSpec, EnvironmentSpec
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import AlgorithmSpec, Spec, TrackerSpec
 from rlrun.specs.sections.rollout import AgentSpec, BufferSpec, RolloutFunctionSpec, ToolSpec
@@ -37,7 +37,11 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("eval", "datasets"), "data", EvalDatasetSpec),
     (("trackers",), "trackers", TrackerSpec),
 )
-_INNER: dict[type[BaseModel], str] = {ToolSpec: "tools", AgentSpec: "agents"}
+_INNER: dict[type[BaseModel], str] = {
+    ToolSpec: "tools",
+    AgentSpec: "agents",
+    EnvironmentSpec: "environments",
+}
 """The tables inside a plugin's parameters that name further plugins."""
 _NOUNS = {"data": "data source"}
 

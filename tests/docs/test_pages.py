@@ -33,6 +33,8 @@ PLUGIN_TABLES = {
     "rollout.function": "rollouts",
     "rollout.function.tools": "tools",
     "rollout.function.agent": "agents",
+    "data.environment": "environments",
+    "eval.datasets.environment": "environments",
     "rollout.buffer": "buffers",
     "rewards": "rewards",
     "filters": "filters",

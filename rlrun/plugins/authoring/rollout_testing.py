@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.authoring import contracts
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.images import Image, PlacedImage
 from rlrun.plugins.protocols import Executed
@@ -26,6 +27,8 @@ IMAGE = ord("\ufffc")
 """The placeholder of images."""
 IMAGE_TOKENS = 3
 """How many placeholders an image takes."""
+_TASKS = 3
+"""How many tasks of an environment are run."""
 
 
 class ScriptedSession:
@@ -106,15 +109,15 @@ class ScriptedGroup:
 
 
 def check_rollout(
-    name: str, params: Mapping[str, Any], answers: Sequence[str] = ("an answer",)
+    name: str, params: Mapping[str, Any], answers: Sequence[str] = ("an answer",), row: Row | None = None
 ) -> list[list[Trajectory]]:
     """Asserts that a rollout trains only tokens that the policy generated, keeps the limits, and gives the
-    same trajectories for the same answers.
+    same trajectories for the same answers. `row` is the row of the prompt; None: one without metadata.
 
     Returns the trajectories of each execution.
     """
-    first, sessions = asyncio.run(_run(name, params, answers))
-    second_run, _ = asyncio.run(_run(name, params, answers))
+    first, sessions = asyncio.run(_run(name, params, answers, row))
+    second_run, _ = asyncio.run(_run(name, params, answers, row))
     assert len(first) == len(sessions), f"{name} gives {len(first)} results for {len(sessions)} executions"
     for trajectories, repeated, session in zip(first, second_run, sessions, strict=True):
         for trajectory in trajectories:
@@ -133,6 +136,28 @@ def check_agent(
     Returns the trajectories of each execution.
     """
     return check_rollout("agent", {"agent": {"type": name, **params}}, answers)
+
+
+def check_environment(
+    name: str, params: Mapping[str, Any], answers: Sequence[str] = ("an answer", "", "1")
+) -> list[list[Trajectory]]:
+    """Asserts that an environment has tasks, the same every time, and runs them in a process of its own: the
+    same answers to the same task give the same turns and a finite reward.
+
+    Returns the trajectories of each execution of the first tasks.
+    """
+    source = {"environment": {"type": name, **params}}
+    rows = contracts.same_rows(
+        name, build("data", "environment", source), build("data", "environment", source)
+    )
+    json.dumps([row.metadata for row in rows])
+    executed = [
+        executions for row in rows[:_TASKS] for executions in check_rollout("environment", {}, answers, row)
+    ]
+    for trajectory in (trajectory for trajectories in executed for trajectory in trajectories):
+        reward = trajectory.info.get("reward")
+        assert isinstance(reward, int | float), f"{name} gave no reward: {trajectory.info}"
+    return executed
 
 
 def check_tool(
@@ -171,10 +196,10 @@ async def _answers(tool: Any, name: str, calls: Sequence[Mapping[str, Any]]) -> 
 
 
 async def _run(
-    name: str, params: Mapping[str, Any], answers: Sequence[str]
+    name: str, params: Mapping[str, Any], answers: Sequence[str], row: Row | None
 ) -> tuple[list[list[Trajectory]], Sequence[ScriptedSession]]:
     rollout = build("rollouts", name, params)
-    group = ScriptedGroup(answers)
+    group = ScriptedGroup(answers, row=row)
     try:
         if hasattr(rollout, "run_group"):
             executed: Sequence[Executed] = await rollout.run_group(group)
@@ -214,6 +239,7 @@ CHECKS: Mapping[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "rollouts": check_rollout,
     "tools": check_tool,
     "agents": check_agent,
+    "environments": check_environment,
 }
 """The check of each kind of plugin that answers for a policy."""
 

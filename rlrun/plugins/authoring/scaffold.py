@@ -218,6 +218,30 @@ TEMPLATES: Mapping[str, Template] = {
             return {"requests": request}
         ''',
     ),
+    "environments": Template(
+        "environment",
+        "from typing import Any\n\nfrom rlrun.plugins.agent_task import AgentTask\n"
+        "from rlrun.plugins.environments.turn import Turn",
+        "Asks for the letters of the alphabet, one per turn, `limit` of them.",
+        '"""Number of letters."""',
+        '''
+        def tasks(self) -> list[dict[str, Any]]:
+            """Returns the tasks as rows. `label` and `metadata` may hold what `reset` needs."""
+            question = "Which letter follows {}?"
+            return [{"id": a, "prompt": question.format(a), "label": a} for a in "abcdefgh"]
+
+        def reset(self, task: AgentTask) -> None:
+            """Begins an execution. It may return the first messages; None stands for the row's prompt."""
+            self._letter, self._turns = task.label, 0
+
+        def step(self, action: str) -> Turn:
+            """Returns what the policy reads next, the reward of its action, and whether that was the end."""
+            self._turns += 1
+            self._letter = chr(ord(self._letter) + 1)
+            reward = float(action.strip() == self._letter)
+            return Turn(f"And {self._letter}?", reward, self._turns == self.params.limit)
+        ''',
+    ),
     "tools": Template(
         "tool",
         "from collections.abc import Mapping\nfrom typing import Any",

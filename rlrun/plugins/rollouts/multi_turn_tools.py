@@ -7,13 +7,13 @@ prompt ─▶ answer ─▶ calls? ─no─▶ done
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.rollouts.conversation import TurnByTurn
 from rlrun.plugins.rollouts.tool_box import Result, ToolBox
 from rlrun.plugins.rollouts.tool_calls import Syntax, parse_calls
 from rlrun.plugins.session import Session
@@ -81,7 +81,7 @@ class MultiTurnTools:
         await self._box.close()
 
     async def _talk(self, session: Session, box: ToolBox) -> Trajectory:
-        talk, last_answer, failed, called = _Talk(session, Trajectory(session.prompt.tokens)), "", 0, 0
+        talk, last_answer, failed, called = TurnByTurn(session, Trajectory(session.prompt.tokens)), "", 0, 0
         trajectory, end = talk.trajectory, dict[str, float]()
         while True:
             answer = await talk.ask()
@@ -98,7 +98,7 @@ class MultiTurnTools:
                 break
             called += len(results)
             failed += sum(result.failed for result in results)
-            if len(trajectory.turns) == self.params.max_turns or not talk.give(results):
+            if len(trajectory.turns) == self.params.max_turns or not _give(talk, results):
                 trajectory.status = Status.TRUNCATED
                 break
         trajectory.info = {"turns": len(trajectory.turns), "tool_calls": called, "tool_errors": failed, **end}
@@ -107,41 +107,7 @@ class MultiTurnTools:
         return trajectory
 
 
-@dataclass(slots=True)
-class _Talk:
-    """The conversation so far, and what room it has."""
-
-    session: Session
-    trajectory: Trajectory
-
-    @property
-    def room(self) -> int:
-        """Number of tokens that the response may still get."""
-        used = len(self.trajectory) - len(self.trajectory.prompt)
-        return self.session.sampling.max_new_tokens - used
-
-    async def ask(self) -> str:
-        """Returns the policy's next answer, with special tokens except the end token; "" if it is empty."""
-        limited = self.session.sampling.limited(self.room)
-        images = (*self.session.prompt.images, *self.trajectory.images)
-        generation = await self.session.generate(self.trajectory.tokens(), limited, images)
-        self.trajectory.add(generation)
-        tokens = generation.tokens
-        if len(tokens) and tokens[-1] in self.session.chat.eos_token_ids:
-            tokens = tokens[:-1]
-        [text] = self.session.chat.decode_batch([tokens], special=True)
-        return text
-
-    def give(self, results: Sequence[Result]) -> bool:
-        """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
-        chat = self.session.chat
-        images = [image for result in results for image in result.images]
-        end, tokens = chat.follow_up([result.message for result in results], images=images)
-        answer = self.trajectory.turns[-1].tokens
-        ended = answer[-1] in chat.eos_token_ids  # not where a stop string ended it
-        if self.room <= len(tokens) + (not ended):
-            return False
-        if not ended:
-            self.trajectory.give(end)
-        self.trajectory.give(tokens, images)
-        return True
+def _give(talk: TurnByTurn, results: Sequence[Result]) -> bool:
+    """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
+    images = [image for result in results for image in result.images]
+    return talk.give([result.message for result in results], images)

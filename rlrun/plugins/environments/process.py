@@ -1,0 +1,246 @@
+"""One process of an environment: it is started, called and killed here. Its program is `worker.py`."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import util
+from pathlib import Path
+from typing import IO, Any
+
+from rlrun.models.json_files import parse_json
+from rlrun.plugins.environments import worker
+from rlrun.plugins.registry import PluginError, checked_params, find
+from rlrun.plugins.rollouts.agent.command_agent import running_programs
+from rlrun.plugins.types import Row
+from rlrun.specs.local_code import is_own_interpreter
+from rlrun.specs.sections.data import EnvironmentSpec
+
+START_TIMEOUT = 120.0
+"""Seconds that a process may take to import and construct its environment, and to list its tasks."""
+_TAIL = 2000
+"""Number of bytes at the end of the error output that a message shows."""
+
+
+class EnvironmentFailure(RuntimeError):
+    """An environment raised, or its process died: the execution fails, and the message says why."""
+
+
+class EnvironmentProcess:
+    """A process with one environment, which many executions share."""
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        """Raises PluginError for a plugin or an interpreter that does not exist."""
+        self.spec = spec
+        self._command = command(spec)
+        self._setup = setup(spec)
+        self._process: asyncio.subprocess.Process | None = None
+        self._errors: IO[bytes] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self.load = 0
+        """Number of executions in this process."""
+
+    async def call(self, method: str, seconds: float | None, **arguments: Any) -> Any:
+        """Returns the result of a method of the worker; starts the process first if it does not run.
+
+        Raises EnvironmentFailure if the environment raises, the process dies, or the call takes longer than
+        `seconds`, after which the process is killed. None: no deadline; a cancelled call is cancelled there.
+        """
+        await self._started()
+        self._number += 1
+        number, answer = self._number, asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        self._send({"call": number, "method": method, "arguments": arguments})
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return await answer
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            await self.stop()
+            message = f"{method} took longer than {seconds:g} s (step_timeout), so its process was killed"
+            raise EnvironmentFailure(self._named(message)) from None
+        except asyncio.CancelledError:
+            self._send({"method": "cancel", "number": number})
+            raise
+        finally:
+            self._calls.pop(number, None)
+
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Calls a method of the worker without waiting for it, if the process runs."""
+        self._number += 1
+        self._send({"call": self._number, "method": method, "arguments": arguments})
+
+    async def stop(self) -> None:
+        """Kills the process and all processes that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        running_programs.discard(process.pid)
+        if self._reader is not None:
+            await self._reader
+        if self._errors is not None:
+            self._errors.close()
+
+    async def _started(self) -> None:
+        """Returns when the environment is constructed; all that wait share one start."""
+        if self._starting is None or (self._starting.done() and not self._is_running()):
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._reader is not None and not self._reader.done()
+
+    async def _start(self) -> None:
+        await self.stop()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 open while the process runs
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._errors,
+            env=environment_variables(self.spec),
+            limit=worker.LINE_BYTES,
+            start_new_session=True,
+        )
+        running_programs.add(self._process.pid)
+        stdout = self._process.stdout
+        assert stdout is not None, "it is a pipe"
+        self._send(self._setup)
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                line = await stdout.readline()
+        except TimeoutError:
+            await self.stop()
+            message = f"was not constructed within {START_TIMEOUT:g} s"
+            raise EnvironmentFailure(self._named(message)) from None
+        if not line or "problem" in (first := parse_json(line)):
+            why = first["problem"] if line else f"its process ended while it started: {self._last_errors()}"
+            await self.stop()
+            raise EnvironmentFailure(self._named(why))
+        self._reader = asyncio.create_task(self._read(stdout))
+
+    async def _read(self, stdout: asyncio.StreamReader) -> None:
+        """Hands answers to their calls until the process ends; then every call fails."""
+        how = "its process died"
+        try:
+            while line := await stdout.readline():
+                self._take(parse_json(line))
+        except ValueError as error:  # a line that is too long, or not JSON
+            how = f"its process answered what cannot be read ({error})"
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(EnvironmentFailure(self._named(f"{how}: {self._last_errors()}")))
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        """Hands an answer to its call, unless nothing waits for it."""
+        call = self._calls.get(answer["call"])
+        if call is None or call.done():
+            return
+        if "error" in answer:
+            call.set_exception(EnvironmentFailure(self._named(answer["error"])))
+        else:
+            call.set_result(answer["result"])
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Sends a line without waiting; a broken pipe shows when the answer is read."""
+        process = self._process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(json.dumps(message, default=str).encode() + b"\n")
+
+    def _named(self, message: str) -> str:
+        return f"environment {self.spec.type}: {message}"
+
+    def _last_errors(self) -> str:
+        if self._errors is None or self._errors.closed:
+            return "it was stopped"
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL))
+        return _last_lines(self._errors.read())
+
+
+def read_tasks(spec: EnvironmentSpec) -> list[Row]:
+    """Returns the environment's tasks, from a process that ends afterwards.
+
+    Raises PluginError, with the environment's message, if it has none or cannot be constructed.
+    """
+    call = {"call": 0, "method": "tasks", "arguments": {}}
+    lines = "".join(json.dumps(line, default=str) + "\n" for line in (setup(spec), call))
+    try:
+        ended = subprocess.run(
+            command(spec),
+            input=lines.encode(),
+            capture_output=True,
+            timeout=START_TIMEOUT,
+            env=environment_variables(spec),
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PluginError(f"environment {spec.type}: no tasks within {START_TIMEOUT:g} s") from None
+    answers: list[dict[str, Any]] = [parse_json(line) for line in ended.stdout.splitlines()]
+    last: dict[str, Any] = answers[-1] if answers else {"problem": _last_lines(ended.stderr)}
+    if problem := last.get("problem") or last.get("error"):
+        raise PluginError(f"environment {spec.type}: {problem}")
+    if "result" not in last:
+        raise PluginError(f"environment {spec.type}: its process died: {_last_lines(ended.stderr)}")
+    return [Row(**row) for row in last["result"]]
+
+
+def command(spec: EnvironmentSpec) -> list[str]:
+    """Returns the command line of the process. Raises PluginError if the interpreter does not exist."""
+    python = spec.python or sys.executable
+    if shutil.which(python) is None:
+        raise PluginError(f"environment {spec.type}: there is no interpreter {python}; correct `python`")
+    return [python, "-P", worker.__file__]
+
+
+def setup(spec: EnvironmentSpec) -> dict[str, Any]:
+    """Returns the first line for the worker. Raises PluginError for a plugin or parameters that are wrong."""
+    target = find("environments", spec.type).target
+    params = checked_params("environments", spec.type, spec.params)
+    tops = {"rlrun", *(() if ".py:" in target else (target.partition(".")[0].partition(":")[0],))}
+    modules = {} if _is_own(spec) else {top: _file_of(top) for top in tops}
+    return {
+        "parent": os.getpid(),
+        "target": target,
+        "params": params.model_dump(mode="json"),
+        "modules": modules,
+    }
+
+
+def environment_variables(spec: EnvironmentSpec) -> dict[str, str]:
+    """Returns this process's variables without Ray's token; for another Python, without those of this one."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
+    if _is_own(spec):
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # "" is the current folder
+    else:
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            own.pop(name, None)
+    return own | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+
+
+def _is_own(spec: EnvironmentSpec) -> bool:
+    return spec.python is None or is_own_interpreter(spec.python)
+
+
+def _file_of(module: str) -> str:
+    found = util.find_spec(module)
+    assert found is not None and found.origin is not None, f"{module} has a plugin, so it is a module"
+    return str(Path(found.origin))
+
+
+def _last_lines(errors: bytes) -> str:
+    lines = errors[-_TAIL:].decode(errors="replace").strip().splitlines()
+    return " | ".join(lines[-3:]) or "it printed nothing"

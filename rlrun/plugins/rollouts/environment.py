@@ -1,0 +1,160 @@
+"""Runs the environment of a row: the policy acts, and the environment answers and rewards it.
+
+reset ─▶ first messages ─▶ action ─▶ step ─▶ done? ─yes─▶ reward
+                             ▲                │ no
+                             └─ observation ◀─┘
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.plugins.environments.declared import METADATA_KEY, declared
+from rlrun.plugins.environments.process import EnvironmentProcess
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.rollouts.conversation import TurnByTurn
+from rlrun.plugins.session import Session
+from rlrun.plugins.types import Message, Status
+from rlrun.specs.sections.section import Section
+
+
+class EnvironmentRolloutParams(Section):
+    """The limits of an execution."""
+
+    max_turns: int = Field(default=16, ge=1)
+    """Number of actions in an execution; one that has not ended by then is truncated, with its rewards so
+    far."""
+    step_timeout: float = Field(default=60.0, gt=0)
+    """Seconds for one `reset` or `step`. When one takes longer, its process is killed: its executions fail,
+    and the next ones get a new process."""
+
+
+class Environment:
+    """The policy acts in the environment of the row, which the data source `environment` names.
+
+    The sum of an execution's rewards is `info["reward"]`, which the reward `noted` reads; the reward of each
+    action is in `info["turn_rewards"]`. With several players the policy plays all of them: each player's
+    conversation is a training sample with this player's reward.
+    """
+
+    Params = EnvironmentRolloutParams
+    api_version = 1
+
+    def __init__(self, params: EnvironmentRolloutParams) -> None:
+        self.params = params
+        self._processes: dict[str, list[EnvironmentProcess]] = {}
+
+    async def run(self, session: Session) -> list[Trajectory]:
+        """Runs one execution. Returns the conversation of each player that acted, the last one last."""
+        process = self._process(session.prompt.row.metadata.get(METADATA_KEY))
+        process.load += 1
+        completed = False
+        try:
+            trajectories = await self._act(session, process)
+            completed = True
+            return trajectories
+        finally:
+            process.load -= 1
+            process.tell("end", episode=session.id, reuse=completed)
+
+    async def close(self) -> None:
+        """Ends the processes of all environments."""
+        for processes in self._processes.values():
+            for process in processes:
+                await process.stop()
+
+    def _process(self, key: object) -> EnvironmentProcess:
+        """Returns the environment's process with the fewest executions."""
+        spec = declared(key)
+        name = str(key)
+        if name not in self._processes:
+            self._processes[name] = [EnvironmentProcess(spec) for _ in range(spec.processes)]
+        return min(self._processes[name], key=lambda process: process.load)
+
+    async def _act(self, session: Session, process: EnvironmentProcess) -> list[Trajectory]:
+        seconds = self.params.step_timeout
+        first = await process.call("reset", seconds, episode=session.id, task=_task(session))
+        talks = {0: TurnByTurn(session, _beginning(session, first))}
+        scores: dict[int, list[float]] = defaultdict(list)
+        info: dict[str, Any] = {}
+        player, order, ended = 0, [0], False
+        for _ in range(self.params.max_turns):
+            talk = talks[player]
+            answer = await talk.ask()
+            if talk.trajectory.status is not Status.COMPLETED:
+                break
+            action = session.chat.plain(answer)
+            turn = await process.call("step", seconds, episode=session.id, action=action)
+            for rewarded, reward in _rewards(turn["rewards"], player).items():
+                scores[rewarded].append(reward)
+            info |= turn["info"]
+            order.append(player)
+            ended = turn["done"]
+            player = turn["player"]
+            if ended:
+                break
+            if player not in talks:
+                talks[player] = TurnByTurn(session, Trajectory(session.chat.render(turn["messages"])))
+            elif not talks[player].give(turn["messages"]):
+                break
+        return _finished(talks, order, scores, info, ended)
+
+
+def _beginning(session: Session, first: Sequence[Message] | None) -> Trajectory:
+    """Returns the conversation before the first action: the environment's messages, or the row's prompt."""
+    return Trajectory(session.prompt.tokens if first is None else session.chat.render(first))
+
+
+def _finished(
+    talks: Mapping[int, TurnByTurn],
+    order: Sequence[int],
+    scores: Mapping[int, Sequence[float]],
+    info: Mapping[str, Any],
+    ended: bool,
+) -> list[Trajectory]:
+    """Returns the sample of each player, with its rewards; the player that acted last comes last.
+
+    An execution whose environment did not end it is truncated, unless rlrun aborted it.
+    """
+    latest = {player: number for number, player in enumerate(order)}
+    players = sorted(talks, key=lambda player: latest.get(player, -1))
+    trajectories = []
+    for player in players:
+        trajectory = talks[player].trajectory
+        if not trajectory.turns and len(players) > 1:
+            continue
+        rewards = list(scores.get(player, ()))
+        trajectory.info = {
+            **info,
+            "reward": sum(rewards),
+            "turns": len(trajectory.turns),
+            "turn_rewards": rewards,
+        }
+        if len(players) > 1:
+            trajectory.info["player"] = player
+        if not ended and trajectory.status is Status.COMPLETED:
+            trajectory.status = Status.TRUNCATED
+        trajectories.append(trajectory)
+    return trajectories
+
+
+def _rewards(rewards: Mapping[str, float], player: int) -> dict[int, float]:
+    """Returns the rewards by player; one without a player's name is that of the player who acted."""
+    return {int(name) if name else player: reward for name, reward in rewards.items()}
+
+
+def _task(session: Session) -> dict[str, Any]:
+    row = session.prompt.row
+    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else list(row.prompt)
+    metadata = {name: value for name, value in row.metadata.items() if name != METADATA_KEY}
+    return {
+        "id": session.id,
+        "messages": messages,
+        "label": row.label,
+        "metadata": metadata,
+        "seed": session.seed,
+        "base_url": "",
+        "api_key": "",
+    }

@@ -263,3 +263,11 @@ def test_flags_of_the_command_line(tmp_path: Path) -> None:
     assert draft.values["trainer"]["steps"] == 7
     assert draft.values["trainer"]["lr"] == 2e-6
     assert draft.values["data"]["shuffle"] is False
+
+
+def test_the_last_training_command_of_a_script_is_imported(tmp_path: Path) -> None:
+    script = tmp_path / "twice.sh"
+    script.write_text("trl grpo --learning_rate 1e-5\ntrl grpo --learning_rate 2e-5\n")
+    draft = import_file(script)
+    assert draft.values["trainer"]["lr"] == 2e-5
+    assert "twice.sh trains 2 times; the last training command is imported" in "\n".join(draft.messages())

@@ -13,9 +13,9 @@ import tomli
 
 from rlrun.converters.imports.settings import Setting, add_setting
 from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.training_command import read_training_command
 from rlrun.converters.imports.written_values import written_value
-from rlrun.converters.shell.files import candidate_files
-from rlrun.converters.shell.script import Word, read_script
+from rlrun.converters.shell.script import Word
 from rlrun.specs.problems.positions import KeyPath, find_positions, line_and_column
 
 _PROGRAM = re.compile(r"(?:.*/)?rl")
@@ -92,19 +92,14 @@ def _add(source: PrimeSource, name: str, value: Any, location: str) -> None:
 
 def _read_shell(source: PrimeSource, path: Path) -> None:
     """Adds the settings of the last command that runs `rl`."""
-    script = read_script(path)
-    commands = [words[at + 1 :] for words in script.commands if (at := _start(words)) is not None]
-    if not commands:
-        raise ValueError(f"{path} does not run `rl @ FILE.toml`: give the file that launches the job")
-    if len(commands) > 1:
-        script.note(f"{path.name} trains {len(commands)} times; the last training command is imported")
-    words = commands[-1]
-    source.notes += [*script.notes, *dict.fromkeys(note for word in words for note in word.notes)]
+    command = read_training_command(path, _start, "does not run `rl @ FILE.toml`")
+    words = command.arguments
+    source.notes += command.notes
     section, flag, values = "", None, []  # type: str, Word | None, list[str]
     for at, word in enumerate([*words, None]):
         before = words[at - 1].text if at else ""
         if word is not None and before == "@":
-            file = next(candidate_files(word.text, Path(script.folder), path.absolute().parent), None)
+            file = command.find_file(word.text)
             if file is None:
                 source.notes.append(f"{word.location}: {word.text} was not found: its settings are left out")
             else:

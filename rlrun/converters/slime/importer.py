@@ -14,6 +14,7 @@ from typing import Any
 from rlrun.converters.imports.run_names import plain_name
 from rlrun.converters.imports.secrets import is_secret
 from rlrun.converters.imports.shell_variables import refer_to_variables
+from rlrun.converters.imports.training_command import last_training_command
 from rlrun.converters.shell.files import candidate_files
 from rlrun.converters.shell.script import Script, Word, read_script
 from rlrun.converters.slime.draft import Draft, Flag
@@ -171,11 +172,9 @@ def _why_unused(algorithm: str, row: FlagRow) -> str:
 
 def training_command(script: Script, path: Path) -> list[Word]:
     """Returns the words of the training command; without one, those of all arrays named `…_ARGS`."""
-    training = [at for at, words in enumerate(script.commands) if _start_of_training(words) is not None]
-    if training:
-        if len(training) > 1:
-            script.note(f"{path.name} trains {len(training)} times; the last training command is imported")
-        return _continued(script, training[-1])
+    at = last_training_command(script, path, _start_of_training)
+    if at is not None:
+        return _continued(script, at)
     arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
     if not arrays:
         raise ValueError(

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlrun.converters.imports.settings import Setting, add_setting
 from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.training_command import TrainingCommand, read_training_command
 from rlrun.converters.imports.written_values import written_value
 from rlrun.converters.imports.yaml_table import yaml_table
-from rlrun.converters.shell.files import candidate_files
-from rlrun.converters.shell.script import Script, Word, read_script
+from rlrun.converters.shell.script import Word
 from rlrun.converters.trl.python_script import read_python
 
 _PROCESSES = ("num_processes", "nproc_per_node")
@@ -64,23 +64,16 @@ def _read_yaml(source: TrlSource, path: Path) -> None:
 
 def _read_shell(source: TrlSource, path: Path) -> None:
     """Adds the settings of the last command that runs `trl grpo` or a Python script."""
-    script = read_script(path)
-    source.notes += script.notes
-    commands = [(words, at) for words in script.commands if (at := _training(words)) is not None]
-    if not commands:
-        raise ValueError(
-            f"{path} runs neither `trl grpo` nor a Python script: give the file that launches the job"
-        )
-    words, start = commands[-1]
-    source.notes += dict.fromkeys(note for word in words for note in word.notes)
-    for name, (values, location) in _flags(words[:start]).items():
+    command = read_training_command(path, _training, "runs neither `trl grpo` nor a Python script")
+    source.notes += command.notes
+    for name, (values, location) in _flags(command.words[: command.program]).items():
         if name != "m":
             _add_launch(source, name, values, location)
-    flags = _flags(words[start + 1 :])
+    flags = _flags(command.arguments)
     if "config" in flags:
-        _read_yaml(source, _file(script, path, *flags.pop("config")[0][:1]))
-    program = words[start]
-    is_trl = not program.text.endswith(".py") or _read_program(source, script, path, program)
+        _read_yaml(source, _configuration(command, *flags.pop("config")[0][:1]))
+    program = command.words[command.program]
+    is_trl = not program.text.endswith(".py") or _read_program(source, command, program)
     for name, (values, location) in flags.items():
         if is_trl:
             _add(source, name, _value(values), location)
@@ -88,9 +81,9 @@ def _read_shell(source: TrlSource, path: Path) -> None:
             source.notes.append(f"{location}: --{name}: an argument of {program.text}, which is not read")
 
 
-def _read_program(source: TrlSource, script: Script, path: Path, program: Word) -> bool:
+def _read_program(source: TrlSource, command: TrainingCommand, program: Word) -> bool:
     """Adds the settings of a Python script, and returns whether its arguments are TRL's settings."""
-    file = next(candidate_files(program.text, Path(script.folder), path.absolute().parent), None)
+    file = command.find_file(program.text)
     if file is None:
         source.notes.append(f"{program.location}: {program.text} was not found, and is not read")
         return True
@@ -158,8 +151,9 @@ def _add_launch(source: TrlSource, name: str, values: Sequence[str], location: s
         )
 
 
-def _file(script: Script, path: Path, written: str = "") -> Path:
-    file = next(candidate_files(written, Path(script.folder), path.absolute().parent), None)
+def _configuration(command: TrainingCommand, written: str = "") -> Path:
+    """Returns the file of --config. Raises ValueError if it does not exist."""
+    file = command.find_file(written)
     if file is None:
-        raise ValueError(f"{path.name}: the file of --config, {written}, was not found")
+        raise ValueError(f"{command.path.name}: the file of --config, {written}, was not found")
     return file

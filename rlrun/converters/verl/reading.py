@@ -8,10 +8,10 @@ from typing import Any
 
 from rlrun.converters.imports.settings import Setting, add_setting
 from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.training_command import TrainingCommand, read_training_command
 from rlrun.converters.imports.written_values import numbers_read, written_value
 from rlrun.converters.imports.yaml_table import yaml_table
-from rlrun.converters.shell.files import candidate_files
-from rlrun.converters.shell.script import Script, Word, read_script
+from rlrun.converters.shell.script import Word
 
 _PROGRAM = re.compile(r"(?:verl|recipe)[\w.]*\.main_\w+|(?:.*/)?main_(?:ppo|dapo|\w*trainer\w*)\.py")
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<name>[A-Za-z_][\w.@/-]*)=(?P<value>.*)", re.DOTALL)
@@ -66,16 +66,10 @@ def _leaves(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _read_shell(source: VerlSource, path: Path) -> None:
     """Adds the overrides of the last command that trains with verl."""
-    script = read_script(path)
-    commands = [words for words in script.commands if _start(words) is not None]
-    if not commands:
-        raise ValueError(f"{path} does not run verl.trainer.main_ppo: give the file that launches the job")
-    if len(commands) > 1:
-        script.note(f"{path.name} trains {len(commands)} times; the last training command is imported")
-    words = commands[-1][(_start(commands[-1]) or 0) + 1 :]
-    source.notes += [*script.notes, *dict.fromkeys(note for word in words for note in word.notes)]
-    _read_configuration(source, script, path, words)
-    for word in words:
+    command = read_training_command(path, _start, "does not run verl.trainer.main_ppo")
+    source.notes += command.notes
+    _read_configuration(source, command)
+    for word in command.arguments:
         _read_override(source, word)
 
 
@@ -83,9 +77,10 @@ def _start(words: Sequence[Word]) -> int | None:
     return next((at for at, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), None)
 
 
-def _read_configuration(source: VerlSource, script: Script, path: Path, words: Sequence[Word]) -> None:
+def _read_configuration(source: VerlSource, command: TrainingCommand) -> None:
     """Reads the file of --config-name, unless it is verl's own."""
     options: dict[str, str] = {}
+    words = command.arguments
     for at, word in enumerate(words):
         if match := _OPTION.fullmatch(word.text):
             following = words[at + 1].text if at + 1 < len(words) else ""
@@ -95,7 +90,7 @@ def _read_configuration(source: VerlSource, script: Script, path: Path, words: S
         return
     folder = options.get("path", options.get("dir", "."))
     written = f"{folder}/{name.removesuffix('.yaml')}.yaml"
-    file = next(candidate_files(written, Path(script.folder), path.absolute().parent), None)
+    file = command.find_file(written)
     if file is None:
         source.notes.append(f"{written} was not found: its settings are left out")
     else:

@@ -24,6 +24,7 @@ from rlrun.models.hf_tensor import (
 from rlrun.models.json_files import tensor_shapes
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_KEYS = ".self_attn.k_proj.weight"
 _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 """Keys that different families use for the number of experts that a token is routed to."""
@@ -43,6 +44,7 @@ def read_transformers_model(folder: Path) -> Architecture:
         check_numbers(text, f"{folder / 'config.json'}")
         refuse_unsupported(text)
         heads, hidden = text["num_attention_heads"], text["hidden_size"]
+        kv_heads = text.get("num_key_value_heads") or heads
         tensors = dict(_tensor_shapes(folder))
         prefix = text_prefix(tensors)
         own = {
@@ -55,8 +57,8 @@ def read_transformers_model(folder: Path) -> Architecture:
             hidden=hidden,
             layers=text["num_hidden_layers"],
             heads=heads,
-            kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or hidden // heads,
+            kv_heads=kv_heads,
+            head_dim=_widest_head(own, kv_heads) or text.get("head_dim") or hidden // heads,
             intermediate=text["intermediate_size"],
             norm_eps=text.get("rms_norm_eps") or 1e-5,
             max_positions=text["max_position_embeddings"],
@@ -119,6 +121,13 @@ def _read_experts(
         normalize=True,
         layers=frozenset(int(matrix.parameter.split(".")[2]) for matrix in matrices),
     )
+
+
+def _widest_head(tensors: Mapping[str, tuple[int, ...]], kv_heads: int) -> int:
+    """Returns the largest dimension of a head, which may differ by layer (Gemma 4); 0: no matrix of keys by
+    itself tells.
+    """
+    return max((shape[0] // kv_heads for name, shape in tensors.items() if name.endswith(_KEYS)), default=0)
 
 
 def _tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -32,7 +32,8 @@ def table(families: Mapping[str, Support]) -> str:
         cells += [mark(degree in family.layouts) for degree in DEGREES]
         if families is NATIVE:
             cells += [mark(family.adapters), mark(family.precision), mark(family.prefixes)]
-            cells += [mark(family.native_engine), mark(family.sglang), mark(family.images)]
+            engine = "yes" if family.native_engine else "by transformers' layers"
+            cells += [engine, mark(family.sglang), mark(family.images)]
         lines.append(row(cells))
     return "\n".join(lines) + "\n"
 

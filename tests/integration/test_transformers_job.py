@@ -1,4 +1,4 @@
-"""A job whose layers are transformers': Gemma 3 with windows, on two ranks, with a real SGLang server."""
+"""Jobs of families that transformers computes, with native engines and with a real SGLang server."""
 
 from pathlib import Path
 
@@ -9,11 +9,31 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.jobs import Jobs
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import FOREIGN, make_tiny_model
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name == "gemma3_text" else pytest.mark.slow)
+        for name in (*FOREIGN, "gpt_oss")
+    ],
+)
+def test_native_engines_serve_what_a_resumed_job_trains(family: str, jobs: Jobs, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", family, scale=0.05, pad_token_id=None)
+    settings = {"model__path": str(model), "checkpoint__interval": 1}
+    first = jobs.run(family, **settings, trainer__steps=2)
+    assert first.code == 0, first.output
+    ended = jobs.run(family, "--resume", **settings, trainer__steps=3, checkpoint__export_hf=True)
+    assert ended.code == 0, ended.output
+    assert [line["step"] for line in ended.metrics] == [1, 2, 3]
+    assert max(line["train/train_rollout_logprob_abs_diff"] for line in ended.metrics) < 1e-4
+    assert_trained(model, ended.folder.path / "model")
 
 
 @pytest.mark.slow
 def test_a_resumed_job_trains_and_exports_what_its_server_serves(jobs: Jobs, tmp_path: Path) -> None:
+    """Gemma 3 with windows, on two tensor-parallel ranks."""
     model = make_tiny_model(tmp_path / "gemma", "gemma3_text", scale=0.05, tied=True, pad_token_id=None)
     settings = {
         "model__path": str(model),
@@ -32,6 +52,13 @@ def test_a_resumed_job_trains_and_exports_what_its_server_serves(jobs: Jobs, tmp
     assert ended.code == 0, ended.output
     assert [line["step"] for line in ended.metrics] == [1, 2, 3]
     assert max(line["train/train_rollout_logprob_abs_diff"] for line in ended.metrics) < 1e-4
-    before = load_file(model / "model.safetensors")
-    exported = AutoModelForCausalLM.from_pretrained(ended.folder.path / "model").state_dict()
-    assert [name for name, tensor in before.items() if torch.equal(exported[name], tensor)] == []
+    assert_trained(model, ended.folder.path / "model")
+
+
+def assert_trained(before: Path, after: Path) -> None:
+    """Every tensor of the exported model differs from the one that the job began with."""
+    tensors = load_file(before / "model.safetensors")
+    exported = load_file(after / "model.safetensors")
+    assert exported.keys() == tensors.keys()
+    assert [name for name, tensor in tensors.items() if torch.equal(exported[name], tensor)] == []
+    AutoModelForCausalLM.from_pretrained(after)

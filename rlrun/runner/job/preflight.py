@@ -19,7 +19,7 @@ from rlrun.models.hub import Say, cached_config, download, say_nothing
 from rlrun.models.transformers_models import refuse_unsupported
 from rlrun.plugins.registry import load
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.engines.native.model.config import engine_architecture
+from rlrun.runner.engines.native.model.config import engine_architecture, is_computed_by_transformers
 from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings, few_rows
@@ -137,7 +137,10 @@ def _family_problem(spec: Spec, folder: Path) -> str:
                     'trainer.vision_tower = "none", or choose an algorithm without a critic'
                 )
         if spec.engine.type == "native" and layout_of(spec, needs_of(spec).rollout).engines:
-            engine_architecture(folder)
+            if is_computed_by_transformers(folder):
+                refuse_unsupported(with_family_defaults(read_config(folder)))
+            else:
+                engine_architecture(folder)
     except ValueError as error:
         return str(error)
     return ""

@@ -1,5 +1,6 @@
 """The native engine's log-probs and greedy tokens against transformers, in float32."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,14 @@ def test_log_probs_and_greedy_tokens_equal_transformers(name: str, operations: s
         for k in range(3)
     ]
     run(scheduler, samples)
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert_like_transformers(samples, folder)
+
+
+def assert_like_transformers(
+    samples: Sequence[SampleInProgress], folder: Path, auto_class: Any = AutoModelForCausalLM
+) -> None:
+    """Checks the log-probs of finished samples, and the tokens of greedy ones."""
+    peer = auto_class.from_pretrained(folder, dtype=torch.float32)
     for finished in samples:
         logits = peer_logits(peer, finished)
         expected = (logits / (finished.params.temperature or 1.0)).log_softmax(-1)

@@ -87,6 +87,21 @@ def test_greedy_tokens_are_the_same(
     assert counts(plain) == (0, 0)
 
 
+def test_drafts_of_layers_with_windows_that_transformers_computes(
+    make_scheduler: MakeScheduler,
+    guess_from: Callable[[list[SampleInProgress]], None],
+    tmp_path: Path,
+) -> None:
+    folder = make_tiny_model(tmp_path, "gemma3_text", scale=0.1, pad_token_id=None)
+    samples = [new_sample(prompt, temperature=0, max_new_tokens=30) for prompt in PROMPTS]
+    plain = run(make_scheduler(folder), copies(samples))
+    guess_from(plain)
+    speculated = run(make_scheduler(folder, draft_tokens=4), copies(samples))
+    same_tokens(speculated, plain)
+    drafted, accepted = counts(speculated)
+    assert 0 < accepted < drafted
+
+
 LIMITS: dict[str, dict[str, Any]] = {
     "whole vocabulary": {},
     "temperature": {"temperature": 0.7},

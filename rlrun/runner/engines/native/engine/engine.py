@@ -80,8 +80,12 @@ class Engine:
             raise ValueError(f"{total}; this engine's cache holds {self.loaded.cache_tokens} tokens")
         if sample.prompt.min() < 0 or sample.prompt.max() >= self.loaded.architecture.vocab:
             raise ValueError(f"input_ids must lie in [0, {self.loaded.architecture.vocab})")
-        if sample.reports_experts and self.loaded.architecture.experts is None:
-            raise ValueError("return_routed_experts: the model has no experts; remove it")
+        architecture = self.loaded.architecture
+        if sample.reports_experts and (architecture.experts is None or architecture.stored_tensors):
+            reason = (
+                "transformers' layers report none" if architecture.experts else "the model has no experts"
+            )
+            raise ValueError(f"return_routed_experts: {reason}; remove it")
         self.loaded.stops.strings.check(sample.params)
 
     def prepare_images(self) -> "Future[None]":

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
@@ -13,6 +14,7 @@ from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.engine.stops import Stops
 from rlrun.runner.engines.native.model import flash_ops
+from rlrun.runner.engines.native.model.batches import packed_prompts
 from rlrun.runner.engines.native.model.cache import (
     BlockPool,
     block_size,
@@ -25,6 +27,7 @@ from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.engines.native.model.image_tower import ImageTower
+from rlrun.runner.engines.native.model.transformers_layers import TransformersLayers
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
@@ -61,7 +64,8 @@ def load(setup: EngineSetup) -> LoadedEngine:
         with MergedFolder(Path(setup.model_folder), architecture, Path(setup.adapter)) as merged:
             for name in merged.adapted:
                 named[name].copy_(merged.read(name))
-    paged = flash_ops.takes(architecture.head_dim, dtype, device)
+    own_layers = not architecture.stored_tensors
+    paged = own_layers and flash_ops.takes(architecture.head_dim, dtype, device)
     block = block_size(paged=paged)
     states = setup.max_running + setup.kept_samples
     recurrent_bytes = (states + 1) * architecture.state_bytes(dtype.itemsize)
@@ -71,6 +75,7 @@ def load(setup: EngineSetup) -> LoadedEngine:
     # One block more than the tokens need: a sample's prompt and its response each begin a block.
     pool = BlockPool(blocks_for(cache_tokens, block) + 1, block)
     cache = make_cache(architecture, pool.total, dtype, device, paged=paged)
+    layers = None if own_layers else TransformersLayers(Path(setup.model_folder), architecture, cache, length)
     model = Model(
         architecture,
         fuse(named, architecture),
@@ -80,7 +85,10 @@ def load(setup: EngineSetup) -> LoadedEngine:
         recurrent=parts.make_states(states, dtype, device),
         tower=_image_tower(setup, architecture, dtype, device),
         exact=setup.true_on_policy,
+        layers=layers,
     )
+    if layers is not None:
+        model.states(packed_prompts([np.zeros(1, np.int32)], 1), [1])  # refuses what cannot be computed
     rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length, block) + 1, block)
     stops = Stops(architecture.vocab, end_token_ids(Path(setup.model_folder)), setup.model_folder)
     scheduler = Scheduler(model, pool, rows, stops, kept=setup.kept_samples, draft_tokens=setup.draft_tokens)

@@ -29,20 +29,21 @@ class DecodeBatch:
     block: int = BLOCK
     """Tokens of a block."""
 
-    def gathered_blocks(self) -> tuple[Int64, NDArray[np.bool_]]:
-        """Returns the blocks `[M, W]` of every row, the prompt's and then its own, and a mask of existing
-        tokens.
+    def gathered_blocks(self) -> tuple[Int64, Int64]:
+        """Returns the blocks `[M, W]` of every row, the prompt's and then its own, and the distance of each
+        of their tokens to the row's token: 0 for itself, negative where there is no token.
         """
         suffix_lengths, seats, prefix_seats, prefix_lengths = self.columns[3:]
-        blocks, masks = [], []
-        for tables, rows, lengths in (
-            (self.prefix_tables, prefix_seats, prefix_lengths),
-            (self.suffix_tables, seats, suffix_lengths),
+        blocks, distances = [], []
+        for tables, rows, lengths, following in (
+            (self.prefix_tables, prefix_seats, prefix_lengths, suffix_lengths),
+            (self.suffix_tables, seats, suffix_lengths, 0 * suffix_lengths),
         ):
             width = blocks_for(int(lengths.max()), self.block)
             blocks.append(tables[rows, :width])
-            masks.append(np.arange(width * self.block) < lengths[:, None])
-        return np.concatenate(blocks, 1, dtype=np.int64), np.concatenate(masks, 1)
+            before_end = lengths[:, None] - 1 - np.arange(width * self.block)
+            distances.append(np.where(before_end < 0, -1, before_end + following[:, None]))
+        return np.concatenate(blocks, 1, dtype=np.int64), np.concatenate(distances, 1)
 
 
 def packed_prompts(

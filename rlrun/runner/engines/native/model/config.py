@@ -4,29 +4,41 @@ from pathlib import Path
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import architecture, read_config
+from rlrun.models.families.by_transformers import TRANSFORMERS
 from rlrun.models.families.table import NATIVE
 from rlrun.models.tensor_names import text_tensors
+from rlrun.models.transformers_models import read_transformers_model
 
 FAMILIES = tuple(name for name, support in NATIVE.items() if support.native_engine)
 
 
 def engine_architecture(folder: str | Path) -> Architecture:
-    """Returns the architecture of a Hugging Face folder.
+    """Returns the architecture of a Hugging Face folder, whose layers rlrun computes, or else transformers.
 
     Raises ValueError for a broken `config.json`, and for a family or an option that the engine does not
     compute.
     """
-    path = Path(folder) / "config.json"
-    config = read_config(Path(folder))
-    if config.get("model_type") not in FAMILIES:
-        raise ValueError(
-            f"{path}: the native engine does not run model_type {config.get('model_type')!r}, only "
-            f'{", ".join(FAMILIES)}; use engine.type = "sglang" for others'
-        )
+    path = Path(folder)
+    if is_computed_by_transformers(path):
+        return read_transformers_model(path)
     try:
-        return architecture(config, str(path), with_biases=True)
+        return architecture(read_config(path), str(path / "config.json"), with_biases=True)
     except ValueError as error:
         raise ValueError(f"the native engine cannot run {folder}: {error}") from None
+
+
+def is_computed_by_transformers(folder: Path) -> bool:
+    """Returns whether transformers' layers compute the model of a folder with a `config.json`.
+
+    Raises ValueError for a family that the engine does not run.
+    """
+    model_type = read_config(folder).get("model_type")
+    if model_type not in (*NATIVE, *TRANSFORMERS):
+        raise ValueError(
+            f"{folder / 'config.json'}: the native engine does not run model_type {model_type!r} "
+            '(docs/families.md); use engine.type = "sglang"'
+        )
+    return model_type not in FAMILIES
 
 
 def weight_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:

@@ -22,11 +22,18 @@ from rlrun.runner.engines.native.model.experts import route, routed_output
 from rlrun.runner.engines.native.model.image_tower import ShownImages
 from rlrun.runner.engines.native.model.layer_weights import ExpertWeights, LayerWeights, ModelWeights
 from rlrun.runner.engines.native.model.recurrent import Recur
-from rlrun.runner.engines.native.model.torch_ops import Rotation
+from rlrun.runner.engines.native.model.torch_ops import Rotation, Scores
 
-Attend = Callable[[int, torch.Tensor], torch.Tensor]
-"""Gets the number of a layer among those with attention, and its rotated queries, keys and values, which are
-in the cache, too; returns `[T, heads · D]`."""
+
+class Attend(Protocol):
+    """How the queries of a pass attend to keys."""
+
+    def __call__(self, index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
+        """Returns `[T, heads · D]`.
+
+        `index`: the number of a layer among those with attention. `qkv`: its rotated queries, keys and
+        values, which are in the cache, too. `scores`: only given by transformers' layers.
+        """
 
 
 class Operations(Protocol):

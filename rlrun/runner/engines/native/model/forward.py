@@ -9,9 +9,9 @@ There are three ways to compute them: C++ kernels on a CPU (`native_ops`), flash
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from rlrun.runner.engines.native.model.image_tower import ImageTower, PromptImag
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, without_elements
 from rlrun.runner.engines.native.model.page_lookups import continued_lookup, own_lookup, prompt_lookup
 from rlrun.runner.engines.native.model.recurrent import PromptRecurrence, Recur, RecurrentStates
+from rlrun.runner.engines.native.model.torch_ops import Scores
+from rlrun.runner.engines.native.model.transformers_layers import TransformersLayers
 
 PADDING_WEIGHTS = 100_000_000
 """Padding rows times weights whose product costs about as much as oneDNN's code for a new batch size."""
@@ -75,11 +77,13 @@ class Model:
         recurrent: RecurrentStates | None = None,
         tower: ImageTower | None = None,
         exact: bool = False,
+        layers: TransformersLayers | None = None,
     ) -> None:
         """`length`: tokens of the longest sequence. `wide_head`: logits are computed in float32.
 
         `recurrent`: the slots for the rows' states; None without recurrent layers. `tower`: computes images.
-        `exact`: log-probs equal those of a trainer with `true_on_policy`.
+        `exact`: log-probs equal those of a trainer with `true_on_policy`. `layers`: those of a family without
+        layers of rlrun's own; None: the architecture describes the layers.
         """
         self.tower = tower
         self.architecture = architecture
@@ -94,17 +98,18 @@ class Model:
         experts. Products and attention of prompts are theirs only where they are in order."""
         if exact:
             _check_exactness(architecture, native=self.native)
-        fits = self.native and _kernels_fit(architecture)
+        own = layers is None
+        fits = own and self.native and _kernels_fit(architecture)
         self._decodes_natively = fits and architecture.experts is None
-        self._in_order = self.native and (exact or native_ops.packs(cache.keys.dtype))
+        self._in_order = own and self.native and (exact or native_ops.packs(cache.keys.dtype))
         self._prompt_ops = native_ops if fits and self._in_order else torch_ops
-        self.packs = self._in_order or is_packable(weights.norm)
+        self.packs = own and (self._in_order or is_packable(weights.norm))
         """Matrices are packed copies, so that the tensors of a checkpoint are not kept."""
         ops: Operations = native_ops if fits else flash_ops if self.flash else torch_ops
         tables = rope_tables(architecture.rope, architecture.rotated_dim, length)
         self._cos, self._sin = (table.to(self.device) for table in tables)
         self.parts = engine_parts(architecture)
-        self._layers = DecoderLayers(self.parts, ops, (self._cos, self._sin))
+        self._layers = layers or DecoderLayers(self.parts, ops, (self._cos, self._sin))
         self._layer_tensors: list[torch.Tensor | None] = []
         self._num_weights = sum(prod(shape) for shape in weight_shapes(architecture).values())
         self.replace_weights(weights)
@@ -130,6 +135,8 @@ class Model:
     def release_weights(self) -> None:
         """Frees the weights until the next `replace_weights`."""
         self.weights = without_elements(self.weights)
+        if isinstance(self._layers, TransformersLayers):
+            self._layers.release()
         self._layer_tensors.clear()
         self._prepared = True
 
@@ -138,7 +145,11 @@ class Model:
         layer.
         """
         if not self._prepared:
-            if self._in_order:
+            if isinstance(self._layers, TransformersLayers):
+                self._layers.load(self.weights.named)
+                if self._wide_head:
+                    self.weights = replace(self.weights, head=self.weights.head.float())
+            elif self._in_order:
                 self.weights = native_ops.pack(self.weights)
             else:
                 self.weights = pack_for_onednn(self.weights, wide_head=self._wide_head)
@@ -197,12 +208,12 @@ class Model:
         inputs, ends = to_device([packed, all_ends], self.device)
         continued = self._continued_attention(lengths, cached) if cached else None
 
-        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
+        def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
             if continued is not None:
-                return continued(index, qkv)
+                return continued(index, qkv, *scores)
             if self.flash:
                 return flash_ops.prefill_attention(qkv, heads, kv_heads, ends, max(lengths))
-            return self._prompt_ops.prefill_attention(qkv, heads, kv_heads, list(lengths))
+            return self._prompt_ops.prefill_attention(qkv, heads, kv_heads, list(lengths), *scores)
 
         shown = None
         if any(prompt.patches for prompt in images):
@@ -218,18 +229,19 @@ class Model:
         if self.flash:
             lookup = continued_lookup(lengths, cached.starts, cached.blocks, self.cache.block)
             pages = flash_ops.DeviceLookup.of(lookup, to_device(lookup.arrays, self.device))
-            return lambda index, qkv: flash_ops.continued_attention(
+            return lambda index, qkv, *_: flash_ops.continued_attention(
                 qkv[:, :heads], self.cache.keys[index], self.cache.values[index], pages
             )
         tables = [torch.from_numpy(blocks.astype(np.int64)).to(self.device) for blocks in cached.blocks]
+        ops: Any = self._prompt_ops
 
-        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
-            keys, values = self.cache.keys[index], self.cache.values[index]
+        def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
+            cache = self.cache.keys[index], self.cache.values[index]
             pieces = qkv[: sum(lengths)].split(list(lengths))
             attended = [
-                self._prompt_ops.continued_attention(piece[:, :heads], keys, values, table, start).flatten(1)
+                ops.continued_attention(piece[:, :heads], cache, table, start, *scores).flatten(1)
                 if start
-                else self._prompt_ops.prefill_attention(piece, heads, kv_heads, [len(piece)])
+                else ops.prefill_attention(piece, heads, kv_heads, [len(piece)], *scores)
                 for piece, table, start in zip(pieces, tables, cached.starts, strict=True)
             ]
             return pad(torch.cat(attended), (0, 0, 0, len(qkv) - sum(lengths)))
@@ -264,7 +276,7 @@ class Model:
             for lookup, tensors in zip(lookups, (moved[:half], moved[half:]), strict=True)
         )
 
-        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
+        def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
             keys, values = self.cache.keys[index], self.cache.values[index]
             return flash_ops.decode_attention(qkv[:, :heads], keys, values, prompts, own)
 
@@ -272,11 +284,12 @@ class Model:
         return self._layers.run(self.weights, self.cache, ForwardPass(inputs, attend, recurrence, chosen))
 
     def _decode_dense(self, batch: DecodeBatch, chosen: list[torch.Tensor] | None) -> torch.Tensor:
-        inputs, tables, mask = to_device([batch.columns[:3], *batch.gathered_blocks()], self.device)
+        inputs, tables, distances = to_device([batch.columns[:3], *batch.gathered_blocks()], self.device)
 
-        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
-            keys, values = self.cache.keys[index], self.cache.values[index]
-            return torch_ops.decode_attention(qkv[:, : self.architecture.heads], keys, values, tables, mask)
+        def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
+            cache = self.cache.keys[index], self.cache.values[index]
+            queries = qkv[:, : self.architecture.heads]
+            return torch_ops.decode_attention(queries, cache, tables, distances, *scores)
 
         recurrence = self._step_recurrence(batch)
         return self._layers.run(self.weights, self.cache, ForwardPass(inputs, attend, recurrence, chosen))
@@ -302,9 +315,10 @@ class Model:
         float32.
         """
         self._prepare()
-        if self._wide_head:
-            return torch_ops.wide_linear(hidden, self.weights.head)
-        return torch_ops.linear(hidden, self.weights.head, None)
+        linear = torch_ops.wide_linear if self._wide_head else torch_ops.linear
+        logits = linear(hidden, self.weights.head)
+        scale = self.architecture.logit_scale
+        return logits if scale == 1 else logits * scale
 
     @property
     def logit_bytes(self) -> int:

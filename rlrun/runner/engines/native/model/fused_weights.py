@@ -6,6 +6,8 @@ from itertools import pairwise
 import torch
 
 from rlrun.models.architecture import Architecture
+from rlrun.models.hf_tensor import HEADS, TRANSFORMERS_EMBEDDING
+from rlrun.models.tensor_names import text_tensors
 from rlrun.runner.engines.native.model.engine_parts import EngineParts, engine_parts
 from rlrun.runner.engines.native.model.layer_tensors import LayerTensors
 from rlrun.runner.engines.native.model.layer_weights import (
@@ -20,7 +22,11 @@ from rlrun.runner.engines.native.model.layer_weights import (
 def fuse(named: Tensors, model: Architecture) -> ModelWeights:
     """Fuses a checkpoint's tensors; those that are adjacent in memory become a view, all others are
     copied.
+
+    Layers that transformers computes take the tensors as they are.
     """
+    if model.stored_tensors:
+        return _unfused(named, model)
     parts = engine_parts(model)
     by_layer = [LayerTensors(named, f"{model.prefix}layers.{index}.") for index in range(model.layers)]
     embedding = named[f"{model.prefix}embed_tokens.weight"]
@@ -32,6 +38,19 @@ def fuse(named: Tensors, model: Architecture) -> ModelWeights:
         named=named,
         experts=tuple(_expert_weights(tensors, model, index) for index, tensors in enumerate(by_layer)),
         own=tuple(parts.own_weights(tensors, index) for index, tensors in enumerate(by_layer)),
+    )
+
+
+def _unfused(named: Tensors, model: Architecture) -> ModelWeights:
+    """Returns the weights of a model whose layers transformers computes."""
+    names = {tensor.parameter: tensor.name for tensor in text_tensors(model)}
+    embedding = named[names[TRANSFORMERS_EMBEDDING]]
+    return ModelWeights(
+        embedding=embedding,
+        layers=(),
+        norm=embedding,  # of the same device and dtype; transformers' layers norm the states
+        head=embedding if model.tied else named[names[HEADS[0]]],
+        named=named,
     )
 
 
@@ -64,8 +83,8 @@ def _expert_weights(tensors: LayerTensors, model: Architecture, index: int) -> E
     return ExpertWeights(
         router=tensors(f"{naming.block}.gate.weight").float(),
         correction=correction,
-        gate_up=_stack([tensors.joined(name, (naming.gate, naming.up)) for name in names]),
-        down=_stack([tensors(f"{name}.{naming.down}.weight") for name in names]),
+        gate_up=stack([tensors.joined(name, (naming.gate, naming.up)) for name in names]),
+        down=stack([tensors(f"{name}.{naming.down}.weight") for name in names]),
     )
 
 
@@ -92,7 +111,7 @@ def is_packable(example: torch.Tensor) -> bool:
     return example.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _stack(matrices: list[torch.Tensor]) -> torch.Tensor:
+def stack(matrices: list[torch.Tensor]) -> torch.Tensor:
     """Stacks matrices, without a copy where they are at equal distances in one buffer."""
     first = matrices[0]
     pointers = [matrix.data_ptr() for matrix in matrices]

@@ -78,11 +78,11 @@ def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: Seq
 
 
 def continued_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, start: int
+    queries: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, start: int
 ) -> torch.Tensor:
     """See `torch_ops`."""
     scale = queries.shape[-1] ** -0.5
-    attended: torch.Tensor = operators.continued_attention(queries, keys, values, table.int(), start, scale)
+    attended: torch.Tensor = operators.continued_attention(queries, *cache, table.int(), start, scale)
     return attended
 
 

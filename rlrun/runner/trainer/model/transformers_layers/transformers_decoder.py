@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.checked_names import abbreviated
+from rlrun.models.computation.transformers_network import build_network, check_modules, fill_buffers
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.planning.rank_layout import check_layout
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
@@ -51,12 +52,8 @@ class TransformersDecoder(nn.Module):
         files.
         """
         super().__init__()
-        base = getattr(network, "model", None)
-        if base is None or not all(hasattr(base, part) for part in ("embed_tokens", "layers", "norm")):
-            raise ValueError(
-                f"transformers' {model.family} has no model.embed_tokens, model.layers, model.norm"
-            )
-        self.model = base
+        check_modules(network, model)
+        self.model = network.model
         head = ResponseHead.Config(
             in_features=model.hidden, out_features=model.vocab, wide=wide_head, param_init={}
         )
@@ -126,18 +123,14 @@ def build_transformers_decoder(
     Raises ValueError if transformers lacks the model, or the model cannot train on packed documents.
     """
     AttentionInterface.register(ATTENTION, _attention)
-    # the text model of a multimodal checkpoint
-    config = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
     parameter_dtype = options.parameter_dtype(sharded=dims is not None)
+    network = build_network(folder, ATTENTION, parameter_dtype)
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(
-            config, attn_implementation=ATTENTION, dtype=parameter_dtype
-        )
         replace_experts(network.model, parameter_dtype)
         decoder = TransformersDecoder(network, model, wide_head=options.head_dtype == "float32")
     if dims is not None:
         check_layout(model, options.parallel)
-        lay_out(decoder, config, dims)
+        lay_out(decoder, network.config, dims)
         decoder.tie()
     if options.checkpointing != "none":
         checkpoint_activations(decoder.model, options.checkpointing)
@@ -149,26 +142,6 @@ def build_transformers_decoder(
     if dims is None:
         decoder.tie()
     return decoder.eval()  # turns dropout off, and changes nothing else
-
-
-def fill_buffers(network: PreTrainedModel) -> None:
-    """Computes the buffers that are not in the checkpoint, such as rotary frequencies, by transformers.
-
-    Raises ValueError for a model whose buffers transformers does not compute.
-    """
-    for name, module in network.model.named_modules():
-        buffers = [module._buffers[key] for key in module._non_persistent_buffers_set]
-        buffers = [buffer for buffer in buffers if buffer is not None and buffer.is_floating_point()]
-        if not buffers:
-            continue
-        for buffer in buffers:
-            buffer.fill_(torch.nan)
-        for parameter in module.parameters(recurse=False):
-            parameter._is_hf_initialized = True  # transformers then leaves it as it is
-        with torch.no_grad():
-            network._init_weights(module)
-        if any(buffer.isnan().any() for buffer in buffers):
-            raise ValueError(f"{name} has buffers that only its model can fill: choose another model")
 
 
 def _stored_buffers(module: nn.Module) -> Iterator[str]:

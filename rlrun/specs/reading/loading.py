@@ -42,6 +42,7 @@ from rlrun.specs.reading.engine_types import (
     warnings_about_engines,
 )
 from rlrun.specs.reading.literal_secrets import literal_secrets, secret_warnings
+from rlrun.specs.reading.model_layers import fill_in_layers
 from rlrun.specs.reading.overlay import Origin
 from rlrun.specs.reading.repair import rule_findings
 from rlrun.specs.reading.secret_references import unset_references, wrong_references
@@ -85,6 +86,8 @@ class LoadedSpec:
     """The engines that the spec does not name, and why each was chosen."""
     dtype_choices: DtypeChoices = field(default_factory=dict)
     """The precisions that the spec does not name, and why each was chosen."""
+    layer_reason: str | None = None
+    """The line that says why transformers computes the model's layers, where the spec does not."""
 
     def problem(self, key: str, message: str, cure: str | None = None) -> Problem:
         """Returns a problem that was found after loading, at the position of its key.
@@ -112,7 +115,9 @@ class LoadedSpec:
         """Returns what was chosen where the spec leaves it open, and why: the lines that `rlrun validate`,
         `rlrun plan` and the start of a job show.
         """
-        return [*self.engine_reasons(), *self.dtype_reasons(), *([] if sharing is None else [str(sharing)])]
+        layers = [] if self.layer_reason is None else [self.layer_reason]
+        shared = [] if sharing is None else [str(sharing)]
+        return [*layers, *self.engine_reasons(), *self.dtype_reasons(), *shared]
 
     def origin(self, key: str) -> str:
         """Returns which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.
@@ -177,6 +182,7 @@ def load_spec(
     rollout = report.needs is None or report.needs.rollout
     choices = fill_in_engines(data, rollout=rollout, other_host=other_host)
     findings += resolve_paths(composition, data, [*own_paths(Spec, data), *report.paths])
+    layer_reason = fill_in_layers(data)
     reported = {finding.path for finding in composition.findings}
     findings = [finding for finding in findings if finding.path not in reported]
     findings = [*composition.findings, *findings, *_variant_findings(composition, plugin_check)]
@@ -189,7 +195,7 @@ def load_spec(
         raise SpecError(_in_order(_without_secrets(problems), composition))
     spec = validate_spec(data)
     dtypes = choose_dtypes(spec, native_bfloat16=multiplies_bfloat16())
-    return LoadedSpec(with_dtypes(spec, dtypes), composition, choices, dtypes)
+    return LoadedSpec(with_dtypes(spec, dtypes), composition, choices, dtypes, layer_reason)
 
 
 def _document_findings(

@@ -23,8 +23,8 @@ class ModelSpec(Section):
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Additional variables of the chat template, for instance `{ enable_thinking = false }` for Qwen3."""
     implementation: Literal["torchtitan", "transformers"] = "torchtitan"
-    """The library whose layers are trained. `transformers` is for model families that the trainer has no
-    layers for (docs/families.md)."""
+    """The library whose layers are trained. Unset: `transformers` for model families that the trainer has no
+    layers for (docs/families.md), if the model is on this host."""
     trust_remote_code: bool = False
     """Run the model folder's own Python files where its tokenizer or its config needs them (Kimi, Moonlight).
     They are printed before they run, with sizes and hashes, which spec.lock.json keeps: a run with a changed

@@ -75,7 +75,8 @@ NO_DATASETS = missing(on("eval.datasets"))
 GRID = equal("sweep.search", "grid", '"optuna"')
 
 # The policy's model
-TRANSFORMERS = equal("model.implementation", "transformers", '"torchtitan"')
+# Without a value to set instead: the trainer has no layers of its own for most of these families.
+TRANSFORMERS = equal("model.implementation", "transformers", None)
 RANDOM = on("model.random_init")
 MODEL_FOLDER, TEACHER_FOLDER = _is_folder("model.path"), _is_folder("teacher.path")
 VISION = model_with("a vision tower", lambda model: model.tower is not None, "trainer.vision_tower", '"none"')
@@ -86,6 +87,10 @@ GIVEN_TOWER = Feature(
 )
 NO_TOWER = model_with(
     "a vision tower", lambda model: model.vision is None and not model.stored_tensors, is_absence=True
+)
+UNREPORTED_EXPERTS = model_with(
+    "experts that native engines compute by transformers' layers",
+    lambda model: model.experts is not None and _lacks(model, "native_engine"),
 )
 NO_EXPERTS = model_with("a mixture of experts", lambda model: model.experts is None, is_absence=True)
 NO_EXPERT_BIAS = model_with(
@@ -171,6 +176,9 @@ TRAINER_REPLAY = equal("trainer.moe.routing_replay", "trainer")
 ENGINE_REPLAY = equal("trainer.moe.routing_replay", "engine", '"off"')
 ENGINE_REPLAY_WITHOUT_BIAS = ENGINE_REPLAY.when(
     lambda job: not job.spec.trainer.moe.balancing_export, ENGINE_REPLAY.name, "trainer.moe.balancing_export"
+)
+NATIVE_REPLAY = ENGINE_REPLAY.when(
+    lambda job: job.spec.engine.type == "native", ENGINE_REPLAY.name, "engine.type"
 )
 OLD_FROM_ENGINES = Feature(
     'trainer.old_log_probs = "rollout"',

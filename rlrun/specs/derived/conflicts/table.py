@@ -104,10 +104,10 @@ _ALGORITHMS = (
     refused(f.OTHER_REDUCTION, f.PAIRS, "the loss of {algorithm} has one term per pair"),
     no_effect(f.FLOAT32_HEAD, f.ALL_FLOAT32, "logits are float32 without it"),
     refused(
-        f.TRANSFORMERS,
         f.CRITIC,
+        f.TRANSFORMERS,
         "its layers do not have the critic that {algorithm} needs",
-        "remove it, or choose an algorithm without a critic",
+        "choose an algorithm without a critic",
     ),
 )
 _OTHER_MODELS = (
@@ -395,6 +395,12 @@ _TRAINER = (
         "they do not report routed experts",
         'set routing_replay = "off", or set engine.type = "sglang" or "native"',
     ),
+    refused(
+        f.NATIVE_REPLAY,
+        f.UNREPORTED_EXPERTS,
+        "their routers do not report the experts",
+        'set routing_replay = "trainer" or "off", or set engine.type = "sglang"',
+    ),
     no_effect(
         _given("trainer.moe", "balancing_rate", "balancing_export"),
         missing(f.BALANCING),
@@ -477,7 +483,7 @@ _PREFIXES = (
     ),
 )
 _MTP = (
-    refused(f.TRANSFORMERS, f.MTP, "transformers builds no MTP layer"),
+    refused(f.MTP, f.TRANSFORMERS, "transformers builds no MTP layer"),
     refused(f.LORA, f.MTP, "only adapters are trained, and an MTP layer has none"),
     untried(f.PRECISION, f.MTP, "an MTP layer was not compared with a reference in low precision"),
     untried(f.COMPILE, f.MTP, "an MTP layer was not compared with a reference compiled"),
@@ -491,7 +497,7 @@ _MTP = (
 )
 _PRECISION = (
     refused(f.FLOAT32, f.PRECISION, "low precision replaces products in bfloat16"),
-    refused(f.TRANSFORMERS, f.PRECISION, "only products of the trainer's own layers are replaced"),
+    refused(f.PRECISION, f.TRANSFORMERS, "only products of the trainer's own layers are replaced"),
     refused(f.COMPILE, f.PRECISION_ON_CPUS, "the products that CPUs compute instead are not compiled"),
     refused(
         f.NVFP4,
@@ -520,7 +526,7 @@ _EXACTNESS = (
     refused(f.PRECISION, f.EXACT, "engines multiply in another precision"),
     refused(f.LORA, f.EXACT, "engines round the sum of matrices and adapters"),
     refused(f.COMPILE, f.EXACT, "the compiler chooses other kernels"),
-    refused(f.TRANSFORMERS, f.EXACT, "its layers compute with other operators than engines"),
+    refused(f.EXACT, f.TRANSFORMERS, "its layers compute with other operators than engines"),
     refused(f.ASYNC, f.EXACT, "weights change between the generation of a sample and its training"),
     refused(f.SERVED_MODEL, f.EXACT, "engines have to serve the trainer's own weights"),
     refused(f.NOT_NATIVE, f.EXACT_ON_CPUS, "only native engines compute with the trainer's operators there"),
@@ -561,7 +567,7 @@ _EXACTNESS = (
     ),
 )
 _LORA = (
-    refused(f.TRANSFORMERS, f.LORA, "adapters are made for the trainer's own matrices"),
+    refused(f.LORA, f.TRANSFORMERS, "adapters are made for the trainer's own matrices"),
     refused(
         f.MUON,
         f.LORA,

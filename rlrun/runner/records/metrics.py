@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from rlrun.plugins.failures import Failure
+from rlrun.plugins.rewards.extraction import last_boxed
 from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Group, Sample, Status, last_samples
+from rlrun.runner.records.statistics import Estimate, majority, pass_at_k
 
 _REPETITION_WINDOW = 10_000
 _REPETITION_RATIO = 10.0
@@ -37,22 +39,60 @@ def has_repetition(text: str) -> bool:
     return len(tail) / len(zlib.compress(tail, zlib.Z_BEST_COMPRESSION)) > _REPETITION_RATIO
 
 
-def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Returns an unbiased estimate of the chance that one of k samples passes (arXiv:2107.03374)."""
-    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
-
-
 def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> dict[str, float]:
     """Returns `pass@k` for k = 1, 2, 4 … up to the largest group, over groups with k samples or more."""
+    return {name: sum(rates) / len(rates) for name, rates in pass_estimates(rewards, threshold).items()}
+
+
+def pass_estimates(rewards: Iterable[Sequence[float]], threshold: float) -> dict[str, list[float]]:
+    """Returns the estimates of `pass@k` for each group that has k samples, for the k of `pass_rates`."""
     groups = [
         (len(group), sum(reaches(reward, threshold) for reward in group)) for group in rewards if len(group)
     ]
-    rates: dict[str, float] = {}
+    rates: dict[str, list[float]] = {}
     k = 1
     while estimates := [pass_at_k(samples, passed, k) for samples, passed in groups if samples >= k]:
-        rates[f"pass@{k}"] = sum(estimates) / len(estimates)
+        rates[f"pass@{k}"] = estimates
         k *= 2
     return rates
+
+
+def interval_metrics(name: str, estimate: Estimate | None) -> dict[str, float]:
+    """Returns a mean with the ends of its interval, `<name>/low` and `<name>/high`, where it has one."""
+    if estimate is None:
+        return {}
+    if math.isnan(estimate.low):
+        return {name: estimate.mean}
+    return {name: estimate.mean, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+
+
+def majority_rates(groups: Iterable[Sequence[Sample]], threshold: float) -> dict[str, list[float]]:
+    """Returns `majority@n` of the largest groups, whose size is n: whether the most frequent answer passes.
+
+    Empty where n is 1 or no sample has an answer (`answer_of`). Samples without an answer have no vote.
+    """
+    executions = [last_samples(group) for group in groups]
+    size = max(map(len, executions), default=0)
+    answers = [
+        [(answer, reaches(sample.reward, threshold)) for sample in group if (answer := answer_of(sample))]
+        for group in executions
+        if len(group) == size
+    ]
+    if size < 2 or not any(answers):
+        return {}
+    rates = [majority(*zip(*group, strict=True)) if group else 0.0 for group in answers]
+    return {f"majority@{size}": rates}
+
+
+def answer_of(sample: Sample) -> str | None:
+    """Returns a sample's answer: `answer` or `pred` of the table that its reward returned, or else the last
+    `\\boxed{}`. None without one.
+    """
+    for details in sample.reward_details.values():
+        if (answer := details.get("answer", details.get("pred"))) is not None:
+            return str(answer)
+    boxed = last_boxed(sample.text)
+    return None if boxed is None else boxed.strip()
 
 
 def execution_rewards(samples: Sequence[Sample]) -> list[float]:

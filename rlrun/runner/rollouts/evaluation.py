@@ -5,7 +5,6 @@ dataset's name.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,12 @@ from rlrun.runner.records.metrics import (
     execution_rewards,
     failure_counts,
     failure_metrics,
-    pass_rates,
+    interval_metrics,
+    majority_rates,
+    pass_estimates,
     sample_metrics,
 )
+from rlrun.runner.records.statistics import clustered_mean
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.group_producer import group_limit
 from rlrun.runner.rollouts.grouping import groups_of
@@ -144,20 +146,23 @@ class Evaluator:
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
-    """Returns mean reward, lengths, truncation and pass@k of the finished samples.
+    """Returns mean reward, lengths, truncation, pass@k and the majority's answer of the finished samples.
 
-    Samples that failed or ran out of time are only counted, because they say nothing about the policy.
-    Without a finished sample there is no mean reward.
+    `<name>/low` and `<name>/high` are the ends of a 95 % interval. Samples that failed or ran out of time are
+    only counted, because they say nothing about the policy. Without a finished sample there is no mean
+    reward.
     """
     samples = [sample for group in groups for sample in group.samples]
     finished_by_group = [
         [sample for sample in group.samples if sample.status.is_finished] for group in groups
     ]
     rewards = [execution_rewards(finished) for finished in finished_by_group]
-    all_rewards = [reward for group_rewards in rewards for reward in group_rewards]
     all_finished = [sample for finished in finished_by_group for sample in finished]
-    metrics = {"reward": math.fsum(all_rewards) / len(all_rewards)} if all_rewards else {}
-    metrics |= pass_rates(rewards, threshold) | sample_metrics(all_finished)
+    metrics = interval_metrics("reward", clustered_mean(rewards))
+    rates = pass_estimates(rewards, threshold) | majority_rates(finished_by_group, threshold)
+    for name, estimates in rates.items():
+        metrics |= interval_metrics(name, clustered_mean([[estimate] for estimate in estimates]))
+    metrics |= sample_metrics(all_finished)
     metrics["failed"] = len(samples) - len(all_finished)
     metrics |= failure_metrics(failure_counts(samples))
     metrics["late"] = sum(sample.status is Status.ABORTED for sample in samples)

@@ -11,7 +11,6 @@ from rlrun.runner.records.metrics import (
     execution_rewards,
     has_repetition,
     is_due,
-    pass_at_k,
     pass_rates,
     rollout_metrics,
     statistics,
@@ -56,13 +55,6 @@ def test_intervals(row: dict) -> None:
 def test_varied_or_short_text_is_no_repetition() -> None:
     assert not has_repetition("ab" * 5000)
     assert not has_repetition(" ".join(str(n * n) for n in range(4000)))
-
-
-@pytest.mark.parametrize(
-    ("n", "passed", "k", "rate"), [(4, 0, 2, 0.0), (4, 4, 1, 1.0), (4, 3, 2, 1.0), (5, 1, 1, 0.2)]
-)
-def test_pass_at_k(n: int, passed: int, k: int, rate: float) -> None:
-    assert pass_at_k(n, passed, k) == pytest.approx(rate)
 
 
 def test_pass_rates_of_uneven_groups() -> None:

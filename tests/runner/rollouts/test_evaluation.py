@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,31 @@ def test_the_threshold_decides_what_passes() -> None:
     group = Group(prompt(0), [sample(reward=0.5), sample(0, 1, reward=0.2, status=Status.TRUNCATED)])
     assert evaluation_metrics([group], 0.4)["pass@1"] == 0.5
     assert evaluation_metrics([group], 1.0)["pass@1"] == 0.0
+
+
+def test_an_evaluation_has_intervals_and_the_majority_of_its_answers() -> None:
+    answers = [
+        [("\\boxed{3}", 1.0), ("\\boxed{ 3 }", 1.0), ("\\boxed{4}", 0.0)],
+        [("\\boxed{3}", 1.0), ("\\boxed{4}", 0.0), ("\\boxed{4}", 0.0)],
+        [("none", 0.0), ("none", 0.0), ("\\boxed{5}", 1.0)],
+    ]
+    groups = [
+        Group(
+            prompt(index),
+            [
+                replace(sample(index, number, reward=reward), text=text)
+                for number, (text, reward) in enumerate(rows)
+            ],
+        )
+        for index, rows in enumerate(answers)
+    ]
+    metrics = evaluation_metrics(groups, 1.0)
+    assert metrics["reward"] == pytest.approx(4 / 9)
+    assert metrics["majority@3"] == pytest.approx(2 / 3)
+    for name in ("reward", "pass@1", "pass@2", "majority@3"):
+        assert metrics[f"{name}/low"] < metrics[name] < metrics[f"{name}/high"]
+
+
+def test_an_evaluation_on_one_prompt_has_no_interval() -> None:
+    metrics = evaluation_metrics([Group(prompt(0), [sample(reward=1.0)])], 1.0)
+    assert not [name for name in metrics if name.endswith(("/low", "/high")) or "majority" in name]

@@ -73,6 +73,19 @@ class _Source:
     """The split that is for evaluation; None: the data has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The user's rows as `[data]` reads them, and the reward that grades the answers to them."""
+
+    source: _Source
+    columns: Sequence[str]
+    count: int
+    keys: str
+    """The keys of the prompt and of the label."""
+    reward: str
+    """The `[[rewards]]` table."""
+
+
 def sections_of_data(
     data: Path, prompt_key: str | None, label_key: str | None, reward: str
 ) -> dict[str, str]:
@@ -80,6 +93,30 @@ def sections_of_data(
 
     Raises ValueError for data that cannot be read, or that lacks a prompt, or a label that the reward needs.
     """
+    rows = _read(data, prompt_key, label_key, reward)
+    train, held_out = _parts(rows.source, rows.count)
+    listed = f"[data]                         # its columns: {', '.join(rows.columns)}\n"
+    return {
+        "data": listed + _table(rows.source, train) + rows.keys,
+        "reward": rows.reward,
+        "eval": evaluation_section(_table(rows.source, held_out) + rows.keys) if held_out else "",
+    }
+
+
+def evaluation_of_data(data: Path, prompt_key: str | None, label_key: str | None, reward: str) -> str:
+    """Returns the sections of a job that evaluates on all rows, or on the split that is for evaluation.
+
+    Raises ValueError as `sections_of_data` does.
+    """
+    rows = _read(data, prompt_key, label_key, reward)
+    source = rows.source
+    value = source.held_out_split or source.params[source.sliced]
+    table = _table(source, (value, "")) + rows.keys
+    name = toml_line("name", re.sub(r"[^A-Za-z0-9._-]+", "-", data.stem).strip("-._") or "rows")
+    return f"[data]\n{table}\n{rows.reward}\n[[eval.datasets]]\n{name}{table}"
+
+
+def _read(data: Path, prompt_key: str | None, label_key: str | None, reward: str) -> _Rows:
     source = _source_of(data)
     columns = _columns(source)
     prompt = _column(prompt_key, "prompt", PROMPT_NAMES, columns)
@@ -98,14 +135,9 @@ def sections_of_data(
     lines = _prompt_lines(prompt, shown, reward)
     lines += _label_lines(label, shown, has_answers=has_answers)
     form = _FORMS.get(reward)
-    train, held_out = _parts(source, len(rows))
     about = form.about if form else _about_reward(reward)
-    listed = f"[data]                         # its columns: {', '.join(columns)}\n"
-    return {
-        "data": listed + _table(source, train) + lines,
-        "reward": reward_section(reward, about) + (form.keys if form else ""),
-        "eval": evaluation_section(_table(source, held_out) + lines) if held_out else "",
-    }
+    table = reward_section(reward, about) + (form.keys if form else "")
+    return _Rows(source, columns, len(rows), lines, table)
 
 
 def _about_reward(reward: str) -> str:

@@ -37,7 +37,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("ls", "list", "ps"), "runs"),
     **dict.fromkeys(("kill", "cancel"), "stop"),
     **dict.fromkeys(("ui", "dashboard", "board"), "view"),
-    **dict.fromkeys(("eval", "evaluate"), "launch SPEC --set debug.mode=rollout"),
+    **dict.fromkeys(("evaluate", "test", "bench"), "eval"),
 }
 """What the commands of other programs are called in rlrun."""
 

@@ -268,6 +268,7 @@ JOBS = {
     "launch": ("launch", "job.toml", "--name", "a", *SHORT),
     "resume": ("resume", "a", "--set", "trainer.steps=2", "--allow-local-plugins"),
     "debug": ("debug", "job.toml"),
+    "eval": ("eval", "job.toml", "--set", 'eval.datasets=[{name = "held", path = "rows.jsonl"}]'),
     "sweep launch": ("sweep", "launch", "job.toml", "--sweep", "seed=3", *SHORT),
     "doctor": ("doctor",),
 }
@@ -284,7 +285,7 @@ def test_no_process_of_a_launch_imports_anything_planted(beside_a_job: Folder) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resume", "debug", "sweep launch", "doctor"])
+@pytest.mark.parametrize("name", ["resume", "debug", "eval", "sweep launch", "doctor"])
 def test_no_process_of_a_job_imports_anything_planted(beside_a_job: Folder, name: str) -> None:
     if name == "resume":
         beside_a_job.rlrun(*JOBS["launch"])

@@ -198,9 +198,16 @@ class Jobs:
             process.wait()
 
     def start(
-        self, name: str, *arguments: str, spec: str = "job.toml", main: str = MAIN, **settings: object
+        self,
+        name: str,
+        *arguments: str,
+        spec: str = "job.toml",
+        main: str = MAIN,
+        word: str = "launch",
+        **settings: object,
     ) -> "Running":
-        """Begin a job; settings are `--set` overrides, a double underscore for a dot; `main` is Python."""
+        """Begin a job; settings are `--set` overrides, a double underscore for a dot; `main` is Python, and
+        `word` the command."""
         if self.cluster is not None:
             settings = {"cluster__address": self.cluster} | settings
         overrides = [
@@ -208,7 +215,7 @@ class Jobs:
             for key, value in settings.items()
             for part in ("--set", f"{key.replace('__', '.')}={toml(value)}")
         ]
-        command = [sys.executable, "-c", NOTICE_HANGUPS + main, "launch", spec, "--name", name]
+        command = [sys.executable, "-c", NOTICE_HANGUPS + main, word, spec, "--name", name]
         log = self.folder / f"{name}.out"
         with log.open("a") as out:
             process = subprocess.Popen(

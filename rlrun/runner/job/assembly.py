@@ -100,7 +100,7 @@ async def start_job(
     reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, models.policy)))
     plan = make_plan(spec)
     if plan.steps is None:
-        plan = make_plan(spec, rows=len((await reading).stream))
+        plan = make_plan(spec, rows=len((await reading).steps))
     assert plan.steps is not None
     check_steps(spec.debug.step or plan.steps, folder)  # epochs have so many steps as the rows give
     steps, plan = spec.debug.step or plan.steps, plan_for_mode(plan, spec.debug.mode)

@@ -61,7 +61,7 @@ class Attempts:
         self._journal = journal
         self._say = say
         self._stop = stop
-        self._stream_start = running.inputs.stream.state()
+        self._stream_start = running.inputs.steps.state()
         self._restarts_left = loaded.spec.fault_tolerance.trainer_restarts
         self._crashes = Crashes()
         self._pause = 0.0
@@ -86,7 +86,7 @@ class Attempts:
     async def _attempt(self, *, resume: bool) -> None:
         """Loads a checkpoint, runs the loop and exports the model; fails when a rank dies or hangs."""
         spec, ranks = self._loaded.spec, self._running.ranks
-        self._running.inputs.stream.restore(self._stream_start)
+        self._running.inputs.steps.restore(self._stream_start)
         checkpoints = Checkpoints(
             self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
         )

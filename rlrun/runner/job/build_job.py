@@ -1,10 +1,12 @@
 """Builds the `Job` of the loop, or the `RolloutJob` of a run that only generates, from a running job."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlrun.plugins.registry import build
+from rlrun.plugins.types import Group
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.batches.packing import Cost, plan_steps
@@ -22,7 +24,7 @@ from rlrun.runner.job.batch_sources import demonstration_source, policy_source
 from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
 from rlrun.runner.job.device_sharing import DeviceSharing, SharedDevices
-from rlrun.runner.job.job import BatchSource, Job, RolloutJob
+from rlrun.runner.job.job import BatchSource, Job, NoBatches, RolloutJob
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.planning.device_map import available_cores
@@ -107,6 +109,28 @@ def make_rollout_job(
     )
 
 
+def make_evaluation_job(
+    spec: Spec,
+    running: RunningJob,
+    journal: Journal,
+    checkpoints: Checkpoints,
+    *,
+    stop: StopRequest,
+    earlier: Mapping[str, Sequence[Group]],
+) -> RolloutJob:
+    """Returns the job of a run that only evaluates; `earlier` has what an earlier launch of it finished."""
+    policy = _policy(spec, running)
+    return RolloutJob(
+        steps=0,
+        source=NoBatches(),
+        journal=journal,
+        checkpoints=checkpoints,
+        evaluation=_evaluation(spec, running, policy, journal, keep=journal.evaluated, earlier=earlier),
+        stop=stop,
+        processes=running,
+    )
+
+
 def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
     if running.pool is None:
         return None
@@ -126,8 +150,9 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
 
 
 def _evaluation(
-    spec: Spec, running: RunningJob, policy: RolloutContext | None, journal: Journal
+    spec: Spec, running: RunningJob, policy: RolloutContext | None, journal: Journal, **kept: Any
 ) -> Evaluator | None:
+    """Returns what evaluates the policy; None without datasets. `kept`: `keep` and `earlier` of Evaluator."""
     if policy is None or not running.inputs.eval_sets:
         return None
     rollout, engine = spec.rollout, spec.engine
@@ -135,7 +160,7 @@ def _evaluation(
     engines = 1 if running.pool is None else len(running.pool.slots)
     max_samples = rollout.max_concurrency or max(samples_per_step, engine.max_running * engines)
     seconds = rollout.seconds_for(longest_response(spec))
-    return Evaluator(running.inputs.eval_sets, policy, seconds, max_samples, show=journal.doing)
+    return Evaluator(running.inputs.eval_sets, policy, seconds, max_samples, show=journal.doing, **kept)
 
 
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:

@@ -36,12 +36,19 @@ class Inputs:
     """A job's data; prompts are tokenised as they are read."""
 
     tokenizer: Tokenizer
-    stream: PromptStream
+    stream: PromptStream | None
+    """The prompts of the job's steps; None for a job that only evaluates."""
     demonstrations: "Demonstrations | None"
     """None if the policy answers the prompts."""
     eval_sets: Sequence[EvalSet]
     rollout: Any
     """The rollout plugin, whose tools are described in the prompts; None if rows are demonstrations."""
+
+    @property
+    def steps(self) -> PromptStream:
+        """The prompts of the job's steps, of a job that has some."""
+        assert self.stream is not None, "a job that only evaluates does not read the training rows"
+        return self.stream
 
     async def close(self) -> None:
         """Closes the rollout plugin, if it has a `close`."""
@@ -50,15 +57,14 @@ class Inputs:
 
     def prompts(self, count: int) -> Prefetcher[Prompt]:
         """Returns a reader of prompts in batches of `count`."""
-        return Prefetcher(lambda: self.stream.take(count), self.stream.state, self.stream.restore)
+        stream = self.steps
+        return Prefetcher(lambda: stream.take(count), stream.state, stream.restore)
 
     def groups(self, count: int) -> Prefetcher[Group]:
         """Returns a reader of demonstrations in batches of `count`."""
-        demonstrations = self.demonstrations
+        demonstrations, stream = self.demonstrations, self.steps
         assert demonstrations is not None
-        return Prefetcher(
-            lambda: demonstrations.groups(self.stream.take(count)), self.stream.state, self.stream.restore
-        )
+        return Prefetcher(lambda: demonstrations.groups(stream.take(count)), stream.state, stream.restore)
 
 
 def read_inputs(
@@ -75,20 +81,21 @@ def read_inputs(
     model's Python files that may run.
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args, code)
-    source = build("data", spec.data.type, spec.data.params)
     limit = spec.rollout.max_prompt_tokens
-    demonstrations = None
     if not rollout:
+        source = build("data", spec.data.type, spec.data.params)
         demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
-    if demonstrations:
         stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
         return Inputs(tokenizer, stream, demonstrations, (), None)
+    prompts: PromptStream | None = None
     function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
     tools = _shown_tools(spec, function, tokenizer)
     check = row_check(spec.rewards)
-    encode = _prompt_encoder(tokenizer, spec.data, tools, limit, check)
-    stream = PromptStream(source, encode, spec.data, limit, spec.seed)
-    return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools, check), function)
+    if spec.debug.mode != "eval":
+        encode = _prompt_encoder(tokenizer, spec.data, tools, limit, check)
+        source = build("data", spec.data.type, spec.data.params)
+        prompts = PromptStream(source, encode, spec.data, limit, spec.seed)
+    return Inputs(tokenizer, prompts, None, _eval_sets(spec, tokenizer, tools, check), function)
 
 
 class Demonstrations:

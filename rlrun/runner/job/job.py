@@ -49,6 +49,28 @@ class BatchSource(Protocol):
         """Stops reading and generating ahead."""
 
 
+class NoBatches:
+    """The source of a run without steps."""
+
+    async def next(self, version: int) -> Batch:
+        """Must not be called."""
+        raise AssertionError("a run that only evaluates has no steps")
+
+    def state(self) -> dict[str, Any]:
+        """Returns nothing: there is no position in the data."""
+        return {}
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns nothing."""
+        return dict
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Changes nothing."""
+
+    async def close(self) -> None:
+        """Stops nothing."""
+
+
 class ProcessRecords:
     """What the processes of a job did (rlrun.runner.job.assembly.RunningJob); here, of a loop without any.
 

@@ -37,6 +37,7 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.host.printed_text import print_text
 from rlrun.runner.job.assembly import start_job
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
+from rlrun.runner.job.evaluation_only import evaluate_alone
 from rlrun.runner.job.model_fetch import fetch_models
 from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.resume_checks import check_resume, is_done, steps_of
@@ -98,7 +99,8 @@ def launch(
                 loaded, sharing = resolve_for_launch(keep_choices(given, before), models.policy)
                 locked = check_resume(loaded, models.policy, folder, before)
             if is_done(steps := steps_of(loaded.spec), folder):
-                say(f"{folder.name} is done: {steps} of {steps} steps; raise trainer.steps to go on")
+                more = f"{steps} of {steps} steps; raise trainer.steps to go on" if steps else "evaluated"
+                say(f"{folder.name} is done: {more}")
                 return DONE
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
@@ -200,7 +202,9 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
             console.say(text)
             journal.note(running.cluster.note_processes())
 
-        if spec.debug.mode == "rollout":
+        if spec.debug.mode == "eval":
+            work = evaluate_alone(spec, running, folder, journal, say, stop=stop)
+        elif spec.debug.mode == "rollout":
             work = roll_out_alone(spec, running, folder, journal, stop=stop, resume=resume)
         else:
             attempts = Attempts(loaded, model, running, folder, journal=journal, say=say, stop=stop)
@@ -295,7 +299,9 @@ def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool)
     except OSError as error:
         console.say(f"the learning curve could not be written: {error}")
     console.say(f"{folder.name}: {status}; its files are in {folder.shown}")
-    if status != "done" and advise:
+    if status != "done" and folder.evaluated.exists():
+        console.say(f"rlrun resume {folder.argument} continues with the samples that are finished")
+    elif status != "done" and advise:
         console.say(
             resume_hint(folder.read_state()["step"], newest_step(folder.checkpoints), folder.argument)
         )

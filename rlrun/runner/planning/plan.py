@@ -7,7 +7,6 @@ The plan is pure data: `rlrun plan` shows it, and `runner/cluster` starts the pr
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.device_map import (
@@ -25,6 +24,7 @@ from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.sections.auxiliary_models import auxiliary_layout
+from rlrun.specs.sections.debug import DebugMode
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -85,8 +85,8 @@ class Plan:
     batch: BatchNumbers
     """P, n, G and S of a step."""
     steps: int | None
-    """Number of steps (SFT: optimizer steps); None if the spec counts epochs and the number of rows is
-    unknown.
+    """Number of steps (SFT: optimizer steps), 0 for an evaluation alone; None if the spec counts epochs and
+    the number of rows is unknown.
     """
     ranks: tuple[RankPlan, ...]
     engines: tuple[EnginePlan, ...]
@@ -148,11 +148,11 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     )
 
 
-def plan_for_mode(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
+def plan_for_mode(plan: Plan, mode: DebugMode | None) -> Plan:
     """Returns the part of the plan that a debug mode starts, with the placement of the whole job."""
     if mode is None:
         return plan
-    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
+    return replace(plan, engines=(), rollout=False) if mode == "train" else replace(plan, ranks=())
 
 
 def _ranks(
@@ -199,6 +199,8 @@ def _micro_batch_tokens(spec: Spec, longest: int) -> int:
 
 
 def _steps(spec: Spec, batch: BatchNumbers, rows: int | None) -> int | None:
+    if spec.debug.mode == "eval":
+        return 0
     if spec.trainer.epochs is None:
         return spec.trainer.steps
     if rows is None:

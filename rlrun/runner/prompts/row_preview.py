@@ -35,9 +35,10 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
     except PluginError as error:
         yield Finding(("rewards",), str(error))
         return
-    yield from _source(("data",), spec.data, check, needs)
-    if needs.rollout:
-        yield from _too_long(spec)
+    if spec.debug.mode != "eval":
+        yield from _source(("data",), spec.data, check, needs)
+        if needs.rollout:
+            yield from _too_long(spec)
     for number, dataset in enumerate(spec.eval.datasets):
         yield from _source(("eval", "datasets", number), dataset, check, needs)
 
@@ -45,7 +46,8 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
 def few_rows(spec: Spec) -> Iterator[Finding]:
     """Warns of a source with fewer rows than a step takes: the prompts of a step repeat themselves."""
     wanted = spec.rollout.batch_size
-    rows = list(_preview(spec.data, wanted)) if needs_of(spec).rollout else []
+    has_steps = needs_of(spec).rollout and spec.debug.mode != "eval"
+    rows = list(_preview(spec.data, wanted)) if has_steps else []
     if 0 < len(rows) < wanted:
         message = f"a step takes {wanted} prompts, and the data has {len(rows)}: each step repeats some"
         yield Finding(("data", _naming_key(spec.data)), message, at_value=False)

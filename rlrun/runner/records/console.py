@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -35,6 +36,8 @@ _PARTS = {
     "sleep": "sleep",
 }
 """The parts of a step, in the metrics' names, which follow each other, with their names on the console."""
+_RATE = re.compile(r"eval/(?P<dataset>[^/]+)/(?P<rate>reward|(?:pass|majority)@\d+)")
+"""Matches the metrics of an evaluation that have intervals."""
 _SHOWN_SECONDS = 0.1
 """Phases of the start that are shorter are not printed."""
 _LONG_SECONDS = 2.0
@@ -56,9 +59,11 @@ class Console:
         self._step = 0
         self._work = ""
         self._count = ""
-        """Progress of the current work, as in `120/512`; empty if it is not counted."""
+        """Progress of the current work, as in `120/512, 8 s left`; empty if it is not counted."""
         self._work_start = self._last_report = time.monotonic()
         """When the current work began, and when a line last reported it."""
+        self._first_done = 0
+        """How much of the current work was done when it was first counted, by an earlier launch."""
         self._metrics: dict[str, float] = {}
         """The newest value of each metric."""
         self._step_metrics: Mapping[str, float] = {}
@@ -141,8 +146,13 @@ class Console:
         """
         now = time.monotonic()
         if work != self._work or not done:
-            self._work, self._work_start, self._last_report = work, now, now
+            self._work, self._work_start, self._last_report, self._first_done = work, now, now, 0
+        elif total and not self._count:
+            self._first_done = done
         self._count = f"{done}/{total}" if total else ""
+        if self._first_done < done < total:
+            seconds = (now - self._work_start) / (done - self._first_done) * (total - done)
+            self._count += f", {format_duration(seconds)} left"
         if self._count and not self._terminal.is_terminal and now - self._last_report >= _PLAIN_SECONDS:
             self._last_report = now
             self.say(f"  {work} {self._count}: {now - self._work_start:.0f} s so far")
@@ -155,7 +165,7 @@ class Console:
         self._step_metrics = metrics if "perf/step_time" in metrics else self._step_metrics
         line = self._line(metrics)
         logger.info("%s", printable(line))
-        self.show(line if self._live is None else self._short_line(metrics))
+        self.show(line if self._live is None or not self._steps else self._short_line(metrics))
 
     def close(self) -> None:
         """Removes the panel from the terminal."""
@@ -213,6 +223,8 @@ class Console:
         return "  ".join(part for part in parts if part)
 
     def _line(self, metrics: Mapping[str, float]) -> str:
+        if not self._steps:
+            return "\n".join(evaluation_lines(metrics))
         parts = [
             f"step {self._step}/{self._steps}",
             format_score(metrics),
@@ -292,6 +304,21 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
     names = (name.split("/") for name in metrics if name.startswith("eval/"))
     datasets = sorted({parts[1] for parts in names if parts[2:] in (["reward"], ["failed"])})
     return ", ".join(_dataset_rewards(metrics, dataset) for dataset in datasets)
+
+
+def evaluation_lines(metrics: Mapping[str, float]) -> list[str]:
+    """Returns a line for each dataset with its rates, their 95 % intervals, and samples that are left out."""
+    lines: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        if not (match := _RATE.fullmatch(name)):
+            continue
+        low, high = metrics.get(f"{name}/low"), metrics.get(f"{name}/high")
+        interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+        lines.setdefault(match["dataset"], []).append(f"{match['rate']} {value:.3f}{interval}")
+    for dataset, parts in lines.items():
+        if failed := metrics.get(f"eval/{dataset}/failed"):
+            parts.append(f"left out: {failed:.0f} samples late or failed")
+    return [f"{dataset}: {', '.join(parts)}" for dataset, parts in lines.items()]
 
 
 def _dataset_rewards(metrics: Mapping[str, float], name: str) -> str:

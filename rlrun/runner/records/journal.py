@@ -139,6 +139,10 @@ class Journal:
         for name, answered in groups.items():
             self._log_table(step, f"eval/{name}/samples", answered)
 
+    def evaluated(self, dataset: str, groups: Sequence[Group]) -> None:
+        """Records groups of an evaluation that is not finished, for a launch that resumes it."""
+        self._submit(self._samples.append_evaluated, dataset, list(groups))
+
     def _log_table(self, step: int, name: str, groups: Sequence[Group]) -> None:
         trackers = [tracker for tracker in self._trackers if tracker.takes_tables]
         rows = table_rows(groups) if trackers else []

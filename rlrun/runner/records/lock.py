@@ -34,6 +34,8 @@ from rlrun.specs.sections.section import is_derived
 _PACKAGES = ("rlrun", "torch", "torchtitan", "transformers", "ray", "numpy", "safetensors", "reasoning-gym")
 _FIXED = ("seed", "model", "data")
 """Sections that must not change when a run is resumed."""
+_FIXED_IN_EVALUATIONS = ("eval", "rollout", "rewards", "debug")
+"""Further sections that must not change when an evaluation is resumed: all samples are of one kind."""
 _DERIVED = {
     name for model in all_models(Spec) for name, field in model.model_fields.items() if is_derived(field)
 }
@@ -129,15 +131,18 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[Differen
 
 def check_same_spec(before: dict[str, Any], spec: dict[str, Any]) -> list[Difference]:
     """Returns the keys that a resume changes; RunFolderError if the checkpoints depend on one of them."""
-    differences = find_differences(before["spec"], spec)
+    differences = list(find_differences(before["spec"], spec))
     changes = [
         difference
         for difference in differences
         if _section(difference) not in _NAMES and not _is_newly_resolved(difference)
     ]
-    if fixed := [difference for difference in changes if _section(difference) in _FIXED]:
+    evaluates = before["spec"].get("debug", {}).get("mode") == "eval"
+    sections = (*_FIXED, *_FIXED_IN_EVALUATIONS) if evaluates else _FIXED
+    if fixed := [difference for difference in changes if _section(difference) in sections]:
+        what = "samples so far" if evaluates else "run's checkpoints"
         raise RunFolderError(
-            f"the spec changed since the run began: {'; '.join(map(str, fixed))}. The run's checkpoints "
+            f"the spec changed since the run began: {'; '.join(map(str, fixed))}. The {what} "
             "depend on these keys: change them back, or start another run (--new)"
         )
     return changes

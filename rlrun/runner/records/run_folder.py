@@ -6,6 +6,7 @@ state.json         the run's current state    checkpoints/step-N/         everyt
 driver.lock        locked by the driver       superseded/K/               files that the K-th resume set aside
 timeline.jsonl     when each part worked      rollouts/dropped-N…, eval-N…   samples that are not trained on
 logs/              one file per process       curve.png, model/            written at the end
+evaluated.jsonl    samples of an evaluation that is not finished
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.timeline = path / "timeline.jsonl"
         self.profile = path / "profile"
+        self.evaluated = path / "evaluated.jsonl"
         self.rollouts = path / "rollouts"
         self.vocabulary = self.rollouts / "vocabulary.jsonl"
         self.checkpoints = path / "checkpoints"

@@ -3,6 +3,7 @@
 groups of a step ─▶ about 32 samples, or every sample ─▶ rollouts/step-N.jsonl.zst
 removed samples  ─▶ at most 16                        ─▶ rollouts/dropped-N.jsonl.zst
 evaluation       ─▶ about 512 per dataset             ─▶ rollouts/eval-N.jsonl.zst
+while it runs    ─▶ every sample, for `rlrun eval`    ─▶ evaluated.jsonl
 their tokens     ─▶ those that are new                ─▶ rollouts/vocabulary.jsonl
 their images     ─▶ each once                         ─▶ rollouts/images/<digest>.png
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Sample
+from rlrun.runner.records.evaluated_samples import append_groups
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_images import write_images
 from rlrun.runner.records.saved_rollouts import map_records, rollout_path, write_records
@@ -71,6 +73,11 @@ class SampleFiles:
             write_records(rollout_path(self._folder.rollouts, step, "eval"), records)
         for samples in chosen.values():
             self._add_shared(samples)
+
+    def append_evaluated(self, dataset: str, groups: Sequence[Group]) -> None:
+        """Writes groups of an evaluation that is not finished, with the images that they need."""
+        write_images(self._folder.rollouts, (sample for group in groups for sample in group.samples))
+        append_groups(self._folder, dataset, groups)
 
     def _add_shared(self, samples: Iterable[tuple[Group, Sample]]) -> None:
         """Writes what files of samples share: the images, and the texts of tokens."""

@@ -12,6 +12,7 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.host.background import cancel_all
 from rlrun.runner.records.metrics import (
     add_prefix,
     execution_rewards,
@@ -35,8 +36,21 @@ ShowProgress = Callable[[str, int, int], None]
 """Takes the name of an activity, how many items of it are done, and how many there are."""
 
 
+KeepGroups = Callable[[str, Sequence[Group]], None]
+"""Takes the name of a dataset and groups of it that are generated and scored."""
+
+BLOCK_SAMPLES = 512
+"""Samples that a deterministic evaluation generates together, unless more run at once anyway. How a sample's
+numbers are rounded depends on the samples beside it, so an interrupted block is generated again as a whole.
+"""
+
+
 def _show_nothing(activity: str, done: int, total: int) -> None:
     """Shows no progress."""
+
+
+def _keep_nothing(dataset: str, groups: Sequence[Group]) -> None:
+    """Keeps no groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,11 @@ class EvalResult:
 
 
 class Evaluator:
-    """Evaluates the policy on every evaluation dataset."""
+    """Evaluates the policy on every evaluation dataset.
+
+    prompts ──▶ executions ──▶ rewards ──▶ `keep` ──▶ metrics
+       without those that an earlier launch kept ──────▲
+    """
 
     def __init__(
         self,
@@ -76,13 +94,19 @@ class Evaluator:
         concurrency: int | None = None,
         *,
         show: ShowProgress = _show_nothing,
+        keep: KeepGroups = _keep_nothing,
+        earlier: Mapping[str, Sequence[Group]] | None = None,
     ) -> None:
         """`timeout` is in seconds per prompt.
 
         `concurrency` limits how many samples are generated at once (None: all), so that none runs out of time
-        only because it waits for other samples. `show` is called as prompts are finished.
+        only because it waits for other samples. `show` is called as prompts are finished, and `keep` with
+        groups that are scored, none of whose samples failed. `earlier` has groups that an earlier launch
+        kept: they are not generated again.
         """
         self._show = show
+        self._keep = keep
+        self._earlier = earlier or {}
         self._sets = sets
         self._policy = policy
         self._timeout = timeout
@@ -101,48 +125,83 @@ class Evaluator:
             )
         return EvalResult(metrics, groups)
 
-    async def _evaluate(self, dataset: EvalSet) -> list[Group]:
+    async def _evaluate(self, dataset: EvalSet) -> Sequence[Group]:
+        answered = _same_prompts(dataset, self._earlier.get(dataset.name, ()))
+        if answered:
+            self._show_finished(len(answered))
         try:
             async with asyncio.timeout(self._timeout * max(1, len(dataset.prompts))):
-                trajectories = await self._generate(dataset, Executions(self._policy, dataset.settings))
+                await self._answer(dataset, answered)
         except TimeoutError:
             raise JobError(
                 f"evaluation on {dataset.name!r}: no answer within {self._timeout:g} s per prompt",
                 code=Code.STARVED,
             ) from None
-        groups = groups_of(dataset.prompts, trajectories, self._policy.tokenizer)
-        await self._policy.grader.score([sample for group in groups for sample in group.samples])
-        return groups
+        return [answered[prompt.index] for prompt in dataset.prompts]
 
-    async def _generate(
-        self, dataset: EvalSet, executions: Executions
-    ) -> Sequence[Sequence[Sequence[Trajectory]]]:
+    async def _answer(self, dataset: EvalSet, answered: dict[int, Group]) -> None:
+        """Adds the groups of the prompts that are not answered yet, by the prompts' indices."""
+        executions = Executions(self._policy, dataset.settings)
         if self._policy.deterministic:
-            trajectories = await executions.run_batch(dataset.prompts, self._policy.engines.generate_batch)
-            self._show_finished(len(dataset.prompts))
-            return trajectories
+            size = max(1, max(BLOCK_SAMPLES, self._concurrency or 0) // dataset.settings.samples)
+            for first in range(0, len(dataset.prompts), size):
+                block = dataset.prompts[first : first + size]
+                if any(prompt.index not in answered for prompt in block):
+                    trajectories = await executions.run_batch(block, self._policy.engines.generate_batch)
+                    await self._finish(dataset, block, trajectories, answered)
+            return
 
         limit = group_limit(self._concurrency, dataset.settings.samples)
+        prompts = [prompt for prompt in dataset.prompts if prompt.index not in answered]
         errors: list[Exception] = []
 
-        async def run(prompt: Prompt) -> list[list[Trajectory]]:
+        async def run(prompt: Prompt) -> None:
             try:
                 async with limit:
                     trajectories = await executions.run(prompt, self._policy.engines.generate)
             except (TimeoutError, EngineError) as error:
                 errors.append(error)
-                if len(errors) == len(dataset.prompts):
+                if len(errors) == len(prompts):
                     raise  # every prompt failed
                 trajectories = executions.failed(prompt, error)
-            self._show_finished(1)
-            return trajectories
+            await self._finish(dataset, [prompt], [trajectories], answered)
 
-        return await asyncio.gather(*map(run, dataset.prompts))
+        tasks = [asyncio.create_task(run(prompt)) for prompt in prompts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel_all(tasks)
+
+    async def _finish(
+        self,
+        dataset: EvalSet,
+        prompts: Sequence[Prompt],
+        trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+        answered: dict[int, Group],
+    ) -> None:
+        """Scores the groups of some prompts, adds them to `answered`, and keeps those that are whole."""
+        groups = groups_of(prompts, trajectories, self._policy.tokenizer)
+        await self._policy.grader.score([sample for group in groups for sample in group.samples])
+        new = [group for group in groups if group.prompt.index not in answered]
+        answered |= {group.prompt.index: group for group in groups}
+        self._keep(
+            dataset.name,
+            [group for group in new if all(sample.status.is_finished for sample in group.samples)],
+        )
+        self._show_finished(len(new))
 
     def _show_finished(self, num_prompts: int) -> None:
         """Shows that so many more prompts of all datasets are finished."""
         self._num_finished += num_prompts
         self._show("evaluation", self._num_finished, sum(len(dataset.prompts) for dataset in self._sets))
+
+
+def _same_prompts(dataset: EvalSet, groups: Sequence[Group]) -> dict[int, Group]:
+    """Returns the groups by the index of their prompt, without those whose row has changed."""
+    rows = {prompt.index: prompt.row.id for prompt in dataset.prompts}
+    return {
+        group.prompt.index: group for group in groups if rows.get(group.prompt.index) == group.prompt.row.id
+    }
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:

@@ -104,7 +104,7 @@ def cache_size(spec: Spec, needs: Needs) -> Iterator[Finding]:
 
 def warm_up(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Warm-up ends before the job does, and does not overlap with the decay of the learning rate."""
-    if spec.debug.mode == "rollout":  # nothing is trained
+    if not spec.debug.trains:
         return
     try:
         optimizer_steps = batch_numbers(spec, needs.rollout).optimizer_steps

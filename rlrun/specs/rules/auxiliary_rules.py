@@ -44,8 +44,7 @@ def layouts(spec: Spec, needs: Needs) -> Iterator[Finding]:
 def critic_only_steps(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The policy is trained in at least one step."""
     only_steps, steps = spec.critic.only_steps, spec.trainer.steps
-    trains = spec.debug.mode != "rollout"
-    if trains and needs.critic and steps is not None and only_steps >= steps:
+    if spec.debug.trains and needs.critic and steps is not None and only_steps >= steps:
         message = (
             f"must be less than trainer.steps = {steps}, found {only_steps}: the policy would never be "
             "trained"

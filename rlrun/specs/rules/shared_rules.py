@@ -92,11 +92,14 @@ def _num_engines(spec: Spec) -> int:
 
 
 def debug(spec: Spec) -> Iterator[Finding]:
-    """The debug mode that trains on saved samples is given some."""
+    """The debug mode that trains on saved samples is given some, and the one that evaluates has datasets."""
     if spec.debug.mode == "train" and spec.debug.rollouts is None:
         cure = 'add `rollouts = "runs/…"`, the folder of a run with debug.save_rollouts'
         message = '"train" needs saved samples (debug.rollouts)'
         yield Finding(("debug", "mode"), message, cure, "rollouts", "train")
+    if spec.debug.mode == "eval" and not spec.eval.datasets:
+        message = "there is nothing to evaluate on: the spec has no [[eval.datasets]]"
+        yield Finding(("debug", "mode"), message, "add a table with a name, a type and a path", found="eval")
 
 
 def profile(spec: Spec) -> Iterator[Finding]:

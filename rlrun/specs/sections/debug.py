@@ -7,6 +7,8 @@ from pydantic import Field
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section
 
+DebugMode = Literal["rollout", "train", "eval"]
+
 
 class ProfileSpec(Section):
     """Steps that are recorded in detail."""
@@ -18,12 +20,13 @@ class ProfileSpec(Section):
 
 
 class DebugSpec(Section):
-    """Runs rollouts without a trainer, a trainer without rollouts, or one step again; records steps."""
+    """Runs rollouts or an evaluation alone, a trainer without rollouts, or one step again; records steps."""
 
-    mode: Literal["rollout", "train"] | None = None
+    mode: DebugMode | None = None
     """The part of the job to run. `rollout`: generate, score, filter and save samples with the initial model,
-    without a trainer. `train`: train on the saved samples of `rollouts`, without engines. None: the whole
-    job."""
+    without a trainer. `train`: train on the saved samples of `rollouts`, without engines. `eval`: evaluate
+    the model on `[[eval.datasets]]` and save every sample, without a trainer; `rlrun eval` sets it. None: the
+    whole job."""
     rollouts: Annotated[str | None, PathMarker()] = None
     """Folder of the run that saved the samples, for `mode = "train"`."""
     step: int | None = Field(default=None, ge=1)
@@ -31,7 +34,7 @@ class DebugSpec(Section):
     None: train on all saved steps, starting from the initial model."""
     save_rollouts: bool = False
     """Save every sample of every step with tokens, log-probs, masks and versions in the run's `rollouts/`,
-    for a later `mode = "train"`. `mode = "rollout"` always saves them."""
+    for a later `mode = "train"`. `mode = "rollout"` and `"eval"` always save them."""
 
     profile: ProfileSpec = ProfileSpec()
     """Steps that are recorded in detail."""
@@ -39,4 +42,9 @@ class DebugSpec(Section):
     @property
     def keeps_rollouts(self) -> bool:
         """Whether every sample is saved with its tokens, log-probs, masks and versions."""
-        return self.save_rollouts or self.mode == "rollout"
+        return self.save_rollouts or not self.trains
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job has a trainer."""
+        return self.mode not in ("rollout", "eval")

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -205,3 +206,58 @@ def test_an_evaluation_has_intervals_and_the_majority_of_its_answers() -> None:
 def test_an_evaluation_on_one_prompt_has_no_interval() -> None:
     metrics = evaluation_metrics([Group(prompt(0), [sample(reward=1.0)])], 1.0)
     assert not [name for name in metrics if name.endswith(("/low", "/high")) or "majority" in name]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_resumed_evaluation_generates_what_is_missing_and_ends_with_the_same_samples(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlrun.runner.rollouts.evaluation.BLOCK_SAMPLES", 4)  # two prompts
+    whole, engines, kept = Engines(), Engines(), Kept()
+    at_once = await Evaluator(
+        [held_out(6)], policy(whole, deterministic=deterministic), 10, 4, keep=kept.add
+    ).run()
+    assert sorted(group.prompt.index for group in kept.groups["held_out"]) == list(range(6))
+
+    finished = [group for group in at_once.groups["held_out"] if group.prompt.index in (0, 1, 4)]
+    again, shown = Kept(), []
+    resumed = await Evaluator(
+        [held_out(6)],
+        policy(engines, deterministic=deterministic),
+        10,
+        4,
+        show=lambda activity, done, total: shown.append((done, total)),
+        keep=again.add,
+        earlier={"held_out": finished},
+    ).run()
+    asked = sorted({int(request.tokens[0]) for request in engines.requests})
+    assert asked == [2, 3, 4, 5] if deterministic else [2, 3, 5]  # a block is generated as a whole
+    assert sorted(group.prompt.index for group in again.groups["held_out"]) == [2, 3, 5]
+    assert shown[0] == (3, 6) and shown[-1] == (6, 6)
+    assert resumed.metrics == at_once.metrics
+    assert [group.prompt.index for group in resumed.groups["held_out"]] == list(range(6))
+
+
+async def test_a_group_with_a_failed_sample_is_not_kept_so_that_a_resume_tries_it_again() -> None:
+    engines, kept = Engines(), Kept()
+    engines.broken = {1}
+    await Evaluator([held_out()], policy(engines), 10, keep=kept.add).run()
+    assert sorted(group.prompt.index for group in kept.groups["held_out"]) == [0, 2]
+
+
+async def test_a_row_that_changed_is_answered_again() -> None:
+    engines = Engines()
+    other = prompt(1)
+    changed = Group(replace(other, row=replace(other.row, id="another row")), [sample(1, 0), sample(1, 1)])
+    await Evaluator([held_out()], policy(engines), 10, earlier={"held_out": [changed]}).run()
+    assert sorted(int(request.tokens[0]) for request in engines.requests) == [0, 1, 2]
+
+
+class Kept:
+    """The groups that an evaluation kept."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Group]] = {}
+
+    def add(self, dataset: str, groups: Sequence[Group]) -> None:
+        self.groups.setdefault(dataset, []).extend(groups)

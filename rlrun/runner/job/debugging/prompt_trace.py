@@ -89,7 +89,7 @@ async def _run(spec: Spec, models: Models, number: int, folder: RunFolder, scrat
     try:
         own = (await in_background(resolve_for_job, with_one_prompt(spec), models.policy)).spec
         running = await start_job(own, models, folder, scratch, stack, timed=console.timed)
-        await in_background(running.inputs.stream.take, number)
+        await in_background(running.inputs.steps.take, number)
         journal = Journal(folder, console)
         stack.callback(journal.close, "done")
         checkpoints = Checkpoints(folder.checkpoints, own.checkpoint.keep)

@@ -1,0 +1,52 @@
+"""`rlrun eval`: the samples and figures of a job's evaluation, without its trainer, and after a kill."""
+
+import signal
+from typing import Any
+
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
+from tests.integration.jobs import Ended, Jobs
+
+HELD_OUT = {"name": "held", "type": "jsonl", "path": "rows.jsonl", "samples_per_prompt": 2}
+BLOCK = "import rlrun.runner.rollouts.evaluation as e; e.BLOCK_SAMPLES = 16; "
+"""Blocks of 8 prompts, unless more samples run at once."""
+SMALL = {"engine__max_running": 4, "rollout__batch_size": 2, "trainer__steps": 1}
+
+
+def samples(job: Ended) -> list[tuple[Any, ...]]:
+    return [
+        (one.id, one.tokens.tolist(), one.log_probs.tolist(), one.reward)
+        for group in read_groups(rollout_path(job.folder.rollouts, 0, "eval"))
+        for one in group.samples
+    ]
+
+
+def figures(job: Ended) -> dict[str, Any]:
+    return {name: value for name, value in job.curve[0].items() if name.startswith("eval/")}
+
+
+def test_an_evaluation_alone_is_that_of_the_job_and_a_killed_one_continues(jobs: Jobs) -> None:
+    settings = SMALL | {"eval__datasets": [HELD_OUT]}
+    main = BLOCK + "from rlrun.cli.main import run; run()"
+    trained = jobs.start("trained", main=main, debug__save_rollouts=True, **settings).wait()
+    assert trained.code == 0, trained.output
+
+    hold = jobs.folder / "hold"
+    hold.touch()
+    jobs.environment["HOLD"] = str(hold)  # rewards wait from prompt 40 on
+    running = jobs.start("alone", main=main, word="eval", **settings)
+    evaluated = running.folder.evaluated
+    running.until(lambda: evaluated.exists() and evaluated.read_bytes().count(b"\n") >= 8, "a block")
+    running.signal(signal.SIGKILL)
+    running.wait()
+    num_kept = evaluated.read_bytes().count(b"\n")
+    hold.unlink()
+
+    alone = jobs.start("alone", "--resume", main=main, word="eval", **settings).wait()
+    assert alone.code == 0, alone.output
+    assert f"continues with the {2 * num_kept} samples that are finished" in alone.output
+    assert 8 <= num_kept < 64
+    assert samples(alone) == samples(trained)
+    assert figures(alone) == figures(trained)
+    assert [line["step"] for line in alone.metrics] == [0]
+    assert not evaluated.exists()
+    assert "(" in alone.output and "held: reward" in alone.output

@@ -161,7 +161,7 @@ class Evaluator:
                     trajectories = await executions.run(prompt, self._policy.engines.generate)
             except (TimeoutError, EngineError) as error:
                 errors.append(error)
-                if len(errors) == len(prompts):
+                if len(errors) == len(dataset.prompts):
                     raise  # every prompt failed
                 trajectories = executions.failed(prompt, error)
             await self._finish(dataset, [prompt], [trajectories], answered)

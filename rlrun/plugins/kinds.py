@@ -20,7 +20,7 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "buffers": {"order": 2},
     "tools": {"call": 1},
     "agents": {"run": 1},
-    "environments": {"tasks": 0, "step|run": 1},
+    "environments": {"tasks": 0, "reset": 1, "step": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
 }
 """The methods of each kind with their number of arguments; the keys are the kinds.

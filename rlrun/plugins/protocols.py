@@ -210,7 +210,10 @@ class Environment(Plugin, Protocol):
 
     def step(self, action: str) -> Turn | tuple[Any, ...]:
         """Returns the answer to the policy's action: what it reads next, the reward, whether the execution
-        has ended, and values to note. An exception fails the execution.
+        has ended, and values to note.
+
+        A PolicyError ends the execution with its reward, an InfrastructureError has it run again, and any
+        other exception fails it (rlrun.plugins.failures).
         """
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.environments import worker
+from rlrun.plugins.failures import Failure, InfrastructureError, PolicyError
 from rlrun.plugins.registry import PluginError, checked_params, find
 from rlrun.plugins.rollouts.agent.command_agent import running_programs
 from rlrun.plugins.types import Row
@@ -29,7 +30,7 @@ _TAIL = 2000
 
 
 class EnvironmentFailure(RuntimeError):
-    """An environment raised, or its process died: the execution fails, and the message says why."""
+    """An environment raised, or one of its calls took too long: the execution fails, and is not repeated."""
 
 
 class EnvironmentProcess:
@@ -49,11 +50,12 @@ class EnvironmentProcess:
         self.load = 0
         """Number of executions in this process."""
 
-    async def call(self, method: str, seconds: float | None, **arguments: Any) -> Any:
+    async def call(self, method: str, seconds: float, **arguments: Any) -> Any:
         """Returns the result of a method of the worker; starts the process first if it does not run.
 
-        Raises EnvironmentFailure if the environment raises, the process dies, or the call takes longer than
-        `seconds`, after which the process is killed. None: no deadline; a cancelled call is cancelled there.
+        Raises EnvironmentFailure if the environment raises, or the call takes longer than `seconds`, after
+        which the process is killed; the environment's own InfrastructureError or PolicyError; and
+        InfrastructureError if the process cannot start or dies.
         """
         await self._started()
         self._number += 1
@@ -69,9 +71,6 @@ class EnvironmentProcess:
             await self.stop()
             message = f"{method} took longer than {seconds:g} s (step_timeout), so its process was killed"
             raise EnvironmentFailure(self._named(message)) from None
-        except asyncio.CancelledError:
-            self._send({"method": "cancel", "number": number})
-            raise
         finally:
             self._calls.pop(number, None)
 
@@ -125,11 +124,11 @@ class EnvironmentProcess:
         except TimeoutError:
             await self.stop()
             message = f"was not constructed within {START_TIMEOUT:g} s"
-            raise EnvironmentFailure(self._named(message)) from None
+            raise InfrastructureError(self._named(message), Failure.SANDBOX) from None
         if not line or "problem" in (first := parse_json(line)):
             why = first["problem"] if line else f"its process ended while it started: {self._last_errors()}"
             await self.stop()
-            raise EnvironmentFailure(self._named(why))
+            raise InfrastructureError(self._named(why), Failure.SANDBOX)
         self._reader = asyncio.create_task(self._read(stdout))
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
@@ -142,7 +141,8 @@ class EnvironmentProcess:
             how = f"its process answered what cannot be read ({error})"
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(EnvironmentFailure(self._named(f"{how}: {self._last_errors()}")))
+                message = self._named(f"{how}: {self._last_errors()}")
+                call.set_exception(InfrastructureError(message, Failure.PREEMPTED))
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         """Hands an answer to its call, unless nothing waits for it."""
@@ -150,7 +150,7 @@ class EnvironmentProcess:
         if call is None or call.done():
             return
         if "error" in answer:
-            call.set_exception(EnvironmentFailure(self._named(answer["error"])))
+            call.set_exception(error_of(answer, self._named(answer["error"])))
         else:
             call.set_result(answer["result"])
 
@@ -168,6 +168,16 @@ class EnvironmentProcess:
             return "it was stopped"
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL))
         return _last_lines(self._errors.read())
+
+
+def error_of(answer: Mapping[str, Any], message: str) -> Exception:
+    """Returns the error that an environment raised, with its type where it has one."""
+    failure = answer.get("failure")
+    if failure == Failure.POLICY:
+        return PolicyError(message, float(answer["reward"]))
+    if failure in list(Failure) and Failure(failure).is_infrastructure:
+        return InfrastructureError(message, Failure(failure))
+    return EnvironmentFailure(message)
 
 
 def read_tasks(spec: EnvironmentSpec) -> list[Row]:

@@ -61,10 +61,6 @@ async def _serve(requests: Any, send: Callable[[Answer], None]) -> None:
     running: dict[int, asyncio.Task[None]] = {}
     while line := await reader.readline():
         call = json.loads(line)
-        if call["method"] == "cancel":
-            if task := running.get(call["number"]):
-                task.cancel()
-            continue
         task = asyncio.create_task(_answer(environments, call, send))
         running[call["call"]] = task
         task.add_done_callback(partial(_forget, running, call["call"]))
@@ -84,7 +80,7 @@ async def _answer(
         send({"call": call["call"], "result": result})
     except BaseException as error:  # the boundary to an environment
         traceback.print_exception(error)
-        send({"call": call["call"], "error": _describe(error)})
+        send({"call": call["call"], "error": _describe(error), **_typed(error)})
 
 
 @dataclass(slots=True)
@@ -103,14 +99,13 @@ class _Environments:
         self._plugin = plugin
         self._params = plugin.Params.model_validate(params)
         self._free = [plugin(self._params)]
-        self._runner = self._free[0]
         self._episodes: dict[str, _Episode] = {}
 
     async def tasks(self) -> list[Any]:
         """Returns the tasks as rows."""
         from rlrun.plugins.functions import as_rows
 
-        return [asdict(row) for row in as_rows(await _awaited(self._runner.tasks()))]
+        return [asdict(row) for row in as_rows(await _awaited(self._free[0].tasks()))]
 
     async def reset(self, episode: str, task: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Begins an execution. Returns the first messages; None: the row's prompt."""
@@ -137,10 +132,6 @@ class _Environments:
             self._free.append(ended.environment)
         else:
             await _close(ended.environment)
-
-    async def run(self, task: Mapping[str, Any]) -> Any:
-        """Returns what an environment that asks the policy itself returns for one execution."""
-        return await _awaited(self._runner.run(_task(task)))
 
     async def close(self) -> None:
         """Closes every environment."""
@@ -204,6 +195,12 @@ class _DriversModules:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_MESSAGE_LENGTH]
+
+
+def _typed(error: BaseException) -> Answer:
+    """Returns the type of a failure, and the reward of an error of the policy (rlrun.plugins.failures)."""
+    failure, reward = getattr(error, "failure", None), getattr(error, "reward", None)
+    return {} if failure is None else {"failure": str(failure), "reward": reward}
 
 
 def _plain(value: Any) -> Any:

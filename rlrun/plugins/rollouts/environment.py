@@ -5,6 +5,7 @@ reset ─▶ first messages ─▶ action ─▶ step ─▶ done? ─yes─▶ 
                              └─ observation ◀─┘
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +14,14 @@ from pydantic import Field
 
 from rlrun.plugins.environments.declared import METADATA_KEY, declared
 from rlrun.plugins.environments.process import EnvironmentProcess
+from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.rollouts.conversation import TurnByTurn
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Message, Status
 from rlrun.specs.sections.section import Section
+
+logger = logging.getLogger(__name__)
 
 
 class EnvironmentRolloutParams(Section):
@@ -86,7 +90,15 @@ class Environment:
             if talk.trajectory.status is not Status.COMPLETED:
                 break
             action = session.chat.plain(answer)
-            turn = await process.call("step", seconds, episode=session.id, action=action)
+            try:
+                turn = await process.call("step", seconds, episode=session.id, action=action)
+            except PolicyError as error:
+                logger.info("execution %s ends with an error of the policy: %s", session.id, error)
+                scores[player].append(error.reward)
+                info |= {"policy_error": 1}
+                order.append(player)
+                ended = True
+                break
             for rewarded, reward in _rewards(turn["rewards"], player).items():
                 scores[rewarded].append(reward)
             info |= turn["info"]

@@ -12,6 +12,7 @@ import pytest
 
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession, check_environment
 from rlrun.plugins.environments.process import EnvironmentFailure
+from rlrun.plugins.failures import Failure, InfrastructureError, failure_of
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.types import Row, Status
@@ -25,6 +26,7 @@ import sys
 import time
 
 import rlrun
+from rlrun.plugins.failures import InfrastructureError, PolicyError
 
 
 @rlrun.environment
@@ -49,6 +51,10 @@ class Echo:
                 return "bye", 1.0, True, {"heard": len(self.heard)}
             case "break":
                 raise KeyError("bug")
+            case "outage":
+                raise InfrastructureError("no board")
+            case "wreck":
+                raise PolicyError("the board is gone", -1.0)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
@@ -87,6 +93,8 @@ class Broken:
 
     def tasks(self):
         return []
+
+    def reset(self, task): ...
 
     def step(self, action): ...
 '''
@@ -184,28 +192,37 @@ async def test_random_numbers_belong_to_an_execution_whatever_runs_beside_it(fil
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "failure", "message"),
     [
-        pytest.param("break", "Echo: KeyError: 'bug'", id="raises"),
-        pytest.param("die", "Echo: its process died", id="dies"),
-        pytest.param("hang", r"step took longer than 0.5 s \(step_timeout\)", id="hangs"),
+        pytest.param("break", Failure.ERROR, "Echo: KeyError: 'bug'", id="raises"),
+        pytest.param("outage", Failure.SERVICE, "Echo: InfrastructureError: no board", id="infrastructure"),
+        pytest.param("die", Failure.PREEMPTED, "Echo: its process died", id="dies"),
+        pytest.param("hang", Failure.ERROR, r"step took longer than 0.5 s \(step_timeout\)", id="hangs"),
     ],
 )
 async def test_a_failure_fails_its_execution_and_the_next_one_runs(
-    file: Path, word: str, message: str
+    file: Path, word: str, failure: Failure, message: str
 ) -> None:
     row, rollout = row_of({"type": f"{file}:Echo"}), build("rollouts", "environment", {"step_timeout": 0.5})
     try:
         rollout.params = rollout.params.model_copy(update={"step_timeout": 60.0})
         await rollout.run(ScriptedSession(["stop"], row=row))  # it runs before the short deadline counts
         rollout.params = rollout.params.model_copy(update={"step_timeout": 0.5 if word == "hang" else 60.0})
-        with pytest.raises(EnvironmentFailure, match=message):
+        with pytest.raises((EnvironmentFailure, InfrastructureError), match=message) as raised:
             await rollout.run(ScriptedSession([word], row=row, id="0-1"))
+        assert failure_of(raised.value) is failure
         rollout.params = rollout.params.model_copy(update={"step_timeout": 60.0})
         [trajectory] = await rollout.run(ScriptedSession(["stop"], row=row, id="0-2"))
         assert trajectory.info["reward"] == 1.0
     finally:
         await rollout.close()
+
+
+async def test_an_error_of_the_policy_ends_the_execution_with_its_reward(file: Path) -> None:
+    [[trajectory]] = await execute({"type": f"{file}:Echo"}, ["hi", "wreck"])
+    assert trajectory.status is Status.COMPLETED
+    assert trajectory.info["turn_rewards"] == [0.25, -1.0]
+    assert trajectory.info["policy_error"] == 1
 
 
 async def test_no_process_is_left_behind(file: Path) -> None:

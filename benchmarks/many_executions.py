@@ -46,10 +46,12 @@ from tests.resolved_specs import resolved_rollout
 
 TURNS, ANSWER_TOKENS, SECONDS = 8, 64, 1.0
 """Turns of an execution, tokens of an answer, and seconds of an answer and of the pause after it."""
-DEADLINE = 40.0
+DEADLINE = 150.0
 """`rollout.request_timeout`, which ends the executions that hang."""
 LOST_TURN = 3
 QUESTION = "how does it go on?"
+ANSWERS = np.random.default_rng(0).integers(97, 123, (10_007, ANSWER_TOKENS), dtype=np.int32)
+ANSWERS[:, -1] = END
 
 
 class SleepingEngine:
@@ -61,8 +63,7 @@ class SleepingEngine:
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         await asyncio.sleep(SECONDS)
-        letters = np.random.default_rng(request.seeds[0]).integers(97, 123, ANSWER_TOKENS)
-        tokens = np.append(letters[:-1], END).astype(np.int32)
+        tokens = ANSWERS[request.seeds[0] % len(ANSWERS)]
         self.answers[request.prompt_index].append(tuple(tokens.tolist()))
         log_probs = np.full(ANSWER_TOKENS, -1.0, dtype=np.float32)
         return [Generation(tokens, log_probs, "stop", (VersionSpan(0, 0, ANSWER_TOKENS),))]

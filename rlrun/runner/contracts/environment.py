@@ -1,8 +1,9 @@
 """The environment of a job's executions: how often they run again, and when it fails as a whole."""
 
 import random
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.plugins.failures import Failure
@@ -10,29 +11,49 @@ from rlrun.runner.contracts.errors import JobError
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.rollout import RolloutFunctionSpec
 
-WINDOW = 32
-"""Number of executions, the newest ones, of which nearly all must fail."""
-MAX_RESULTS = WINDOW // 10
-"""Number of executions with a result among these up to which the environment fails as a whole."""
+MIN_EXECUTIONS, MIN_PROMPTS = 32, 4
+"""Number of executions of which nearly all must fail: at least so many, and those of so many prompts, because
+a row may be broken for all of its executions."""
+MAX_RESULTS = 0.1
+"""Share of these that may have a result if the environment fails as a whole."""
 FIRST_PAUSE, PAUSE_FACTOR = 2.0, 5.0
 """Seconds before an execution runs again, and their growth: 2, 10 and 50 s are a minute for a service."""
 _SHOWN_REASONS = 3
 
 
+@dataclass(slots=True)
+class _Block:
+    """Executions that began one after the other."""
+
+    ended: int = 0
+    failures: Counter[Failure] = field(default_factory=Counter)
+
+
 class Environment:
     """Counts how the executions of one environment end, in training and evaluations together.
 
-    It is the circuit breaker of the environment: `record` ends the job once nearly all executions fail.
+    It is the circuit breaker of the environment: `record` ends the job once nearly all executions of a block
+    failed. A block has executions that began one after the other, and counts when all of them have ended.
+    Executions that *end* one after the other would be a selection: those that fail at once end first.
     """
 
-    def __init__(self, name: str = "the rollout", retries: int = 0) -> None:
-        """`name`: as a message begins, such as `the agent's program python agent.py`. `retries`: how often an
-        execution may run again.
+    def __init__(self, name: str = "the rollout", retries: int = 0, samples_per_prompt: int = 1) -> None:
+        """`name`: as a message begins, such as `the agent's program 'python agent.py'`. `retries`: how often
+        an execution may run again.
         """
         self._name = name
         self._retries = retries
-        self._endings: deque[Failure | None] = deque(maxlen=WINDOW)
-        self._reasons: dict[str, None] = {}
+        self._block_size = max(MIN_EXECUTIONS, MIN_PROMPTS * samples_per_prompt)
+        self._begun = 0
+        self._blocks: dict[int, _Block] = {}
+        """The blocks in which executions are running, by their number."""
+        self._reasons: list[str] = []
+        """The last different errors."""
+
+    def begin(self) -> int:
+        """Returns the number of an execution that begins; `record` must follow, however it ends."""
+        number, self._begun = self._begun, self._begun + 1
+        return number
 
     def pause_before_retry(self, failure: Failure, attempt: int) -> float | None:
         """Returns the seconds until the execution runs again; None if it does not.
@@ -44,31 +65,30 @@ class Environment:
             return None
         return FIRST_PAUSE * PAUSE_FACTOR**attempt * random.uniform(0.5, 1.5)
 
-    def record(self, failure: Failure | None, reason: str = "") -> None:
-        """Records how an execution ended: with a result (None), or with a failure.
+    def record(self, number: int, failure: Failure | None = None, reason: str = "") -> None:
+        """Records how an execution ended: with a failure, or with a result or unfinished (None).
 
-        Raises JobError if the environment fails as a whole. Failures of engines say nothing about it.
+        Raises JobError if the environment fails as a whole.
         """
-        if failure is Failure.ENGINE:
-            return
-        self._endings.append(failure)
-        if failure is None or not failure.is_of_environment:
-            return
-        self._reasons.pop(reason, None)
-        self._reasons[reason] = None
-        for oldest in list(self._reasons)[:-_SHOWN_REASONS]:
-            del self._reasons[oldest]
-        if fails_as_a_whole(self._endings):
-            raise self._error()
+        index = number // self._block_size
+        block = self._blocks.setdefault(index, _Block())
+        block.ended += 1
+        if failure is not None and failure.is_of_environment:
+            block.failures[failure] += 1
+            kept = [each for each in self._reasons if each != reason]
+            self._reasons = [*kept, reason][-_SHOWN_REASONS:]
+        if block.ended == self._block_size:
+            del self._blocks[index]
+            if fails_as_a_whole(block.failures.total(), block.ended):
+                raise self._error(block)
 
-    def _error(self) -> JobError:
-        types = Counter(failure for failure in self._endings if failure is not None)
-        counts = ", ".join(f"{count} {failure}" for failure, count in types.most_common())
+    def _error(self, block: _Block) -> JobError:
+        counts = ", ".join(f"{count} {failure}" for failure, count in block.failures.most_common())
         again = f", though executions run up to {self._retries} more times" if self._retries else ""
         return JobError(
-            f"{self._name} fails as a whole: of the last {WINDOW} executions {sum(types.values())} failed "
-            f"({counts}){again}. Repair what the last errors name, and resume the run. Mistakes of the "
-            "policy are PolicyError (docs/agents.md#failures)",
+            f"{self._name} fails as a whole: of {block.ended} executions in a row {block.failures.total()} "
+            f"failed ({counts}){again}. Repair what the last errors name, and resume the run. Mistakes of "
+            "the policy are PolicyError (docs/agents.md#failures)",
             "\n".join(self._reasons),
             code=Code.ENVIRONMENT,
         )
@@ -84,7 +104,6 @@ def name_of(function: RolloutFunctionSpec) -> str:
     return f"the agent's program {' '.join(params['command'])!r}"
 
 
-def fails_as_a_whole(endings: Sequence[Failure | None]) -> bool:
-    """Returns whether nearly all of the newest `WINDOW` executions failed through their environment."""
-    results = sum(failure is None or not failure.is_of_environment for failure in endings)
-    return len(endings) >= WINDOW and results <= MAX_RESULTS
+def fails_as_a_whole(failed: int, ended: int) -> bool:
+    """Returns whether nearly all executions of a block failed through their environment."""
+    return failed >= (1 - MAX_RESULTS) * ended

@@ -145,7 +145,11 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
         limit=ExecutionLimit(None if programs is None else programs.number),
-        environment=Environment(name_of(spec.rollout.function), spec.fault_tolerance.execution_retries),
+        environment=Environment(
+            name_of(spec.rollout.function),
+            spec.fault_tolerance.execution_retries,
+            spec.rollout.samples_per_prompt,
+        ),
     )
 
 

@@ -119,6 +119,8 @@ class Executions:
 
     async def _run_group(self, group: PolicyGroup) -> list[list[Trajectory]]:
         prompt, samples = group.prompt, self._settings.samples
+        numbers = [self._policy.environment.begin() for _ in range(samples)]
+        executions: list[list[Trajectory]] = [[] for _ in range(samples)]
         try:
             results = await self._policy.rollout.run_group(group)
             if len(results) != samples:
@@ -126,10 +128,13 @@ class Executions:
         except (TimeoutError, JobError):
             raise
         except Exception as error:  # the boundary to other people's rollout plugins
-            return [self._recorded(failed) for failed in self.failed(prompt, error)]
-        return [
-            self._recorded(self._checked(result, prompt, number)) for number, result in enumerate(results)
-        ]
+            executions = self.failed(prompt, error)
+        else:
+            executions = [self._checked(result, prompt, number) for number, result in enumerate(results)]
+        finally:
+            for number, trajectories in zip(numbers, executions, strict=True):
+                self._record(number, trajectories)
+        return executions
 
     async def _run_session(
         self, session: PolicySession, send: SendRequest, seconds: float | None
@@ -138,22 +143,35 @@ class Executions:
 
         Errors fail only this execution. JobError is raised if the environment fails as a whole.
         """
-        attempt = 0
-        while True:
-            session.requests = OpenRequests(send)
-            try:
-                result = await self._run_once(session, seconds)
-            except (
-                Exception
-            ) as error:  # the boundary to other people's rollout plugins, and to failing engines
-                pause = self._policy.environment.pause_before_retry(_type_of(error), attempt)
-                if pause is None:
-                    return self._recorded(self._failed(session.prompt, session.number, error), attempt)
-                self._log_failure(f"execution {session.id} failed and runs again in {pause:.0f} s", error)
-            else:
-                return self._recorded(self._checked(result, session.prompt, session.number), attempt)
-            await asyncio.sleep(pause)
-            attempt += 1
+        environment, trajectories, attempt = self._policy.environment, None, 0
+        number = environment.begin()
+        try:
+            while trajectories is None:
+                session.requests = OpenRequests(send)
+                trajectories = await self._try(session, seconds, attempt)
+                attempt += 1
+        finally:
+            self._record(number, trajectories or [])
+        if attempt > 1:
+            for trajectory in trajectories:
+                trajectory.info = {**trajectory.info, "retries": attempt - 1}
+        return trajectories
+
+    async def _try(
+        self, session: PolicySession, seconds: float | None, attempt: int
+    ) -> list[Trajectory] | None:
+        """Returns the trajectories of an execution; None, after a pause, if it runs again."""
+        try:
+            result = await self._run_once(session, seconds)
+        except Exception as error:  # the boundary to other people's rollout plugins, and to failing engines
+            pause = self._policy.environment.pause_before_retry(_type_of(error), attempt)
+            if pause is None:
+                return self._failed(session.prompt, session.number, error)
+            self._log_failure(f"execution {session.id} failed and runs again in {pause:.0f} s", error)
+        else:
+            return self._checked(result, session.prompt, session.number)
+        await asyncio.sleep(pause)
+        return None
 
     async def _run_once(self, session: PolicySession, seconds: float | None) -> Executed:
         # the deadline begins when there is room; executions in lockstep must all run
@@ -163,15 +181,11 @@ class Executions:
                 execution = run_with_deadline(self._policy, execution, session.requests, seconds)
             return await execution
 
-    def _recorded(self, trajectories: list[Trajectory], retries: int = 0) -> list[Trajectory]:
-        """Returns an execution's trajectories after recording how it ended, which may raise JobError."""
-        last = trajectories[-1]
-        if last.status is not Status.ABORTED:  # out of time, which says nothing about the environment
-            self._policy.environment.record(last.failure_type, last.failure or "")
-        if retries:
-            for trajectory in trajectories:
-                trajectory.info = {**trajectory.info, "retries": retries}
-        return trajectories
+    def _record(self, number: int, trajectories: Sequence[Trajectory]) -> None:
+        """Records how an execution ended; without trajectories it was cancelled. May raise JobError."""
+        failure = trajectories[-1].failure_type if trajectories else None
+        reason = trajectories[-1].failure if trajectories else None
+        self._policy.environment.record(number, failure, reason or "")
 
     def _policy_group(self, prompt: Prompt, send: SendRequest) -> PolicyGroup:
         seeds = [

@@ -191,6 +191,11 @@ class Scorer:
         await self._spare.spawn()
 
     async def _score_chunk(self, number: int, samples: Sequence[Sample]) -> None:
+        numbers = {
+            (sample.id, reward): environment.begin()
+            for sample in samples
+            for reward, environment in enumerate(self._environments)
+        }
         batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
         retries = _Retries()
         while batches or retries.tasks:
@@ -206,6 +211,7 @@ class Scorer:
                         sample, environment = tasks[outcome.task].sample, self._environments[outcome.reward]
                         if not retries.add(sample, outcome, environment):
                             self._record(sample, outcome, process)
+                            environment.record(numbers[sample.id, outcome.reward], *_ending(outcome))
             except ProcessDied as death:
                 if death.call is not None:
                     value = process.shapes[death.call.reward].late_score if death.late else None
@@ -214,6 +220,8 @@ class Scorer:
                         failure = Failure.LATE if death.late else Failure.ERROR
                         outcome = Outcome(index, death.call.reward, value, str(death), failure)
                         self._record(tasks[index].sample, outcome, process)
+                        ended = numbers[tasks[index].sample.id, death.call.reward]
+                        self._environments[death.call.reward].record(ended)
                 await self._replace(number)
                 grouped = [] if death.call is not None else [shape.is_grouped for shape in process.shapes]
                 batches.extendleft(reversed(unfinished_batches(tasks, open_pairs, grouped)))
@@ -221,9 +229,8 @@ class Scorer:
             sample.reward = self._total(sample)
 
     def _record(self, sample: Sample, outcome: Outcome, process: RewardProcess) -> None:
-        name, environment = self.names[outcome.reward], self._environments[outcome.reward]
+        name = self.names[outcome.reward]
         if outcome.value is not None:
-            environment.record(None)
             sample.rewards[name] = outcome.value
             if outcome.problem:
                 self.errors[name] += 1
@@ -242,7 +249,6 @@ class Scorer:
             raise RewardError(f'{message} (scoring.on_error = "stop")', process.log_end())
         sample.failure, sample.failure_type = message, outcome.failure
         if outcome.failure.is_infrastructure:
-            environment.record(outcome.failure, message)
             policy = "drop"  # it says nothing about the sample, so it is never a reward
         if policy == "zero":
             sample.rewards[name] = 0.0
@@ -255,6 +261,12 @@ class Scorer:
             return float("nan")
         weighted = zip(self._specs, self.names, strict=True)
         return math.fsum(spec.weight * sample.rewards[name] for spec, name in weighted)
+
+
+def _ending(outcome: Outcome) -> tuple[Failure | None, str]:
+    """Returns how a reward ended for its environment: other errors may be those of the sample."""
+    failed = outcome.value is None and outcome.failure.is_infrastructure
+    return (outcome.failure, outcome.problem) if failed else (None, "")
 
 
 def unique_names(plugins: Sequence[PluginSection]) -> list[str]:

@@ -195,7 +195,7 @@ async def test_an_environment_that_always_fails_ends_the_job_by_name() -> None:
         policy(Engines(), rollout=FailingRollout(left="x")), environment=Environment("the agent 'browser'")
     )
     producer = GroupProducer(spec, context, Filters([]))
-    with pytest.raises(JobError, match="the agent 'browser' fails as a whole: of the last 32 executions 32"):
+    with pytest.raises(JobError, match="the agent 'browser' fails as a whole: of 32 executions in a row 32"):
         for index in range(16):
             await producer.produce(prompt(index), Tally)
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
 from typing import IO, Any
@@ -33,22 +34,84 @@ class EnvironmentFailure(RuntimeError):
     """An environment raised, or one of its calls took too long: the execution fails, and is not repeated."""
 
 
+@dataclass(slots=True)
+class _Running:
+    """A process that runs, and the calls that wait for its answers."""
+
+    process: asyncio.subprocess.Process
+    errors: IO[bytes]
+    """Its error output."""
+    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    reader: asyncio.Task[None] | None = None
+    """Hands answers to their calls; None until the environment is constructed."""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a line without waiting; a broken pipe shows when the answer is read."""
+        stdin = self.process.stdin
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(json.dumps(message, default=str).encode() + b"\n")
+
+    async def first_line(self) -> bytes:
+        """Returns the line that says whether the environment was constructed; b"" if the process ended."""
+        assert self.process.stdout is not None, "it is a pipe"
+        return await self.process.stdout.readline()
+
+    async def read(self, name: str) -> None:
+        """Hands answers to their calls until the process ends; then every call fails."""
+        assert self.process.stdout is not None, "it is a pipe"
+        how = "its process died"
+        try:
+            while line := await self.process.stdout.readline():
+                answer = parse_json(line)
+                call = self.calls.get(answer["call"])
+                if call is None or call.done():
+                    continue
+                if "error" in answer:
+                    call.set_exception(error_of(answer, f"{name}: {answer['error']}"))
+                else:
+                    call.set_result(answer["result"])
+        except ValueError as error:  # a line that is too long, or not JSON
+            how = f"its process answered what cannot be read ({error})"
+        for call in self.calls.values():
+            if not call.done():
+                message = f"{name}: {how}: {self.last_errors()}"
+                call.set_exception(InfrastructureError(message, Failure.PREEMPTED))
+
+    async def kill(self) -> None:
+        """Kills the process and all processes that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
+        running_programs.discard(self.process.pid)
+        if self.reader is not None:
+            await self.reader
+        self.errors.close()
+
+    def last_errors(self) -> str:
+        """Returns the last lines of the error output."""
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - _TAIL))
+        return _last_lines(self.errors.read())
+
+
 class EnvironmentProcess:
     """A process with one environment, which many executions share."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         """Raises PluginError for a plugin or an interpreter that does not exist."""
         self.spec = spec
+        self._name = f"environment {spec.type}"
         self._command = command(spec)
         self._setup = setup(spec)
-        self._process: asyncio.subprocess.Process | None = None
-        self._errors: IO[bytes] | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._running: _Running | None = None
+        self._starting: asyncio.Task[_Running] | None = None
         self._number = 0
         self.load = 0
         """Number of executions in this process."""
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None while it does not run."""
+        return None if self._running is None else self._running.process.pid
 
     async def call(self, method: str, seconds: float, **arguments: Any) -> Any:
         """Returns the result of a method of the worker; starts the process first if it does not run.
@@ -57,117 +120,77 @@ class EnvironmentProcess:
         which the process is killed; the environment's own InfrastructureError or PolicyError; and
         InfrastructureError if the process cannot start or dies.
         """
-        await self._started()
+        running = await self._started()
         self._number += 1
         number, answer = self._number, asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
-        self._send({"call": number, "method": method, "arguments": arguments})
+        running.calls[number] = answer
+        running.send({"call": number, "method": method, "arguments": arguments})
         try:
             async with asyncio.timeout(seconds) as deadline:
                 return await answer
         except TimeoutError:
             if not deadline.expired():
                 raise
-            await self.stop()
+            await self._kill(running)
             message = f"{method} took longer than {seconds:g} s (step_timeout), so its process was killed"
-            raise EnvironmentFailure(self._named(message)) from None
+            raise EnvironmentFailure(f"{self._name}: {message}") from None
         finally:
-            self._calls.pop(number, None)
+            running.calls.pop(number, None)
 
     def tell(self, method: str, **arguments: Any) -> None:
         """Calls a method of the worker without waiting for it, if the process runs."""
-        self._number += 1
-        self._send({"call": self._number, "method": method, "arguments": arguments})
+        if self._running is not None:
+            self._number += 1
+            self._running.send({"call": self._number, "method": method, "arguments": arguments})
 
     async def stop(self) -> None:
         """Kills the process and all processes that it started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        running_programs.discard(process.pid)
-        if self._reader is not None:
-            await self._reader
-        if self._errors is not None:
-            self._errors.close()
+        if self._running is not None:
+            await self._kill(self._running)
 
-    async def _started(self) -> None:
-        """Returns when the environment is constructed; all that wait share one start."""
-        if self._starting is None or (self._starting.done() and not self._is_running()):
+    async def _kill(self, running: _Running) -> None:
+        """Kills a process; a call that begins meanwhile starts the next one."""
+        if self._running is running:
+            self._running = None
+            await running.kill()
+
+    async def _started(self) -> _Running:
+        """Returns the process when its environment is constructed; all that wait share one start."""
+        running = self._running
+        if running is not None and running.reader is not None and not running.reader.done():
+            return running
+        if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        return await asyncio.shield(self._starting)
 
-    def _is_running(self) -> bool:
-        return self._process is not None and self._reader is not None and not self._reader.done()
-
-    async def _start(self) -> None:
+    async def _start(self) -> _Running:
         await self.stop()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 open while the process runs
-        self._process = await asyncio.create_subprocess_exec(
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 open while the process runs
+        process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=self._errors,
+            stderr=errors,
             env=environment_variables(self.spec),
             limit=worker.LINE_BYTES,
             start_new_session=True,
         )
-        running_programs.add(self._process.pid)
-        stdout = self._process.stdout
-        assert stdout is not None, "it is a pipe"
-        self._send(self._setup)
+        running_programs.add(process.pid)
+        self._running = running = _Running(process, errors)
+        running.send(self._setup)
+        why = f"was not constructed within {START_TIMEOUT:g} s"
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                line = await stdout.readline()
+                line = await running.first_line()
+            answer: dict[str, Any] = parse_json(line) if line else {}
+            why = answer.get("problem", f"its process ended while it started: {running.last_errors()}")
         except TimeoutError:
-            await self.stop()
-            message = f"was not constructed within {START_TIMEOUT:g} s"
-            raise InfrastructureError(self._named(message), Failure.SANDBOX) from None
-        if not line or "problem" in (first := parse_json(line)):
-            why = first["problem"] if line else f"its process ended while it started: {self._last_errors()}"
-            await self.stop()
-            raise InfrastructureError(self._named(why), Failure.SANDBOX)
-        self._reader = asyncio.create_task(self._read(stdout))
-
-    async def _read(self, stdout: asyncio.StreamReader) -> None:
-        """Hands answers to their calls until the process ends; then every call fails."""
-        how = "its process died"
-        try:
-            while line := await stdout.readline():
-                self._take(parse_json(line))
-        except ValueError as error:  # a line that is too long, or not JSON
-            how = f"its process answered what cannot be read ({error})"
-        for call in self._calls.values():
-            if not call.done():
-                message = self._named(f"{how}: {self._last_errors()}")
-                call.set_exception(InfrastructureError(message, Failure.PREEMPTED))
-
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        """Hands an answer to its call, unless nothing waits for it."""
-        call = self._calls.get(answer["call"])
-        if call is None or call.done():
-            return
-        if "error" in answer:
-            call.set_exception(error_of(answer, self._named(answer["error"])))
-        else:
-            call.set_result(answer["result"])
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        """Sends a line without waiting; a broken pipe shows when the answer is read."""
-        process = self._process
-        if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(json.dumps(message, default=str).encode() + b"\n")
-
-    def _named(self, message: str) -> str:
-        return f"environment {self.spec.type}: {message}"
-
-    def _last_errors(self) -> str:
-        if self._errors is None or self._errors.closed:
-            return "it was stopped"
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL))
-        return _last_lines(self._errors.read())
+            answer = {}
+        if "ready" not in answer:
+            await self._kill(running)
+            raise InfrastructureError(f"{self._name}: {why}", Failure.SANDBOX)
+        running.reader = asyncio.create_task(running.read(self._name))
+        return running
 
 
 def error_of(answer: Mapping[str, Any], message: str) -> Exception:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession, check_environment
-from rlrun.plugins.environments.process import EnvironmentFailure
+from rlrun.plugins.environments.process import EnvironmentFailure, EnvironmentProcess
 from rlrun.plugins.failures import Failure, InfrastructureError, failure_of
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.types import Row, Status
+from rlrun.specs.sections.data import EnvironmentSpec
 from tests.waiting import wait_until
 
 ENVIRONMENTS = '''
@@ -225,11 +226,33 @@ async def test_an_error_of_the_policy_ends_the_execution_with_its_reward(file: P
     assert trajectory.info["policy_error"] == 1
 
 
+async def test_a_process_that_is_killed_while_the_next_one_starts_takes_nothing_with_it(file: Path) -> None:
+    process = EnvironmentProcess(EnvironmentSpec(type=f"{file}:Echo"))
+    task = {
+        "id": "0-0",
+        "messages": [],
+        "label": None,
+        "metadata": {},
+        "seed": 1,
+        "base_url": "",
+        "api_key": "",
+    }
+    try:
+        await process.call("reset", 60.0, episode="0-0", task=task)
+        first = process.pid
+        await asyncio.gather(process.stop(), process.call("reset", 60.0, episode="0-1", task=task))
+        assert process.pid not in (None, first)
+        turn = await process.call("step", 60.0, episode="0-1", action="hi")
+        assert turn["rewards"] == {"": 0.25}
+    finally:
+        await process.stop()
+
+
 async def test_no_process_is_left_behind(file: Path) -> None:
     row, rollout = row_of({"type": f"{file}:Echo"}), build("rollouts", "environment", {})
     await rollout.run(ScriptedSession(["stop"], row=row))
     [[process]] = rollout._processes.values()
-    pid = process._process.pid
+    pid = process.pid
     os.kill(pid, signal.SIGCONT)
     await rollout.close()
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the process's end")

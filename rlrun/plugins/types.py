@@ -137,6 +137,8 @@ class Sample:
     """Weighted sum of the rewards; NaN until scored."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Every reward by the name of its plugin."""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """The weight of every reward in their sum, by the name of its plugin; 1 for a name that is missing."""
     failure: str | None = None
     """Why the sample or its reward failed; None if neither did."""
     failure_type: Failure | None = None

@@ -1,18 +1,20 @@
-"""The base of algorithms that have GRPO's advantages and another loss."""
+"""The bases of algorithms that share GRPO's advantages or its loss."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlrun.plugins.algorithms.advantages import Comparison, group_relative
-from rlrun.plugins.algorithms.objective import ObjectiveParams, needs_of
+from rlrun.plugins.algorithms.advantages import Comparison, group_relative, spread_over_tokens
+from rlrun.plugins.algorithms.objective import ClipParams, ObjectiveParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import shape_advantages
-from rlrun.plugins.types import Group, Needs
+from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from rlrun.plugins.algorithms.advantages import Scores
 
 
 class ComparedParams(Comparison, ObjectiveParams):
@@ -34,3 +36,31 @@ class GroupCompared:
         params = self.params
         differences = group_relative(groups, params.normalize_std, params.subtract_mean)
         return shape_advantages(params, groups, differences)
+
+
+class ClippedGroup:
+    """Trains with PPO's clipped loss on one advantage per sample, which depends on its group alone.
+
+    A subclass adds `scores_of`.
+    """
+
+    Params = ClipParams
+    api_version = 1
+    loss_formula = "as `grpo`"
+
+    def __init__(self, params: ClipParams) -> None:
+        self.params = params
+        self.needs: Needs = needs_of(params, group_relative=True)
+
+    def scores_of(self, group: Group) -> Scores:
+        """Returns the advantages of the samples that are compared, in order."""
+        raise NotImplementedError
+
+    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        """Returns the same value on each token of a sample; 0 on samples that are not compared."""
+        spread = [array for group in groups for array in spread_over_tokens(group, self.scores_of(group))]
+        return shape_advantages(self.params, groups, spread)
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
+        return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)

@@ -97,6 +97,7 @@ class Scorer:
         self.names = unique_names(rewards)
         self._environments = [Environment(f"reward {name!r}", retries) for name in self.names]
         self._specs = tuple(rewards)
+        self._weights = {name: spec.weight for name, spec in zip(self.names, rewards, strict=True)}
         self._scoring = scoring
         setups = [
             RewardSetup(name, spec.type, spec.params, spec.key, spec.type_key, usual_key)
@@ -226,6 +227,7 @@ class Scorer:
                 grouped = [] if death.call is not None else [shape.is_grouped for shape in process.shapes]
                 batches.extendleft(reversed(unfinished_batches(tasks, open_pairs, grouped)))
         for sample in samples:
+            sample.reward_weights = self._weights
             sample.reward = self._total(sample)
 
     def _record(self, sample: Sample, outcome: Outcome, process: RewardProcess) -> None:
@@ -259,8 +261,7 @@ class Scorer:
     def _total(self, sample: Sample) -> float:
         if sample.status is Status.FAILED:
             return float("nan")
-        weighted = zip(self._specs, self.names, strict=True)
-        return math.fsum(spec.weight * sample.rewards[name] for spec, name in weighted)
+        return math.fsum(weight * sample.rewards[name] for name, weight in self._weights.items())
 
 
 def _ending(outcome: Outcome) -> tuple[Failure | None, str]:

@@ -26,6 +26,8 @@ REWARDS = [[1.0, 0.0, 0.25, 0.5], [0.0, 3.0, -1.0]]
 MASKS = [["111", "1100110", "11", "01101"], ["1", "101110111", "1110"]]
 """Of each token of each sample: whether the policy made it."""
 TRUNCATED = {(0, 1), (1, 2)}
+PARTS = [0.5, -0.25, 1.0, 0.0]
+"""How much of a sample's reward is from a second one, by its place in the group."""
 FAILED = 2
 """The place of the failed sample."""
 LONGEST = 16
@@ -48,6 +50,9 @@ class Rollout:
     teacher: torch.Tensor
     values: torch.Tensor
     engine: torch.Tensor
+    parts: dict[str, float]
+    """Its rewards by name."""
+    group: int
 
     @property
     def group_mean(self) -> float:
@@ -84,7 +89,9 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
             made = [torch.tensor(array[mask]) for array in (new, old, reference, teacher, values, engine)]
             made[0].requires_grad_()
             facts = sample.reward, rewards, (i, j) in TRUNCATED, torch.tensor(mask), sample.value_after
-            found.append(Rollout(*facts, *made))
+            sample.rewards = {"right": sample.reward - PARTS[j], "short": PARTS[j] / 2}
+            sample.reward_weights = {"right": 1.0, "short": 2.0}
+            found.append(Rollout(*facts, *made, sample.rewards, i))
     groups[0].samples.insert(FAILED, make_sample(length=3, status=Status.FAILED, id="0-9"))
     return groups, found
 

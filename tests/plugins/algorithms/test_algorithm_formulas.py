@@ -46,6 +46,51 @@ def left_out(step: list[Rollout]) -> list[torch.Tensor]:
     return advantages
 
 
+def relative_to_the_mean(step: list[Rollout]) -> list[torch.Tensor]:
+    """MaxRL, algorithm 1: (r - mean) / mean, and nothing from a group without success."""
+    return [
+        constant((one.reward - one.group_mean) / one.group_mean if one.group_mean > 0 else 0.0, one)
+        for one in step
+    ]
+
+
+def weighted_by_length(step: list[Rollout]) -> list[torch.Tensor]:
+    """OPO, equation 8: the baseline is the mean reward, weighted by the number of tokens."""
+    advantages = []
+    for one in step:
+        own = [other for other in step if other.group == one.group]
+        tokens = [len(other.old) for other in own]
+        baseline = sum(n * other.reward for n, other in zip(tokens, own, strict=True)) / sum(tokens)
+        advantages.append(constant(one.reward - baseline, one))
+    return advantages
+
+
+def marginal_of_the_best(step: list[Rollout]) -> list[torch.Tensor]:
+    """Optimizing for inference time objectives, section 3: the objective less that of the other samples."""
+    advantages = []
+    for one in step:
+        rest = list(one.others)
+        rest.remove(one.reward)
+        advantages.append(constant(max(one.others) - max(rest), one))
+    return advantages
+
+
+def decoupled(step: list[Rollout]) -> list[torch.Tensor]:
+    """GDPO, equations 4 to 6: each reward in its group, the weighted sum, then all samples of the step."""
+    sums = []
+    for one in step:
+        total = 0.0
+        for name, weight in (("right", 1.0), ("short", 2.0)):
+            values = torch.tensor([o.parts[name] for o in step if o.group == one.group], dtype=torch.float64)
+            total += weight * float((one.parts[name] - values.mean()) / (values.std() + 1e-6))
+        sums.append(total)
+    every = torch.tensor(sums, dtype=torch.float64)
+    scale = every.std() + 1e-6
+    return [
+        constant(float((value - every.mean()) / scale), one) for value, one in zip(every, step, strict=True)
+    ]
+
+
 def nothing(step: list[Rollout]) -> list[torch.Tensor]:
     return [constant(0.0, one) for one in step]
 
@@ -203,6 +248,10 @@ GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
     "gspo": (group_scaled, gspo_loss, {}),
     "cispo": (group_scaled, cispo_loss, {}),
     "rloo": (left_out, ppo_loss, {}),
+    "max_rl": (relative_to_the_mean, ppo_loss, {}),
+    "opo": (weighted_by_length, ppo_loss, {}),
+    "pass_at_k": (marginal_of_the_best, ppo_loss, {}),
+    "gdpo": (decoupled, ppo_loss, {}),
     "dppo": (group_scaled, dppo_tv_loss, {}),
     "sapo": (group_scaled, sapo_loss, {}),
     "gmpo": (group_scaled, gmpo_loss, {}),

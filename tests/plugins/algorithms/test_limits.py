@@ -3,11 +3,13 @@
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.types import LossInputs
+from rlrun.plugins.testing import group
+from rlrun.plugins.types import Group, LossInputs
 from tests.plugins.algorithms.rollouts import loss_inputs, of_step, rollouts
 
 OPEN = {"clip": 1 - 1e-9, "clip_high": 1e9}
@@ -45,6 +47,67 @@ def test_equals(name: str, params: dict[str, Any], other: str, other_params: dic
     expected_values, expected_gradients = per_sample(other, other_params)
     torch.testing.assert_close(values, expected_values)
     torch.testing.assert_close(gradients, expected_gradients)
+
+
+def advantages_of(name: str, groups: list[Group], params: dict[str, Any] | None = None) -> np.ndarray:
+    return np.concatenate(build("algorithms", name, params or {}).advantages(groups))
+
+
+def test_gdpo_of_one_reward_is_grpo_scaled_over_the_step() -> None:
+    groups = [group([1.0, 0.0, 0.5], [1, 1, 1]), group([4.0, 0.0], [1, 1])]
+    for one in groups:
+        for sample in one.samples:
+            sample.rewards = {"right": sample.reward}
+    plain = advantages_of("grpo", groups)
+    np.testing.assert_allclose(advantages_of("gdpo", groups), plain / (plain.std(ddof=1) + 1e-6), rtol=1e-5)
+
+
+def test_gdpo_tells_apart_what_the_sum_of_rewards_does_not() -> None:
+    """The paper's example: totals of 1 and 2 have the same GRPO advantage beside 0."""
+    found = {}
+    for totals in ([0.0, 1.0], [0.0, 2.0]):
+        one = group(totals, [1, 1])
+        for sample in one.samples:
+            sample.rewards = {"a": float(sample.reward > 0), "b": float(sample.reward > 1)}
+        found[totals[1]] = build("algorithms", "gdpo", {}).scores_of(one)[1]
+    assert found[2.0] == pytest.approx(2 * found[1.0], rel=1e-5)
+
+
+def test_opo_of_equal_lengths_subtracts_the_mean() -> None:
+    groups = [group([1.0, 0.0, 0.25], [3, 3, 3])]
+    np.testing.assert_allclose(advantages_of("opo", groups), advantages_of("dr_grpo", groups), rtol=1e-6)
+
+
+def test_max_rl_of_a_group_with_one_success_in_n_weighs_it_n_times() -> None:
+    groups = [group([1.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]), group([0.0, 0.0], [1, 1])]
+    assert advantages_of("max_rl", groups).tolist() == [3, -1, -1, -1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "normalize_std", "expected"),
+    [
+        ([1.0, 0.0, 0.0], False, [1, 0, 0]),
+        ([1.0, 1.0, 0.0], False, [0, 0, 0]),
+        ([0.5, 3.0, 1.0], False, [0, 2, 0]),
+        ([1.0, 0.0], True, [2**0.5, 0]),
+        ([1.0], False, [0]),
+    ],
+)
+def test_pass_at_k_only_rewards_a_single_best_sample(
+    rewards: list[float], normalize_std: bool, expected: list[float]
+) -> None:
+    groups = [group(rewards, [1] * len(rewards))]
+    found = advantages_of("pass_at_k", groups, {"normalize_std": normalize_std})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_samples_of_one_execution_count_once() -> None:
+    """Two samples of one execution are one sample in every comparison."""
+    apart, together = group([1.0, 0.0, 0.25], [2, 2, 2]), group([1.0, 1.0, 0.0, 0.25], [1, 1, 2, 2])
+    for sample in together.samples[:2]:
+        sample.execution_id = "0-0"
+    for name in ("max_rl", "opo", "pass_at_k", "gdpo"):
+        np.testing.assert_allclose(advantages_of(name, [together]), advantages_of(name, [apart]), rtol=1e-6)
 
 
 def test_sapo_of_a_small_temperature_has_the_gradient_of_the_plain_ratio() -> None:

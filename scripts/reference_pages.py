@@ -12,9 +12,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import typer
+from pydantic.fields import FieldInfo
 
 from rlrun.cli.main import make_app
 from rlrun.cli.spec_page import PAGE_OF_KIND
@@ -109,7 +111,9 @@ def _algorithm(entry: PluginEntry) -> str:
         if name not in ObjectiveParams.model_fields and name not in Comparison.model_fields
     )
     wanted = (text for flag, text in _NEEDS.items() if getattr(needs, flag))
-    lacks = (f"`{name}`" for name in ObjectiveParams.model_fields if needs.rollout and name not in fields)
+    lacks = (
+        f"`{name}`" for name in ObjectiveParams.model_fields if needs.rollout and _is_absent(fields.get(name))
+    )
     link = f"[`{entry.name}`](spec/algorithm.md#algorithms-{entry.name})"
     paper = re.search(r"https://arxiv.org/abs/([\d.]+\d)", sys.modules[plugin.__module__].__doc__ or "")
     shown = f"[{paper[1]}]({paper[0]})" if paper else ""
@@ -121,6 +125,11 @@ def _algorithm(entry: PluginEntry) -> str:
         *map(", ".join, (own, wanted, lacks)),
     )
     return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
+
+
+def _is_absent(field: FieldInfo | None) -> bool:
+    """Returns whether an algorithm has no such key, or only accepts that it is not set."""
+    return field is None or field.annotation is NoneType
 
 
 def _default(value: object) -> str:

@@ -88,6 +88,18 @@ class ActorCritic(Algorithm, Protocol):
         """
 
 
+class TokenMarker(Algorithm, Protocol):
+    """An algorithm with `needs.marks`: its loss treats some tokens of a step differently from the others, and
+    which ones depends on all tokens of the step. The driver has them all, so the choice does not depend on
+    micro-batches or ranks.
+    """
+
+    def marks(
+        self, groups: Sequence[Group], advantages: Sequence[NDArray[np.float32]]
+    ) -> list[NDArray[np.float32]]:
+        """Returns `LossInputs.marks`: one `[R]` array for each sample, in the order of `advantages`."""
+
+
 class DataSource(Plugin, Protocol):
     """Returns rows by position; the framework shuffles, tokenises and drops them.
 

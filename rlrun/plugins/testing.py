@@ -106,6 +106,7 @@ def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **fie
         "mask": (noise() > -1).float(),
         "sample": torch.arange(num_tokens) * num_samples // num_tokens,
         "num_samples": num_samples,
+        "marks": (noise() > 1).float(),
     }
     return LossInputs(**(inputs | fields))
 
@@ -250,6 +251,10 @@ def _check_advantages(name: str, algorithm: Any) -> None:
     contracts.same_arrays(name, "advantages", algorithm.advantages, groups)
     if algorithm.needs.critic:
         contracts.same_arrays(name, "returns", algorithm.returns, groups)
+    if algorithm.needs.marks:
+        contracts.same_arrays(
+            name, "marks", lambda given: algorithm.marks(given, algorithm.advantages(given)), groups
+        )
 
 
 def _twice(kind: str, name: str, params: Params) -> tuple[Any, Any]:

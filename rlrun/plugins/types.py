@@ -298,6 +298,8 @@ class LossInputs:
     """`[T]` int64, the index of the sample that a token belongs to."""
     num_samples: int
     """B, the number of samples."""
+    marks: Any | None = None
+    """`[T]` float32, no gradient: what the algorithm's own `marks` returned; None unless `needs.marks`."""
 
     def sample_sum(self, values: Any) -> Any:
         """Returns `[B]`, the sum of `[T]` values over each sample."""

@@ -28,6 +28,9 @@ class Needs:
     """The loss contains a ratio to the policy that generated the samples."""
     trainer_log_probs: bool = False
     """Old log-probs of the trainer, in addition to the engine's: `old_log_probs = "rollout"` is an error."""
+    marks: bool = False
+    """The loss reads a number for each token that depends on the whole step. The algorithm is a
+    `TokenMarker`, which also has `marks`."""
     engine_ratio: bool = False
     """The ratio is to the engine's probabilities, by which the samples were drawn: `trainer.old_log_probs` is
     "rollout" where the spec does not set it. A correction excludes it."""

@@ -75,20 +75,26 @@ class PenalisedParams(ClipParams):
     """Penalty on the distance to the reference policy."""
 
 
-def needs_of(params: ObjectiveParams, group_relative: bool, **further_needs: bool) -> Needs:
+def needs_of(
+    params: ObjectiveParams,
+    group_relative: bool,
+    *,
+    policy_log_probs: bool = False,
+    trainer_log_probs: bool = False,
+    **further_needs: bool,
+) -> Needs:
     """Returns what the framework must provide for the active terms.
 
-    `further_needs` are fields of `Needs` that the algorithm requires besides.
+    The other arguments are fields of `Needs` that the algorithm requires whatever terms are active.
     """
     in_reward = params.kl.in_reward if isinstance(params.kl, RewardKLSection) else None
     return Needs(
         reference=bool(params.kl.in_loss or in_reward),
         teacher=params.distillation is not None,
-        policy_log_probs=bool(
-            params.distillation or in_reward or (params.correction and params.correction.normalize)
-        ),
+        policy_log_probs=policy_log_probs
+        or bool(params.distillation or in_reward or (params.correction and params.correction.normalize)),
         entropy_grad=params.entropy_coef > 0,
-        trainer_log_probs=params.correction is not None,
+        trainer_log_probs=trainer_log_probs or params.correction is not None,
         group_relative=group_relative,
         **further_needs,
     )
@@ -99,9 +105,13 @@ def clipped_objective(params: ClipParams, inputs: LossInputs, log_ratio: Any) ->
 
     `log_ratio` `[T]` is the log of the ratio of the new to the old policy, with gradient.
     """
+    return objective(params, inputs, *clip_terms(params, inputs, log_ratio))
+
+
+def clip_terms(params: ClipParams, inputs: LossInputs, log_ratio: Any) -> tuple[Any, Any]:
+    """Returns PPO's clipped loss `[T]`, and 1 on tokens where clipping changed it."""
     high = params.clip if params.clip_high is None else params.clip_high
-    pg_loss, clipped = clip_loss(log_ratio.exp(), inputs.advantages, params.clip, high, params.dual_clip)
-    return objective(params, inputs, pg_loss, clipped)
+    return clip_loss(log_ratio.exp(), inputs.advantages, params.clip, high, params.dual_clip)
 
 
 def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped: Any) -> LossOutputs:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.images import PlacedImage
-from rlrun.plugins.protocols import ActorCritic, Algorithm
+from rlrun.plugins.protocols import ActorCritic, Algorithm, TokenMarker
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.contracts.carriers import ImagePatches, TrainSequence
 from rlrun.runner.contracts.placeholders import image_starts
@@ -77,18 +77,19 @@ def with_values(
 def with_advantages(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], algorithm: Algorithm
 ) -> list[TrainSequence]:
-    """Returns the sequences with the algorithm's advantages, and with returns if it has a critic.
+    """Returns the sequences with the algorithm's advantages, and with the returns and marks that it has.
 
     The samples get the advantages too: they are saved for people to read.
     """
     advantages = algorithm.advantages(groups)
     for sample, values in zip(samples_of(groups), advantages, strict=True):
         sample.advantages = values
-    if not algorithm.needs.critic:
-        return with_arrays(sequences, advantages=advantages)
-    return with_arrays(
-        sequences, advantages=advantages, returns=cast("ActorCritic", algorithm).returns(groups)
-    )
+    arrays: dict[str, Sequence[Array]] = {"advantages": advantages}
+    if algorithm.needs.critic:
+        arrays["returns"] = cast("ActorCritic", algorithm).returns(groups)
+    if algorithm.needs.marks:
+        arrays["marks"] = cast("TokenMarker", algorithm).marks(groups, advantages)
+    return with_arrays(sequences, **arrays)
 
 
 def with_arrays(sequences: Sequence[TrainSequence], **arrays: Sequence[Array]) -> list[TrainSequence]:

@@ -118,6 +118,8 @@ class TrainSequence:
     """`[R]` values of the critic before the update; None unless the algorithm needs a critic."""
     returns: ResponseArray | None = None
     """`[R]` targets that the critic is fitted to; None unless the algorithm needs a critic."""
+    marks: ResponseArray | None = None
+    """`[R]` the algorithm's marks; None unless the algorithm needs them."""
     experts: Annotated[NDArray[np.int16], PerToken("P + R", np.int16)] | None = None
     """`[P + R, layers × K]` experts to route each token to, -1 if the router decides. None: the router
     decides everywhere."""

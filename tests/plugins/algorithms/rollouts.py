@@ -8,7 +8,7 @@ failed: a reference does not see it at all. Engines have other log-probs than th
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -123,11 +123,16 @@ def loss_inputs(step: list[Rollout], advantages: list[Any], **changes: torch.Ten
         "old_log_probs": old,
         "rollout_log_probs": engine,
         "reference_log_probs": spread(step, [one.reference for one in step]),
-        "advantages": torch.from_numpy(np.concatenate(advantages)).double(),
+        "advantages": joined(advantages),
         "mask": torch.cat([one.mask for one in step]).double(),
         "sample": torch.repeat_interleave(torch.arange(len(step)), lengths),
     }
     return LossInputs(**(fields | changes), num_samples=len(step))
+
+
+def joined(arrays: list[Any]) -> torch.Tensor:
+    """The arrays of all samples one after another, as the trainer concatenates them."""
+    return torch.from_numpy(np.concatenate(arrays)).double()
 
 
 def reduced(step: list[Rollout], losses: list[torch.Tensor], reduction: Reduction) -> torch.Tensor:
@@ -166,6 +171,8 @@ def check_step(name: str, params: dict[str, Any], reduction: Reduction, referenc
     advantages = algorithm.advantages(groups)
     assert not advantages[FAILED].any()
     inputs = loss_inputs(step, of_step(groups, advantages)[: len(step)])
+    if algorithm.needs.marks:
+        inputs = replace(inputs, marks=joined(of_step(groups, algorithm.marks(groups, advantages))))
     losses, expected = algorithm.loss(inputs).loss, reference(step)
     torch.testing.assert_close(losses[inputs.mask > 0], torch.cat(expected), rtol=1e-6, atol=1e-6)
 

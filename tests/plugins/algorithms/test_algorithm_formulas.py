@@ -1,6 +1,7 @@
 """Every algorithm's whole step against its paper, written out sample by sample in float64 (rollouts.py)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,6 +226,62 @@ def gspo_token_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
     return torch.stack(losses)
 
 
+def covariances(step: list[Rollout], advantages: list[torch.Tensor]) -> list[list[float]]:
+    """The entropy mechanism, equation 9: each token's (log pi - mean) (A - mean) over all tokens."""
+    log_probs = [float(value) for one in step for value in one.old]
+    values = [float(value) for own in advantages for value in own]
+    mean_log, mean_value = sum(log_probs) / len(log_probs), sum(values) / len(values)
+    return [
+        [(float(lp) - mean_log) * (float(a) - mean_value) for lp, a in zip(one.old, own, strict=True)]
+        for one, own in zip(step, advantages, strict=True)
+    ]
+
+
+def kl_cov(step: list[Rollout], advantages: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Equations 12 and 13 with k = 0.2: a penalty of |log pi - log pi_old| on the largest covariances."""
+    table = covariances(step, advantages)
+    ranked = sorted((value for row in table for value in row), reverse=True)
+    smallest = ranked[int(0.2 * len(ranked)) - 1]
+    losses = []
+    for one, own, row in zip(step, advantages, table, strict=True):
+        log_ratio = one.new - one.old
+        penalised = torch.tensor([value >= smallest for value in row])
+        losses.append(-log_ratio.exp() * own + log_ratio.abs() * penalised)
+    return losses
+
+
+def clip_cov(step: list[Rollout], advantages: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Equations 10 and 11 where all tokens between the bounds are chosen: the draw decides nothing."""
+    losses = []
+    for one, own, row in zip(step, advantages, covariances(step, advantages), strict=True):
+        chosen = torch.tensor([0.05 < value < 0.5 for value in row])
+        losses.append(torch.where(chosen, one.new * 0, ppo_loss(one, own)))
+    return losses
+
+
+def m2po(step: list[Rollout], advantages: list[torch.Tensor]) -> list[torch.Tensor]:
+    """M2PO as AReaL has it: drop the largest (log r)² until the mean of the others is below 0.02."""
+    squares = sorted(
+        float((old - engine) ** 2) for one in step for old, engine in zip(one.old, one.engine, strict=True)
+    )
+    while sum(squares) / len(squares) >= 0.02:
+        squares.pop()
+    losses = []
+    for one, own in zip(step, advantages, strict=True):
+        kept = (one.old - one.engine) ** 2 <= squares[-1]
+        losses.append(torch.where(kept, -(one.new - one.engine).exp() * own, one.new * 0))
+    return losses
+
+
+StepLoss = Callable[[list[Rollout], list[torch.Tensor]], list[torch.Tensor]]
+MARKING: dict[str, tuple[StepLoss, dict[str, Any]]] = {
+    "kl_cov": (kl_cov, {"fraction": 0.2}),
+    "clip_cov": (clip_cov, {"fraction": 1.0, "low": 0.05, "high": 0.5}),
+    "m2po": (m2po, {"threshold": 0.02}),
+}
+"""Losses in which a token's loss depends on the other samples of the step."""
+
+
 def sft(step: list[Rollout]) -> list[torch.Tensor]:
     return [-one.new for one in step]
 
@@ -298,7 +355,7 @@ def losses_of(name: str, step: list[Rollout], options: Options) -> list[torch.Te
 
 
 def test_every_shipped_algorithm_has_a_reference() -> None:
-    references = GRADIENTS.keys() | LIKELIHOODS.keys()
+    references = GRADIENTS.keys() | LIKELIHOODS.keys() | MARKING.keys()
     shipped = {name for name in names("algorithms") if not name.startswith("example")}
     assert shipped == references
 
@@ -308,6 +365,19 @@ def test_every_shipped_algorithm_has_a_reference() -> None:
 def test_a_step_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
     options = Options(penalty="k1" if name in PENALISED else "none")
     check_step(name, options.params(name), reduction, lambda step: losses_of(name, step, options))
+
+
+@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
+@pytest.mark.parametrize("name", MARKING)
+def test_a_loss_of_marked_tokens_and_its_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
+    loss, params = MARKING[name]
+    check_step(name, params, reduction, lambda step: loss(step, group_scaled(step)))
+    groups, step = rollouts()
+    algorithm = build("algorithms", name, params)
+    marks = np.concatenate(of_step(groups, algorithm.marks(groups, algorithm.advantages(groups))))
+    trained = np.concatenate([one.mask for one in step])
+    assert 0 < marks[trained].sum() < trained.sum(), "some tokens are marked"
+    assert not marks[~trained].any()
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any], TokenLoss]] = {

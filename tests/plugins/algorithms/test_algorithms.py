@@ -14,6 +14,7 @@ from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Group, Needs, Status, ValueInputs
 
 SUPERVISED = {"sft", "dpo"}
+MARKING = {"clip_cov", "kl_cov", "m2po"}
 RAW = [
     name
     for name in names("algorithms")
@@ -39,8 +40,9 @@ def test_every_algorithm_keeps_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in SUPERVISED])
 def test_with_every_term_on(name: str) -> None:
-    check_algorithm(name, EVERYTHING)
-    assert build("algorithms", name, EVERYTHING).needs == Needs(
+    params = EVERYTHING | ({"correction": None} if name == "m2po" else {})
+    check_algorithm(name, params)
+    assert build("algorithms", name, params).needs == Needs(
         reference=True,
         entropy_grad=True,
         trainer_log_probs=True,
@@ -48,6 +50,7 @@ def test_with_every_term_on(name: str) -> None:
         policy_log_probs=True,
         critic=name == "ppo",
         engine_ratio=name == "dppo",
+        marks=name in MARKING,
         rewards=name != "on_policy_distillation",
         group_relative=name not in NOT_COMPARED,
     )
@@ -86,6 +89,8 @@ def test_the_first_step_is_plain_policy_gradient(name: str) -> None:
         old_log_probs=old,
         advantages=torch.tensor([2.0, 2.0, 2.0]),
         mask=torch.ones(3),
+        rollout_log_probs=old,
+        marks=torch.zeros(3),
     )
     outputs = build("algorithms", name, {}).loss(inputs)
     assert name == "sapo" or torch.equal(outputs.loss, -inputs.advantages)

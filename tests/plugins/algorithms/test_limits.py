@@ -134,3 +134,34 @@ def test_ratios_beyond_float32_have_finite_gradients(name: str, far: float) -> N
     given = replace(given, **numbers | {"old_log_probs": log_probs.detach() - far})
     build("algorithms", name, {}).loss(given).loss.sum().backward()
     assert log_probs.grad is not None and log_probs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov", "m2po"])
+def test_without_marks_only_the_ratio_remains(name: str) -> None:
+    given = replace(inputs(), marks=torch.zeros(len(inputs().advantages), dtype=torch.float64))
+    earlier = given.rollout_log_probs if name == "m2po" else given.old_log_probs
+    plain = -(given.log_probs - earlier).exp() * given.advantages
+    params = OPEN if name == "clip_cov" else {}
+    torch.testing.assert_close(build("algorithms", name, params).loss(given).loss, plain)
+
+
+def test_clip_cov_draws_the_same_tokens_for_the_same_prompts() -> None:
+    groups, _ = rollouts()
+    algorithm = build("algorithms", "clip_cov", {"fraction": 0.1, "low": -9.0, "high": 9.0})
+    advantages = algorithm.advantages(groups)
+    first, again = (np.concatenate(algorithm.marks(groups, advantages)) for _ in range(2))
+    assert first.sum() == 2 and (first == again).all()
+    groups[0].prompt = replace(groups[0].prompt, index=9)
+    assert (np.concatenate(algorithm.marks(groups, advantages)) != first).any()
+
+
+def test_m2po_keeps_all_tokens_of_a_fresh_step_and_one_of_a_stale_one() -> None:
+    groups, _ = rollouts()
+    algorithm = build("algorithms", "m2po", {})
+    trained = sum(int(sample.loss_mask.sum()) for one in groups for sample in one.samples if sample.rewards)
+    for shift, left_out in ((0.0, 0), (3.0, trained - 1)):
+        for one in groups:
+            for sample in one.samples:
+                sample.policy_log_probs = sample.log_probs + shift
+        marks = algorithm.marks(groups, algorithm.advantages(groups))
+        assert np.concatenate(marks).sum() == left_out

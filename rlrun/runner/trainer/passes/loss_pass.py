@@ -98,6 +98,7 @@ class LossPass:
                 mask=batch.loss_mask,
                 sample=batch.sample,
                 num_samples=batch.num_samples,
+                marks=batch.marks,
             )
         )
         values = {**outputs.metrics, "entropy": entropy.detach()}

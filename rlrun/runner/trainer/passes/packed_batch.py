@@ -73,6 +73,7 @@ class LossBatch:
     rollout_log_probs: torch.Tensor
     old_log_probs: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
+    marks: torch.Tensor | None
     current: torch.Tensor | None
     weights: torch.Tensor
     """The mask times the sequence's weight in the step's loss."""

@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rlrun.plugins.registry import build
 from tests.local_job import run_local
 from tests.tiny_models import make_tiny_model
 
@@ -102,12 +103,26 @@ CASES = {
     "gspo": Case("", "optimizer_steps = 2"),
     "cispo": Case(""),
     "rloo": Case(""),
+    "dppo": Case(""),
+    "sapo": Case("", "optimizer_steps = 2"),
+    "gmpo": Case("", "optimizer_steps = 2"),
+    "gspo_token": Case("", "optimizer_steps = 2"),
+    "clip_cov": Case("low = 0.0", "optimizer_steps = 2"),
+    "kl_cov": Case("fraction = 0.02", "optimizer_steps = 2"),
+    "m2po": Case(""),
+    "max_rl": Case(""),
+    "opo": Case(""),
+    "pass_at_k": Case(""),
+    "gdpo": Case(""),
     "reinforce_plus_plus": Case('kl = { in_reward = { type = "k1", coef = 0.001 } }'),
     "reinforce_plus_plus_baseline": Case('kl = { in_reward = { type = "k2", coef = 0.001 } }'),
     "ppo": Case("lambd = 0.95", more="[critic]\nlr = 3e-3\nonly_steps = 2", steps=18),
     "on_policy_distillation": Case("", more='[teacher]\npath = "runs/grpo/model"', steps=24),
     "sft": Case("", "global_batch_size = 8", metric="train/loss"),
     "dpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
+    "ipo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
+    "simpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
+    "orpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
 }
 
 
@@ -152,8 +167,9 @@ def row(folder: Path, name: str, case: Case) -> str:
 def spec(name: str, case: Case) -> str:
     """Returns the spec of the job, as TOML."""
     head = HEAD.format(name=name, algorithm=f'type = "{name}"\n{case.algorithm}')
-    supervised = name in ("sft", "dpo")
-    rejected = 'rejected_key = "bad"' if name == "dpo" else ""
+    needs = build("algorithms", name, {}).needs
+    supervised = not needs.rollout
+    rejected = 'rejected_key = "bad"' if needs.pairs else ""
     body = SUPERVISED.format(rejected=rejected) if supervised else ROLLOUT
     export = str(case.export).lower()
     tail = TAIL.format(steps=case.steps, lr=case.lr, trainer=case.trainer, export=export)

@@ -122,7 +122,7 @@ class Demonstrations:
             responses = [_trained_on_all(prompt, preferred, row.response)]
         if self._pairs:
             if row.rejected is None:
-                raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
+                raise ValueError(f"row {row.id}: the algorithm needs pairs; set data.rejected_key")
             rejected_row = replace(row, response=row.rejected)
             _, rejected = encode_demonstration(self._tokenizer, rejected_row, template)
             responses.append(_trained_on_all(prompt, rejected, row.rejected))

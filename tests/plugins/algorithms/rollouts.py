@@ -164,10 +164,10 @@ def whitened(advantages: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def check_step(name: str, params: dict[str, Any], reduction: Reduction, reference: Any) -> None:
     """Token losses, the step's loss and its gradient, for both sides from the same rollouts."""
-    groups, step = rollouts()
-    if name == "dpo":
-        step = step[:6]
     algorithm = build("algorithms", name, params)
+    groups, step = rollouts()
+    if algorithm.needs.pairs:
+        step = step[:6]
     advantages = algorithm.advantages(groups)
     assert not advantages[FAILED].any()
     inputs = loss_inputs(step, of_step(groups, advantages)[: len(step)])

@@ -273,6 +273,46 @@ def m2po(step: list[Rollout], advantages: list[torch.Tensor]) -> list[torch.Tens
     return losses
 
 
+def pairwise(step: list[Rollout], loss: Callable[[Rollout, Rollout], torch.Tensor]) -> list[torch.Tensor]:
+    """Neighbours are a pair, whose loss is on each of their tokens."""
+    losses = []
+    for win, lose in zip(step[::2], step[1::2], strict=True):
+        value = loss(win, lose)
+        losses += [value.expand(len(win.old)), value.expand(len(lose.old))]
+    return losses
+
+
+def ipo(step: list[Rollout]) -> list[torch.Tensor]:
+    """A general paradigm, equation 17, tau = 0.1, of mean log-probs."""
+
+    def loss(win: Rollout, lose: Rollout) -> torch.Tensor:
+        h = (win.new - win.reference).mean() - (lose.new - lose.reference).mean()
+        return (h - 0.5 / 0.1) ** 2
+
+    return pairwise(step, loss)
+
+
+def simpo(step: list[Rollout]) -> list[torch.Tensor]:
+    """SimPO, equation 6."""
+
+    def loss(win: Rollout, lose: Rollout) -> torch.Tensor:
+        reward = 2.0 / len(win.new) * win.new.sum() - 2.0 / len(lose.new) * lose.new.sum()
+        return -torch.log(1 / (1 + torch.exp(-(reward - 0.5))))
+
+    return pairwise(step, loss)
+
+
+def orpo(step: list[Rollout]) -> list[torch.Tensor]:
+    """ORPO, equations 3 to 7."""
+
+    def loss(win: Rollout, lose: Rollout) -> torch.Tensor:
+        p, q = win.new.mean().exp(), lose.new.mean().exp()
+        ratio = (p / (1 - p)) / (q / (1 - q))
+        return -torch.log(p) - 0.1 * torch.log(torch.sigmoid(torch.log(ratio)))
+
+    return pairwise(step, loss)
+
+
 StepLoss = Callable[[list[Rollout], list[torch.Tensor]], list[torch.Tensor]]
 MARKING: dict[str, tuple[StepLoss, dict[str, Any]]] = {
     "kl_cov": (kl_cov, {"fraction": 0.2}),
@@ -319,7 +359,7 @@ GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
     "ppo": (ppo_advantages, ppo_loss, {"gamma": 0.99, "lambd": 0.95, "bootstrap_truncated": True}),
 }
 PENALISED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
-LIKELIHOODS = {"sft": sft, "dpo": dpo}
+LIKELIHOODS = {"sft": sft, "dpo": dpo, "ipo": ipo, "simpo": simpo, "orpo": orpo}
 PENALTIES = ("none", "k1", "k2", "k3", "low_var_kl")
 
 

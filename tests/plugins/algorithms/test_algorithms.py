@@ -13,7 +13,7 @@ from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Group, Needs, Status, ValueInputs
 
-SUPERVISED = {"sft", "dpo"}
+SUPERVISED = {"sft", "dpo", "ipo", "simpo", "orpo"}
 MARKING = {"clip_cov", "kl_cov", "m2po"}
 RAW = [
     name

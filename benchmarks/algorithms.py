@@ -121,8 +121,8 @@ CASES = {
     "sft": Case("", "global_batch_size = 8", metric="train/loss"),
     "dpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
     "ipo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
-    "simpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
-    "orpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
+    "simpo": Case("", "global_batch_size = 8", metric="train/reward_margin", lr=1e-3),
+    "orpo": Case("", "global_batch_size = 8", metric="train/log_odds_ratio", lr=1e-3),
 }
 
 

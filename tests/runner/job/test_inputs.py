@@ -36,7 +36,7 @@ def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
     assert len(preferred.tokens) < len(rejected.tokens)
     assert preferred.execution_id == rejected.execution_id == "3"
     assert preferred.id != rejected.id
-    with pytest.raises(ValueError, match="row 8: the algorithm needs pairs; set data.rejected_key"):
+    with pytest.raises(ValueError, match=r"row 8: the algorithm needs pairs; set data\.rejected_key"):
         demonstrations.encode(Row(id="8", prompt="What?", response="4"))
 
 

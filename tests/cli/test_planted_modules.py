@@ -150,6 +150,7 @@ FAST = {
     "plan for GPUs": (("plan", "gspo-30b-a3b", "--gpu", "H100"), 0),
     "sweep plan": (("sweep", "plan", "job.toml", "--sweep", "seed=1,2"), 0),
     "diff": (("diff", "job.toml", "ppo"), 0),
+    "compare": (("compare", "run", "run"), 2),
     "runs": (("runs",), 0),
     "status": (("status", "run"), 0),
     "logs": (("logs", "run"), 0),

@@ -46,8 +46,6 @@ from tests.resolved_specs import resolved_rollout
 
 TURNS, ANSWER_TOKENS, SECONDS = 8, 64, 1.0
 """Turns of an execution, tokens of an answer, and seconds of an answer and of the pause after it."""
-DEADLINE = 150.0
-"""`rollout.request_timeout`, which ends the executions that hang."""
 LOST_TURN = 3
 QUESTION = "how does it go on?"
 ANSWERS = np.random.default_rng(0).integers(97, 123, (10_007, ANSWER_TOKENS), dtype=np.int32)
@@ -162,22 +160,23 @@ def main() -> None:
     """Measures each way in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--executions", type=int, default=1000)
+    parser.add_argument("--deadline", type=float, default=150.0, help="rollout.request_timeout, in seconds")
     parser.add_argument("--one", choices=("session", "endpoint"), help="a single measurement")
     chosen = parser.parse_args()
     if chosen.one:
-        print(json.dumps(asyncio.run(measure(chosen.one, chosen.executions))))
+        print(json.dumps(asyncio.run(measure(chosen.one, chosen.executions, chosen.deadline))))
         return
     rows = []
     for way in ("session", "endpoint"):
         command = [sys.executable, "-m", "benchmarks.many_executions", "--one", way]
-        command += ["--executions", str(chosen.executions)]
+        command += ["--executions", str(chosen.executions), "--deadline", str(chosen.deadline)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=900)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     print(json.dumps({"turns": TURNS, "answer_tokens": ANSWER_TOKENS, "rows": rows}, indent=1))
 
 
-async def measure(way: str, executions: int) -> dict[str, Any]:
-    """Runs all executions at once, and returns the figures."""
+async def measure(way: str, executions: int, deadline: float) -> dict[str, Any]:
+    """Runs all executions at once, and returns the figures. Those that hang end at `deadline`, in seconds."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     here, there = multiprocessing.get_context("spawn").Pipe()
@@ -187,7 +186,7 @@ async def measure(way: str, executions: int) -> dict[str, Any]:
         rollout = Agent(AgentParams(command=("none",)))
         rollout._agent = OtherProcess(here)
     engine, tally = SleepingEngine(), Tally()
-    limits = {"samples_per_prompt": 1, "max_response_tokens": 4096, "request_timeout": DEADLINE}
+    limits = {"samples_per_prompt": 1, "max_response_tokens": 4096, "request_timeout": deadline}
     grader = NoWork()
     context = RolloutContext(engine, LetterChat(), grader, seed=0, rollout=rollout, deterministic=False)  # type: ignore[arg-type]
     producer = GroupProducer(resolved_rollout(**limits), context, Filters([]))

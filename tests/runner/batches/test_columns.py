@@ -25,6 +25,7 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         reference_log_probs=floats() if extra else None,
         values=floats() if extra else None,
         returns=floats() if extra else None,
+        marks=floats() if extra else None,
         current=floats() if extra else None,
         experts=rng.integers(-1, 8, (prompt + response, 6)).astype(np.int16) if extra else None,
         sampling_mask=mask(rng, response) if extra else None,

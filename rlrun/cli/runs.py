@@ -49,6 +49,10 @@ def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:
         started = datetime.fromisoformat(state["started"]).astimezone().strftime("%Y-%m-%d %H:%M")
         shown_reward = "" if reward is None else f"{reward:.3f}"
         table.add_row(
-            one_line(name), state["status"], f"{state['step']}/{state['steps'] or '?'}", shown_reward, started
+            one_line(name),
+            state["status"],
+            f"{state['step']}/{'?' if state['steps'] is None else state['steps']}",
+            shown_reward,
+            started,
         )
     table_console().print(table)

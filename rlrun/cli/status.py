@@ -23,7 +23,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     if as_json:
         print(json.dumps({"name": run.name, "folder": str(run.path), **state, **asdict(diagnosis)}))
         return
-    steps = f"step {state['step']} of {state['steps'] or '?'}"
+    steps = f"step {state['step']} of {'?' if state['steps'] is None else state['steps']}"
     print_text(f"{one_line(run.name)}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
     started, updated = (datetime.fromisoformat(state[name]).astimezone() for name in ("started", "updated"))
     ago = format_duration(max((datetime.now(UTC) - updated).total_seconds(), 0.0))

@@ -87,7 +87,13 @@ def test_new_weights_are_those_of_the_next_token(family: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("family", "fields", "length", "message"),
     [
-        pytest.param("phi3", LONGROPE, 65, "set engine.max_length to 64 or less", id="longrope"),
+        pytest.param(
+            "phi3",
+            LONGROPE,
+            65,
+            "more than 64 tokens, and this engine's have up to 65",
+            id="longrope",
+        ),
         pytest.param("gemma4_text", {"final_logit_softcapping": 30.0}, 64, "softcapping", id="caps"),
     ],
 )

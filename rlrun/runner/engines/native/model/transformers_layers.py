@@ -166,8 +166,9 @@ def _check_rotation(network: nn.Module, length: int) -> None:
         original = _original_length(module)
         if original is not None and length > original:
             raise ValueError(
-                f"the model's RoPE has other frequencies for sequences of more than {original} tokens, "
-                f"which the native engine does not compute: set engine.max_length to {original} or less"
+                f"the model's RoPE has other frequencies for sequences of more than {original} tokens, and "
+                f"this engine's have up to {length}: lower rollout.max_prompt_tokens or "
+                "rollout.max_response_tokens, or max_length in [[engines]]"
             )
 
 

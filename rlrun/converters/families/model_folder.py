@@ -143,7 +143,8 @@ def write_safetensors(
             assert (name, tuple(tensor.shape)) == (expected_name, described.shape), (
                 f"not {expected_name}: {name}"
             )
-            file.write(tensor.detach().to("cpu", described.dtype).contiguous().view(torch.uint8).numpy())
+            content = tensor.detach().to("cpu", described.dtype).contiguous()
+            file.write(content.view(-1).view(torch.uint8).numpy())  # a scalar has no last dimension
 
 
 def _digest(name: str) -> int:

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlrun.converters.families import model_folder as safetensors_folder
-from rlrun.converters.families.model_folder import WeightFolder, write_folder
+from rlrun.converters.families.model_folder import WeightFolder, write_folder, write_safetensors
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from tests.tiny_models import make_tiny_model
@@ -149,3 +150,13 @@ def test_routers_of_predicting_layers_choose_the_same_experts_after_an_export(tm
     trained = ((name, policy[name]) for name in shapes)
     write_folder(tmp_path / "out", folder, model, trained, shapes, dtype=torch.bfloat16)
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[name], bias)
+
+
+def test_scalars_are_written(tmp_path):
+    """Apertus has scalars among its parameters."""
+    tensors = {"alpha": torch.tensor(0.5), "beta": torch.tensor([1.0, 2.0])}
+    described = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    write_safetensors(tmp_path / "model.safetensors", described, iter(tensors.items()))
+    read = load_file(tmp_path / "model.safetensors")
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())

@@ -54,8 +54,10 @@ def evaluation_notes(sets: Sequence[EvalSet]) -> Iterator[str]:
     for dataset in sets:
         prompts, samples = len(dataset.prompts), dataset.settings.samples
         line = f"{dataset.name}: {prompts:,} prompts × {samples} = {prompts * samples:,} samples"
-        if prompts > 1:
-            size = detectable_difference(prompts, samples)
+        size = detectable_difference(prompts, samples) if prompts > 1 else 1.0
+        if size >= 1:
+            line += "; that is too few to tell two models apart"
+        else:
             line += (
                 f"; two models whose pass rates differ by {size:.3f} or more are told apart in four of five "
                 "comparisons (at rates near 0.5; less is needed near 0 and 1)"

@@ -68,6 +68,8 @@ def dtype_lines(spec: Spec, choices: DtypeChoices) -> Iterator[str]:
     for path, choice in choices.items():
         if path == POLICY and spec.engine.type is None:
             continue  # such a job has no engine that computes
+        if path == TRAINER and not spec.debug.trains:
+            continue
         name = path[0] if len(path) == 1 else f'[[engines]] "{spec.engines[int(path[1])].name}"'
         keys.setdefault((choice.dtype, choice.reason), []).append(f"{name}.dtype")
     for (dtype, reason), names in keys.items():

@@ -116,7 +116,7 @@ class LoadedSpec:
         `rlrun plan` and the start of a job show.
         """
         layers = [] if self.layer_reason is None else [self.layer_reason]
-        shared = [] if sharing is None else [str(sharing)]
+        shared = [] if sharing is None or not self.spec.debug.trains else [str(sharing)]
         return [*layers, *self.engine_reasons(), *self.dtype_reasons(), *shared]
 
     def origin(self, key: str) -> str:

@@ -101,6 +101,7 @@ def test_a_line_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_spec([BASE]).dtype_reasons() == [f"trainer.dtype and engine.dtype are float32: {why}"]
     assert load_spec([BASE], ["engine.dtype=float32"]).dtype_reasons() == [f"trainer.dtype is float32: {why}"]
     assert load_spec([BASE], ["cluster.gpus_per_node=1"]).dtype_reasons() == []
+    assert load_spec([BASE], ["debug.mode=rollout"]).choices(None)[-1] == f"engine.dtype is float32: {why}"
     given = load_spec([BASE], ["engine.dtype=float32", "trainer.dtype=bfloat16"])
     assert (given.dtype_reasons(), given.spec.trainer.dtype) == ([], "bfloat16")
     assert not list(dtype_lines(given.spec, {}))

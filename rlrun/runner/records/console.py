@@ -146,7 +146,7 @@ class Console:
         """
         now = time.monotonic()
         if work != self._work or not done:
-            self._work, self._work_start, self._last_report, self._first_done = work, now, now, 0
+            self._work, self._work_start, self._last_report, self._first_done = work, now, now, done
         elif total and not self._count:
             self._first_done = done
         self._count = f"{done}/{total}" if total else ""

@@ -245,7 +245,7 @@ def test_the_panel_says_how_far_counted_work_is_and_how_long_it_takes(
     assert "step 0/2  evaluation 1/512\n" in shown(console).replace(" \n", "\n")
     now[0] += 4
     console.doing("evaluation", 120, 512)
-    assert "step 0/2  evaluation 120/512 (4 s)" in shown(console)
+    assert "step 0/2  evaluation 120/512, 13 s left (4 s)" in shown(console)
     console.doing("rollout")
     assert "120/512" not in shown(console)
     assert "(4 s)" not in shown(console)
@@ -263,8 +263,8 @@ def test_without_a_terminal_counted_work_is_mentioned_every_half_a_minute(
         now[0] += 1
         console.doing("evaluation", done, 512)
     assert file.getvalue().splitlines() == [
-        "  evaluation 31/512: 30 s so far",
-        "  evaluation 61/512: 60 s so far",
+        "  evaluation 31/512, 8 min left: 30 s so far",
+        "  evaluation 61/512, 8 min left: 60 s so far",
     ]
 
 

@@ -87,7 +87,8 @@ def test_rollout_metrics() -> None:
 def test_the_names_are_these_and_no_others() -> None:
     groups = [Group(prompt(0), [sample(0, 0, 1.0, 4), sample(0, 1, 0.0, 2)])]
     lengths = {f"response_len/{kind}" for kind in ("mean", "median", "max", "min")}
-    names = {"reward/mean", "reward/std", *lengths, "truncated_ratio", "repetition_frac", "log_probs"}
+    rewards = {f"reward/{kind}" for kind in ("mean", "std", "min", "max")}
+    names = {*rewards, *lengths, "truncated_ratio", "repetition_frac", "log_probs"}
     names |= {"pass@1", "pass@2", "zero_std/count", "staleness/mean", "staleness/max"}
     assert rollout_metrics(groups, version=3).keys() == {f"rollout/{name}" for name in names}
 

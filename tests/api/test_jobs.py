@@ -21,7 +21,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 def test_the_package_imports_nothing_until_a_name_is_used() -> None:
     code = "import rlrun, sys; print(len([name for name in sys.modules if name.startswith('rlrun')]))"
     assert subprocess.check_output([sys.executable, "-c", code]).split() == [b"1"]
-    assert {"load", "runs", "reward", "filter", "data"} == set(dir(rlrun))
+    assert {"load", "runs", "reward", "filter", "data", "environment"} == set(dir(rlrun))
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = rlrun.lode
 

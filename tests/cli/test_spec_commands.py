@@ -569,6 +569,7 @@ def test_plugins_list(rlrun: Command) -> None:
         "rollouts",
         "tools",
         "agents",
+        "environments",
         "buffers",
         "trackers",
     }

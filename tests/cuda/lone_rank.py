@@ -114,7 +114,7 @@ def _lay_out_for_real() -> None:
         (build_decoder, "hold_as_bytes"),
         (build_decoder, "shard_data_parallel"),
         (TransformersDecoder, "__init__"),
-        (transformers_decoder.AutoModelForCausalLM, "from_config"),
+        (transformers_decoder, "build_network"),
         (transformers_decoder, "replace_experts"),
         (transformers_decoder, "lay_out"),
         (transformers_decoder, "shard_data_parallel"),

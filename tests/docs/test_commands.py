@@ -18,7 +18,10 @@ from tests.docs.pages import PAGES, ROOT, Page
 
 RUN = {"validate", "plan", "init", "schema", "recipes", "explain", "plugins list", "plugins show"}
 """Commands that are run: they start no job and read no run. All others are parsed."""
-NOT_RUN = {"plugins show topr": "a plugin of an example, which is not installed"}
+NOT_RUN = {
+    "plugins show topr": "a plugin of an example, which is not installed",
+    "validate quickstart --set model.path=/models/mistral": "a model of the reader's",
+}
 TRACKED = {"rlrun", "tests", "docs", "examples", "packages", "benchmarks", "scripts"}
 """Folders of the repository; a path that begins with another name is the user's."""
 OWN_FILE = ["init", "--model", "package:quickstart/model", "--task", "chain_sum"]

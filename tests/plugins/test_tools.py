@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlrun.plugins.authoring.rollout_testing import check_tool
+from rlrun.plugins.failures import InfrastructureError
 from rlrun.plugins.registry import build
 
 CORPUS = [
@@ -145,8 +146,12 @@ async def test_a_service_is_a_tool(remote: Any) -> None:
         ({"query": "atlantis"}, ValueError, "no such place"),
         ({}, ValueError, r"missing arguments: \['query'\]"),
         ({"query": "rome", "k": 1}, ValueError, r"unknown: \['k'\]"),
-        ({"query": "down"}, RuntimeError, "gave no answer in 1 attempt; the last: ValueError: HTTP 503"),
-        ({"query": "rubbish"}, RuntimeError, "gave no answer in 1 attempt"),
+        (
+            {"query": "down"},
+            InfrastructureError,
+            "gave no answer in 1 attempt; the last: ValueError: HTTP 503",
+        ),
+        ({"query": "rubbish"}, InfrastructureError, "gave no answer in 1 attempt"),
     ],
 )
 async def test_mistakes_of_the_policy_are_told_apart_from_failures_of_the_service(

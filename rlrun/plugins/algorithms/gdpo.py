@@ -14,6 +14,7 @@ from rlrun.plugins.algorithms.advantages import (
     spread_over_tokens,
 )
 from rlrun.plugins.algorithms.group_compared import ClippedGroup
+from rlrun.plugins.algorithms.objective import ClipParams
 from rlrun.plugins.algorithms.shaping import shape_advantages
 from rlrun.plugins.types import Group
 
@@ -26,6 +27,10 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 
+class GDPOParams(ClipParams):
+    """The parameters of the clipped loss."""
+
+
 class GDPO(ClippedGroup):
     """Normalises each reward within its group before the rewards are added, so that a reward with large
     differences does not hide the others.
@@ -33,6 +38,8 @@ class GDPO(ClippedGroup):
     `rewards.weight` multiplies the normalised reward. The sums are normalised over the step.
     """
 
+    Params = GDPOParams
+    params: GDPOParams
     advantage_formula = (
         "Σ weight · (each reward − its group mean) / (its group std + 1e-6), normalised over the step"
     )

@@ -2,10 +2,14 @@
 4.3).
 """
 
-from rlrun.plugins.algorithms.gspo import GSPO
+from rlrun.plugins.algorithms.gspo import GSPO, GSPOParams
 from rlrun.plugins.algorithms.objective import clipped_objective
 from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs, LossOutputs
+
+
+class GSPOTokenParams(GSPOParams):
+    """GSPO's parameters."""
 
 
 class GSPOToken(GSPO):
@@ -14,6 +18,7 @@ class GSPOToken(GSPO):
     With the same advantage on all tokens of a sample, its value and gradient are GSPO's.
     """
 
+    Params = GSPOTokenParams
     loss_formula = "as `gspo`, with the gradient of each token’s own ρ"
 
     def loss(self, inputs: LossInputs) -> LossOutputs:

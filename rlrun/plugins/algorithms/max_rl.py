@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.advantages import centre_rewards, comparable_rewards
 from rlrun.plugins.algorithms.group_compared import ClippedGroup
+from rlrun.plugins.algorithms.objective import ClipParams
 from rlrun.plugins.types import Group
 
 if TYPE_CHECKING:
@@ -21,9 +22,15 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 
+class MaxRLParams(ClipParams):
+    """The parameters of the clipped loss."""
+
+
 class MaxRL(ClippedGroup):
     """Computes a sample's advantage as (reward - group mean) / group mean."""
 
+    Params = MaxRLParams
+    params: MaxRLParams
     advantage_formula = "(r − group mean) / group mean; 0 where the mean is not above 0"
 
     def scores_of(self, group: Group) -> Scores:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.advantages import comparable_rewards, is_compared
 from rlrun.plugins.algorithms.group_compared import ClippedGroup
+from rlrun.plugins.algorithms.objective import ClipParams
 from rlrun.plugins.types import Group
 
 if TYPE_CHECKING:
@@ -16,11 +17,17 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 
+class OPOParams(ClipParams):
+    """The parameters of the clipped loss."""
+
+
 class OPO(ClippedGroup):
     """Subtracts the mean reward of the group weighted by length, which minimises the gradient's variance if
     the gradient of a sample grows with its length.
     """
 
+    Params = OPOParams
+    params: OPOParams
     advantage_formula = "r − Σ length · r / Σ length over the group, length in trained tokens"
 
     def scores_of(self, group: Group) -> Scores:

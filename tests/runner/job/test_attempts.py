@@ -40,7 +40,7 @@ class ScriptedAttempts(Attempts):
         self.story = iter(story)
         spec = SimpleNamespace(fault_tolerance=SimpleNamespace(trainer_restarts=restarts))
         parts = FakeRunningJob(
-            SimpleNamespace(stream=SimpleNamespace(state=dict)),
+            SimpleNamespace(steps=SimpleNamespace(state=dict)),
             SimpleNamespace(restart=self._restart, processes=()),
         )
         journal = SimpleNamespace(doing=lambda what: None, flush=lambda: asyncio.sleep(0))

@@ -58,7 +58,11 @@ def trained(line: dict[str, Any]) -> dict[str, Any]:
 def test_one_step_again_gives_the_same_metrics_to_the_bit(made: dict[str, Ended]) -> None:
     [line], before = made["again"].curve, made["whole"].curve[2]
     assert line == {key: before[key] for key in line}
-    assert set(before) - set(line) == {"rollout/failed", "rollout/prefix_cache_hit_rate"}  # the engines'
+    assert set(before) - set(line) == {
+        "rollout/failed",
+        "rollout/lost_frac",
+        "rollout/prefix_cache_hit_rate",
+    }  # the engines'
 
 
 def test_the_trainer_gives_truncated_samples_the_engines_log_probs(made: dict[str, Ended]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.covariance import split_by_sample, token_covariances
+from rlrun.plugins.algorithms.covariance import mark_tokens, token_covariances
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
 from rlrun.plugins.algorithms.objective import clip_terms, needs_of, objective
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
@@ -60,9 +60,7 @@ class ClipCov(GRPO):
         count = max(int(self.params.fraction * trained.sum()), 1)
         seed = [0, *(group.prompt.index for group in groups)]
         chosen = np.random.default_rng(seed).permutation(candidates)[:count]
-        marks = np.zeros(len(covariances))
-        marks[chosen] = 1.0
-        return split_by_sample(marks, advantages)
+        return mark_tokens(chosen, advantages)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns PPO's clipped loss, and 0 on the tokens that are left out."""

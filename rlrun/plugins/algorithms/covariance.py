@@ -35,10 +35,12 @@ def token_covariances(
     return covariances, trained
 
 
-def split_by_sample(values: Scores, advantages: Sequence[Array]) -> list[Array]:
-    """Returns the array of each sample from the tokens of all samples."""
+def mark_tokens(chosen: NDArray[np.intp], advantages: Sequence[Array]) -> list[Array]:
+    """Returns 1 on the tokens at these places among the tokens of all samples, and 0 elsewhere."""
     ends = np.cumsum([len(array) for array in advantages])
-    return [array.astype(np.float32) for array in np.split(values, ends[:-1])]
+    marks = np.zeros(ends[-1] if len(ends) else 0, np.float32)
+    marks[chosen] = 1.0
+    return list(np.split(marks, ends[:-1]))
 
 
 def _policy_log_probs(sample: Sample) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ class GroupCompared:
         return shape_advantages(params, groups, differences)
 
 
-class ClippedGroup:
+class ClippedGroup(ABC):
     """Trains with PPO's clipped loss on one advantage per sample, which depends on its group alone.
 
     A subclass adds `scores_of`.
@@ -52,9 +53,9 @@ class ClippedGroup:
         self.params = params
         self.needs: Needs = needs_of(params, group_relative=True)
 
+    @abstractmethod
     def scores_of(self, group: Group) -> Scores:
         """Returns the advantages of the samples that are compared, in order."""
-        raise NotImplementedError
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns the same value on each token of a sample; 0 on samples that are not compared."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.covariance import split_by_sample, token_covariances
+from rlrun.plugins.algorithms.covariance import mark_tokens, token_covariances
 from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
 from rlrun.plugins.algorithms.objective import needs_of, objective
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
@@ -50,9 +50,7 @@ class KLCov(GroupCompared):
         count = max(int(self.params.fraction * trained.sum()), 1)
         places = np.flatnonzero(trained)
         chosen = places[np.argsort(-covariances[places], kind="stable")[:count]]
-        marks = np.zeros(len(covariances))
-        marks[chosen] = 1.0
-        return split_by_sample(marks, advantages)
+        return mark_tokens(chosen, advantages)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -ratio · advantage, plus penalty · |new - old log-prob| on marked tokens, unclipped."""

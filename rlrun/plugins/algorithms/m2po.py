@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from rlrun.plugins.algorithms.correction import MAX_LOG_RATIO
-from rlrun.plugins.algorithms.covariance import split_by_sample
+from rlrun.plugins.algorithms.covariance import mark_tokens
 from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
 from rlrun.plugins.algorithms.objective import needs_of, objective
 from rlrun.plugins.algorithms.shaping import trained_mask
@@ -70,9 +70,7 @@ class M2PO(GroupCompared):
         ascending = places[np.argsort(values[places], kind="stable")]
         means = np.cumsum(values[ascending]) / np.arange(1, len(ascending) + 1)
         kept = max(int((means < self.params.threshold).sum()), 1)
-        marks = np.zeros(len(values))
-        marks[ascending[kept:]] = 1.0
-        return split_by_sample(marks, advantages)
+        return mark_tokens(ascending[kept:], advantages)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -ratio to the engine · advantage, and 0 on the tokens that are left out."""

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rlrun.api.runs import Run, frame
 from rlrun.cli.detached import start_command
 from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_FAILED = 3
 
 
 class Sweep:
@@ -58,7 +57,7 @@ class Sweep:
             code = self._own_process().wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.folder.shown} is still running after {timeout:g} s") from None
-        if code == _FAILED:
+        if code == ExitCode.FAILED:
             failed = [state.trial.name for state in self.folder.states() if state.status == "failed"]
             raise JobError(f"trials failed: {', '.join(failed)}; their logs are in {self.folder.logs}")
         return self

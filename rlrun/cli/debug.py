@@ -6,11 +6,9 @@ import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Profiles, Specs, load
 from rlrun.cli.error_report import print_error
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
-
-FAILED = 3
-"""Exit code if a process of the job failed."""
 
 
 def command(
@@ -40,6 +38,6 @@ def command(
         trace = trace_prompt(loaded, row)
     except JobError as error:
         print_error(f"{error}\n{error.details}".rstrip())
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(ExitCode.FAILED) from None
     for line in describe_trace(trace, sample, tokens):
         print_text(line)

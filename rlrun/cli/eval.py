@@ -106,11 +106,12 @@ def command(
     print_warnings(loaded.warnings())
     if unset := loaded.unset_references():
         raise SpecError(unset)
-    from rlrun.runner.job.launch import DONE, launch
+    from rlrun.runner.contracts.exit_codes import ExitCode
+    from rlrun.runner.job.launch import launch
 
     if not quiet:
         print_text(f"{own}: evaluates {model.shown}")
     code = launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose)
-    if code == DONE and model.checkpoint:
+    if code == ExitCode.DONE and model.checkpoint:
         remove_converted(converted)
     end_process(code)

@@ -34,6 +34,12 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")
     ] = False,
+    resume_if_exists: Annotated[
+        bool,
+        typer.Option(
+            "--resume-if-exists", help="Continue the run if its name is in use, and start it otherwise."
+        ),
+    ] = False,
     new: Annotated[
         bool,
         typer.Option("--new", help="If the name is in use, take the next free one: NAME-2, NAME-3, …"),
@@ -56,7 +62,7 @@ def command(
     ] = False,
 ) -> None:
     """Run a job to its end; Ctrl-C stops it cleanly."""
-    if resume and new:
+    if (resume or resume_if_exists) and new:
         raise ValueError("--resume continues a run and --new starts another: give only one of them")
     if detach and "-" in specs:
         raise ValueError("a spec that is piped in cannot be read twice: write it to a file to use --detach")
@@ -69,7 +75,10 @@ def command(
         _detach(Path(loaded.spec.runs_dir))
         return
     from rlrun.runner.job.launch import launch
+    from rlrun.runner.records.run_folder import RunFolder
 
+    folder = RunFolder(Path(loaded.spec.runs_dir) / loaded.spec.name)
+    resume = resume or (resume_if_exists and folder.was_launched)
     end_process(launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose))
 
 

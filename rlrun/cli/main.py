@@ -1,7 +1,6 @@
 """The `rlrun` command.
 
-Exit codes: 0 for success, 2 if the spec or the command is wrong, 3 if the job failed, 130 if it was
-interrupted.
+Exit codes are in rlrun.runner.contracts.exit_codes.
 
 Commands are the entry points `rlrun.commands` of installed distributions:
 
@@ -21,6 +20,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli.error_report import print_error, print_problems
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.instruction_sets import limit_libraries
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.codes import Code
@@ -28,8 +28,6 @@ from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.safe_python import protect_processes
 
-WRONG = 2
-INTERRUPTED = 130
 ENTRY_POINTS = "rlrun.commands"
 OTHER_NAMES = {
     **dict.fromkeys(("train", "run", "start", "fit", "grpo", "sft", "rl"), "launch"),
@@ -86,21 +84,21 @@ def run() -> None:
         make_app(sys.argv[1:])()
     except SpecError as error:
         print_problems(error.problems)
-        sys.exit(WRONG)
+        sys.exit(ExitCode.WRONG)
     except ValueError as error:
         print_error(str(error), getattr(error, "code", None))
-        sys.exit(WRONG)
+        sys.exit(ExitCode.WRONG)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "rlrun":
             raise
         message = f"{error.name} is not installed; rlrun needs it to run jobs: pip install 'rlrun[run]'"
         print_error(message, Code.PACKAGE)
-        sys.exit(WRONG)
+        sys.exit(ExitCode.WRONG)
     except OSError as error:
         print_error(f"{error.filename or 'rlrun'}: {error.strerror or error}")
-        sys.exit(WRONG)
+        sys.exit(ExitCode.WRONG)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 def commands_for(word: str) -> Sequence[EntryPoint]:

@@ -16,6 +16,7 @@ import typer
 from rlrun.cli.arguments import AllowLocalPlugins
 from rlrun.cli.error_report import print_error
 from rlrun.models.json_files import parse_json
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.specs.local_code import allow_if_trusted
 
 if TYPE_CHECKING:
@@ -29,12 +30,8 @@ BLOCK = 2048
 """Number of lines that are read, scored and printed at a time."""
 DEFAULT_KEY = "score"
 """The entry of a reward's result that is the reward, unless `--set key=…` names another."""
-
 MAX_TOKENS = 1 << 24
 """The largest `tokens` of a line; the sample that is scored has arrays of this length."""
-
-FAILED = 3
-"""Exit code if a failed sample ended the command (`--on-error stop`)."""
 
 Line = tuple[Any, "Sample | str"]
 """An input line's id, and its sample or the reason why it cannot be scored."""
@@ -145,7 +142,7 @@ async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
                     print(json.dumps(_result(line_id, sample), default=str))
     except JobError as error:
         print_error(str(error))
-        return FAILED
+        return ExitCode.FAILED
     finally:
         await scorer.close()
     return 0

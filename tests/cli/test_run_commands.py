@@ -383,6 +383,25 @@ def test_every_command_about_runs_has_the_option() -> None:
     }
 
 
+@pytest.mark.parametrize(("exists", "resume"), [(False, False), (True, True)])
+def test_a_launch_resumes_its_run_if_it_exists(
+    rlrun: Command, launched: list[Any], tmp_path: Path, exists: bool, resume: bool
+) -> None:
+    if exists:
+        write_run(tmp_path, "job-2", status="interrupted")
+    outcome = rlrun("launch", BASE, "--name", "job-2", "--runs-dir", tmp_path, "--resume-if-exists")
+    assert outcome.code == 3, outcome.err
+    [(_, options)] = launched
+    assert options["resume"] is resume
+
+
+def test_a_launch_continues_a_run_or_starts_another(rlrun: Command, launched: list[Any]) -> None:
+    outcome = rlrun("launch", BASE, "--new", "--resume-if-exists")
+    assert outcome.code == 2
+    assert "give only one of them" in outcome.err
+    assert not launched
+
+
 def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_path: Path) -> None:
     loaded = load_checked_spec([BASE])
     path = tmp_path / "spec.lock.json"

@@ -77,7 +77,14 @@ def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
     assert "finishing step 7 and saving" in ended.output
     assert saved_steps(ended) == ["step-5", "step-7"]
 
-    ended = start("--resume").wait()
+    by_scheduler = Fault("driver", "training", 2, number=signal.SIGUSR1)
+    ended = start("--resume-if-exists", main=main_with([by_scheduler])).wait()
+    assert ended.code == 75
+    assert "stopping for the scheduler (SIGUSR1): finishing step 9 and saving" in ended.output
+    assert ended.folder.read_state()["status"] == "interrupted"
+    assert saved_steps(ended) == ["step-7", "step-9"]
+
+    ended = start("--resume-if-exists").wait()
     assert ended.code == 0, ended.output
     assert ended.curve == reference.curve
     assert trained_ids(ended) == trained_ids(reference)
@@ -93,7 +100,7 @@ def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold
         [victim] = [process for process in processes if process.name() == name]
         victim.kill()
         ended = running.wait()
-        assert ended.code == 3, ended.output
+        assert ended.code == 69, ended.output
         assert f"failed: {causes[name]} (process {victim.pid}) died: SIGKILL" in ended.output
         assert "starting" not in ended.output.partition("step 1/")[2]  # nothing is restarted in vain
         assert ended.folder.read_state()["status"] == "failed"

@@ -203,7 +203,7 @@ def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: Two
     check_addresses(nodes, running)
     nodes.kill_second()
     ended = running.wait()
-    assert ended.code == 3, ended.output
+    assert ended.code == 69, ended.output
     assert f"node {SECOND} is lost; waiting up to 2 s for another one in its place" in ended.output
     [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
     assert f"node {SECOND} of the cluster is lost" in failed

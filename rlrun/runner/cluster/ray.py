@@ -28,13 +28,12 @@ from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
 from rlrun.runner.cluster.ray_thread import RayThread
 from rlrun.runner.cluster.scratch import Scratch
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import MachinesFailed
 from rlrun.runner.host.background import cancel_all, in_background
 from rlrun.runner.host.child_processes import children, end_or_kill, kill
 from rlrun.runner.host.failures import ProcessFailure
 from rlrun.runner.host.segment_files import remove_segments_of
 from rlrun.specs.local_code import allowance
-from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.cluster import ClusterSpec
 
 Result = TypeVar("Result")
@@ -99,7 +98,8 @@ class Cluster:
     async def start(self) -> None:
         """Starts Ray here, or joins the cluster at `cluster.address`, and reserves what the job needs.
 
-        Raises JobError if the cluster cannot be joined or has less than the spec asks for.
+        Raises JobError if the cluster has less than the spec asks for, and MachinesFailed if it cannot be
+        joined.
         """
         await self._thread.run(self._begin)
         take_back_signals()
@@ -109,10 +109,10 @@ class Cluster:
     async def launch(self, requests: Sequence[Request]) -> list[Process]:
         """Begins to start processes, all at once; calls to them wait until they run.
 
-        Raises JobError if Ray is lost.
+        Raises MachinesFailed if Ray is lost.
         """
         if self._lost is not None:  # the GCS would be asked where to start them, and would not answer
-            raise JobError(self._lost, code=Code.CLUSTER)
+            raise MachinesFailed(self._lost)
         return await self._thread.run(self._launch, requests)
 
     def _launch(self, requests: Sequence[Request]) -> list[Process]:
@@ -167,14 +167,14 @@ class Cluster:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Returns the result of `work`. Raises JobError when Ray is lost before it is done."""
+        """Returns the result of `work`. Raises MachinesFailed when Ray is lost before it is done."""
         working, losing = asyncio.ensure_future(work), asyncio.ensure_future(self.lost())
         try:
             await asyncio.wait([working, losing], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
             details = servers_log(self._scratch.ray) if self.is_local else ""
-            raise JobError(losing.result(), details, code=Code.CLUSTER)
+            raise MachinesFailed(losing.result(), details)
         finally:
             await cancel_all([working, losing])
 

@@ -15,7 +15,7 @@ from rlrun.runner.cluster.actor import visible_gpus
 from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_nodes
 from rlrun.runner.cluster.ray_environment import PROCESS_VARIABLES, ray
 from rlrun.runner.cluster.ray_nodes import Node, alive_nodes, node_ids
-from rlrun.runner.contracts.errors import JobError, NodeLost
+from rlrun.runner.contracts.errors import JobError, MachinesFailed, NodeLost
 from rlrun.specs.problems.codes import Code
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Reservation:
     def make(self) -> None:
         """Reserves the bundles, and blocks until they are reserved.
 
-        Raises JobError if the cluster is too small or still busy after a minute.
+        Raises JobError if the cluster is too small, and MachinesFailed if it is still busy after a minute.
 
         A job that only generates, with external engines, starts no processes and reserves nothing.
         """
@@ -58,22 +58,19 @@ class Reservation:
         try:
             ray.get([group.ready() for group in self._groups], timeout=_SECONDS)
         except ray.exceptions.GetTimeoutError:
-            raise JobError(
+            raise MachinesFailed(
                 f"the cluster did not free {_amounts(self._required())} within {_SECONDS:g} s; it has "
                 f"{_amounts(ray.available_resources())} free. Wait for other jobs to end, or lower "
-                "cluster.gpus_per_node or engine.count",
-                code=Code.CLUSTER,
+                "cluster.gpus_per_node or engine.count"
             ) from None
 
     def look(self) -> None:
         """Matches reserved bundles to planned ones, and asks the hosts for the GPU ids of wide slots.
 
-        Blocks until the hosts answer. Raises JobError if they do not.
+        Blocks until the hosts answer. Raises MachinesFailed if they do not.
         """
         if not self._note_nodes():
-            raise JobError(
-                "a node of the cluster was lost while it was being reserved; launch again", code=Code.CLUSTER
-            )
+            raise MachinesFailed("a node of the cluster was lost while it was being reserved; launch again")
         matches = match_nodes(self._bundles_by_node(), [nodes[0].address for nodes in self._nodes])
         self._reserved = {
             bundle: (group, number)
@@ -85,9 +82,7 @@ class Reservation:
         try:
             self._gpus = dict(zip(bundles, ray.get(ids, timeout=_SECONDS), strict=True))
         except ray.exceptions.RayError as error:
-            raise JobError(
-                f"the nodes did not report which GPUs were reserved: {error}", code=Code.CLUSTER
-            ) from error
+            raise MachinesFailed(f"the nodes did not report which GPUs were reserved: {error}") from error
 
     def reach(self, slot: BundleSlot) -> list[str]:
         """Returns the ids of the GPUs of a slot with several GPUs; an empty list for other slots."""

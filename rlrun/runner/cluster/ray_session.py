@@ -16,8 +16,7 @@ from typing import Any
 
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_health import end_ray, take_started
-from rlrun.runner.contracts.errors import JobError
-from rlrun.specs.problems.codes import Code
+from rlrun.runner.contracts.errors import MachinesFailed
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class _WithoutFolders(ray.job_config.JobConfig):
 
 
 def start_here(cores: int, folder: Path) -> None:
-    """Starts Ray on this host, with its files in `folder`. Raises JobError if it fails in every try."""
+    """Starts Ray on this host, with its files in `folder`. Raises MachinesFailed if it fails in every try."""
     _stay_on_loopback(True)
     _ask_for_a_token()
     for remaining in reversed(range(_TRIES)):
@@ -52,9 +51,7 @@ def start_here(cores: int, folder: Path) -> None:
         except Exception as error:  # Ray raises a plain Exception when its raylet is not up after 30 s
             _take_back_start(folder)
             if isinstance(error, ValueError) or not remaining:
-                raise JobError(
-                    not_started(error, os.getloadavg()[0], os.cpu_count() or 1), code=Code.CLUSTER
-                ) from error
+                raise MachinesFailed(not_started(error, os.getloadavg()[0], os.cpu_count() or 1)) from error
             logger.warning("Ray did not start (%s); trying again", error)
 
 
@@ -111,17 +108,16 @@ def _ask_for_a_token() -> None:
 
 
 def join(address: str) -> None:
-    """Joins the cluster at an address. Raises JobError if that fails."""
+    """Joins the cluster at an address. Raises MachinesFailed if that fails."""
     try:
         _check_that_somebody_listens(address)
         _stay_on_loopback(False)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         ray.init(address=address, job_config=_WithoutFolders(), **quiet)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
-        raise JobError(
+        raise MachinesFailed(
             f"the Ray cluster at cluster.address = {address!r} could not be joined: {error}; "
-            "check the address and, if the cluster requires a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN",
-            code=Code.CLUSTER,
+            "check the address and, if the cluster requires a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN"
         ) from error
 
 

@@ -56,7 +56,13 @@ class BadAnswer(EngineError):
         return BadAnswer(f"{engine} answered {path} with {self}")
 
 
-class NodeLost(JobError):
+class MachinesFailed(JobError):
+    """A machine or Ray failed, not the job: the same launch may succeed later. Exit code 69."""
+
+    code = Code.CLUSTER
+
+
+class NodeLost(MachinesFailed):
     """A node of the cluster was lost, and no other one took its place in time."""
 
     code = Code.NODE

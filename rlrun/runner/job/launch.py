@@ -27,7 +27,8 @@ from rlrun.runner.checkpoints.reading import DamagedCheckpoint
 from rlrun.runner.cluster.host_gpus import check_gpus
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
 from rlrun.runner.cluster.start import Models
-from rlrun.runner.contracts.errors import JobError, LaunchRefused
+from rlrun.runner.contracts.errors import JobError, LaunchRefused, MachinesFailed
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.atomic_files import write_json, write_text
 from rlrun.runner.host.background import finish_when_cancelled, in_background
 from rlrun.runner.host.failures import run_watched
@@ -41,7 +42,12 @@ from rlrun.runner.job.evaluation_only import evaluate_alone
 from rlrun.runner.job.model_fetch import fetch_models
 from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.resume_checks import check_resume, is_done, steps_of
-from rlrun.runner.job.signals import INTERRUPTED, held_signals, released_signals, stop_on_signals
+from rlrun.runner.job.signals import (
+    held_signals,
+    released_signals,
+    start_again_on_signal,
+    stop_on_signals,
+)
 from rlrun.runner.job.stopping import StopRequest, resume_hint
 from rlrun.runner.job.watching import diagnose_engines, memory_of, watch
 from rlrun.runner.planning.device_map import available_cores
@@ -62,8 +68,6 @@ from rlrun.specs.paths import display_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.reading.loading import LoadedSpec
 
-DONE, FAILED = 0, 3
-
 logger = logging.getLogger(__name__)
 
 
@@ -74,14 +78,15 @@ def launch(
     new: bool = False,
     quiet: bool = False,
     verbose: bool = False,
-) -> int:
-    """Runs a job to its end; returns the exit code: 0 done, 3 failed, 130 interrupted.
+) -> ExitCode:
+    """Runs a job to its end, and returns how it ended.
 
     `quiet` shows only problems on the console, and `verbose` also the messages of the driver's log.
     Before anything is started, raises SpecError if files of the model or the data cannot be used or GPUs are
     missing, RunFolderError if the run's name cannot be used, and LaunchRefused if models cannot be downloaded
     or a run cannot be resumed.
     """
+    start_again_on_signal()
     say = say_nothing if quiet else _say_early
     check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=resume, new=new)
     check_files(loaded, online=True, say=say)
@@ -101,7 +106,7 @@ def launch(
             if is_done(steps := steps_of(loaded.spec), folder):
                 more = f"{steps} of {steps} steps; raise trainer.steps to go on" if steps else "evaluated"
                 say(f"{folder.name} is done: {more}")
-                return DONE
+                return ExitCode.DONE
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
         console = Console(folder.name, quiet=quiet)
@@ -144,7 +149,7 @@ class _Launch:
     resume: bool
 
 
-async def _supervise(launch: _Launch, console: Console, hide: Callable[[str], str]) -> int:
+async def _supervise(launch: _Launch, console: Console, hide: Callable[[str], str]) -> ExitCode:
     """Runs the job, stops it on request, and records how it ended.
 
     Raises LaunchRefused, with state.json as it was, if the run cannot be resumed.
@@ -162,19 +167,23 @@ async def _supervise(launch: _Launch, console: Console, hide: Callable[[str], st
     stop = StopRequest()
     task = asyncio.create_task(_run(launch, console, journal, stop=stop))
     stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
-    code, status, error, failed, refused = DONE, "done", None, None, False
+    code, status, error, failed, refused = ExitCode.DONE, "done", None, None, False
     try:
         await task
         if stop.asked:
-            code, status = INTERRUPTED, "interrupted"
+            code, status = _stopped_code(stop), "interrupted"
     except asyncio.CancelledError:
-        code, status = INTERRUPTED, "interrupted"
+        code, status = _stopped_code(stop), "interrupted"
     except LaunchRefused:
         refused = bool(before)
         raise
     except Exception as failure:
         error, failed = _explain(failure, folder, console, hide), failure
-        code, status = (INTERRUPTED, "interrupted") if stop.by_user else (FAILED, "failed")
+        if stop.from_outside:
+            code, status = _stopped_code(stop), "interrupted"
+        else:
+            machines = isinstance(failure, MachinesFailed)
+            code, status = ExitCode.MACHINES_FAILED if machines else ExitCode.FAILED, "failed"
     finally:
         console.close()
         if refused:
@@ -183,6 +192,10 @@ async def _supervise(launch: _Launch, console: Console, hide: Callable[[str], st
             journal.close(status, error, None if failed is None else _code_of(failed))
     _conclude(folder, console, status, advise=not isinstance(failed, DamagedCheckpoint))
     return code
+
+
+def _stopped_code(stop: StopRequest) -> ExitCode:
+    return ExitCode.START_AGAIN if stop.by_scheduler else ExitCode.INTERRUPTED
 
 
 async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: StopRequest) -> None:
@@ -214,7 +227,7 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
             watching = watch(spec, running, stop, say, memory)
             await run_watched(work, watching, partial(diagnose_engines, running))
             if stop.cause is not None:
-                raise JobError(stop.cause, code=Code.CLUSTER)
+                raise MachinesFailed(stop.cause)
     finally:
         # a job that is told to stop while it ends still ends everything
         await finish_when_cancelled(stack.aclose())

@@ -32,8 +32,10 @@ class StopRequest:
         self.moment: Moment = "outside"
         self.step = 0
         """The current step."""
+        self.by_scheduler = False
+        """Whether a scheduler asked, which will start the job again."""
         self.cause: str | None = None
-        """Why the run has to stop, if it is not the user who asked for it."""
+        """Why the run has to stop, if neither the user nor a scheduler asked for it."""
 
     @property
     def asked(self) -> bool:
@@ -41,8 +43,8 @@ class StopRequest:
         return self._event.is_set()
 
     @property
-    def by_user(self) -> bool:
-        """Whether the user asked the run to stop, as opposed to a failure that forces it to."""
+    def from_outside(self) -> bool:
+        """Whether the user or a scheduler asked the run to stop, not a failure that forces it to."""
         return self.asked and self.cause is None
 
     @property
@@ -50,8 +52,9 @@ class StopRequest:
         """Whether the loop is running, and so will save the last finished step before it ends."""
         return self.moment != "outside"
 
-    def ask(self) -> None:
+    def ask(self, *, by_scheduler: bool = False) -> None:
         """Asks the run to stop."""
+        self.by_scheduler = by_scheduler
         self._event.set()
 
     def check(self) -> None:
@@ -88,17 +91,19 @@ class StopRequest:
             await cancel_all([working, asked])
 
 
-def announcement(moment: Moment, step: int, seconds: float) -> str:
+def announcement(moment: Moment, step: int, seconds: float, *, by_scheduler: bool = False) -> str:
     """Returns the message that the user sees when the run is asked to stop during `step`."""
+    asked = "stopping for the scheduler (SIGUSR1)" if by_scheduler else "stopping"
+    once_more = "Ctrl-C" if by_scheduler else "once more"
     if moment == "outside":
-        return "stopping; once more to stop at once"
+        return f"{asked}; {once_more} to stop at once"
     if moment == "evaluating":
         action = "postponing the evaluation" + (f" and saving step {step}" if step else "")
     elif moment == "preparing":
         action = f"cancelling step {step}" + (f" and saving step {step - 1}" if step > 1 else "")
     else:
         action = f"finishing step {step} and saving"
-    return f"stopping: {action} (at most {seconds:g} s; once more to stop at once)"
+    return f"{asked}: {action} (at most {seconds:g} s; {once_more} to stop at once)"
 
 
 def resume_hint(finished: int, saved: int | None, run: str) -> str:

@@ -7,13 +7,12 @@ from rlrun.plugins.rollouts.agent.command_agent import running_programs
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Handle
 from rlrun.runner.cluster.start_engines import EngineHandle
-from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.errors import MachinesFailed
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.host.memory import GroupMemory, MemoryWatch, job_memory
 from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.stopping import StopRequest, announcement
-from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.job import Spec
 
 
@@ -49,13 +48,16 @@ def memory_of(running: RunningJob) -> list[GroupMemory]:
 
 
 async def watch_ray(cluster: Cluster, stop: StopRequest, say: Callable[[str], None], seconds: float) -> None:
-    """Never returns. When Ray is lost, asks the run to stop, and raises JobError after `seconds` to save."""
+    """Never returns. When Ray is lost, asks the run to stop, with `seconds` to save.
+
+    Raises MachinesFailed after that.
+    """
     stop.cause = await cluster.lost()
     say(f"{stop.cause}; {announcement(stop.moment, stop.step, seconds)}")
     stop.ask()
     if stop.will_save:
         await asyncio.sleep(seconds)
-    raise JobError(stop.cause, code=Code.CLUSTER)
+    raise MachinesFailed(stop.cause)
 
 
 async def watch_engines(spec: Spec, running: RunningJob, say: Callable[[str], None]) -> None:

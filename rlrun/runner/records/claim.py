@@ -151,7 +151,7 @@ def _in_use(folder: RunFolder) -> str:
 
 
 def _check_is_a_run(folder: RunFolder) -> None:
-    if folder.state.exists() or folder.driver_lock.exists():
+    if folder.was_launched:
         return
     if folder.path.exists():
         raise RunFolderError(f"{folder.shown} is not a run: it has no {folder.state.name}")

@@ -64,6 +64,11 @@ class RunFolder:
         runs = display_path(self.path.parent)
         return self.name if runs == "runs" else f"{self.name} --runs-dir {runs}"
 
+    @property
+    def was_launched(self) -> bool:
+        """Whether a launch has claimed the folder, so that `--resume` can continue it."""
+        return self.state.exists() or self.driver_lock.exists()
+
     def make(self) -> None:
         """Creates the folder and its subfolders, if they do not exist."""
         for folder in (self.path, self.logs, self.rollouts, self.checkpoints):

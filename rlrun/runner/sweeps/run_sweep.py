@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from rlrun.runner.contracts.errors import RunFolderError
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.job.run_ending import ENDING_TIMEOUT_S, has_ended, stop_timeout
-from rlrun.runner.job.signals import INTERRUPTED
 from rlrun.runner.sweeps.optuna_search import suggest
 from rlrun.runner.sweeps.room import Slot
 from rlrun.runner.sweeps.sweep_folder import SweepFolder, TrialState
@@ -30,7 +30,6 @@ from rlrun.specs.sections.sweep_section import SweepSpec
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
-_DONE, _FAILED = 0, 3
 NextTrial = Callable[[Sequence[TrialState]], Trial | None]
 """Returns the next trial to run, by the states of all trials so far; None if there are no more."""
 
@@ -88,8 +87,8 @@ def run_sweep(
     next_trial: NextTrial,
     slots: Sequence[Slot],
     say: Callable[[str], None],
-) -> int:
-    """Runs trials until there are no more; returns 0, 3 if one has failed, or 130 if it was interrupted.
+) -> ExitCode:
+    """Runs trials until there are no more; returns whether one has failed, or the sweep was interrupted.
 
     The folder's list of trials must exist; `next_trial` adds to it.
     """
@@ -112,7 +111,7 @@ def run_sweep(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return INTERRUPTED if stop.asked else _FAILED if failed else _DONE
+    return ExitCode.INTERRUPTED if stop.asked else ExitCode.FAILED if failed else ExitCode.DONE
 
 
 def is_pending(state: TrialState) -> bool:
@@ -129,7 +128,7 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     """Launches a trial, or resumes it. Waits for the launch of a sweep that was killed to end."""
     run = folder.run_of(trial)
-    resume = run.state.exists() or run.driver_lock.exists()
+    resume = run.was_launched
     if resume and not has_ended(run, stop_timeout(run) + ENDING_TIMEOUT_S):
         raise RunFolderError(
             f"{run.shown} is still running: rlrun stop {trial.name} --runs-dir {folder.shown}"
@@ -169,7 +168,8 @@ def _report(folder: SweepFolder, running: _Running, code: int, say: Callable[[st
     """Reports how a trial has ended; returns whether it has not failed."""
     metric = folder.metric()
     state = folder.state_of(running.trial, metric)
-    failed = code not in (_DONE, INTERRUPTED, -signal.SIGTERM)  # the last: told before it had a handler
+    # the last: told before it had a handler
+    failed = code not in (ExitCode.DONE, ExitCode.START_AGAIN, ExitCode.INTERRUPTED, -signal.SIGTERM)
     score = "" if state.score is None else f", {metric} {state.score:.4g}"
     seconds = time.monotonic() - running.started
     status = "failed" if failed else state.status

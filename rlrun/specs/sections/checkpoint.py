@@ -29,6 +29,6 @@ class CheckpointSpec(Section):
     that copy."""
     stop_timeout: float = Field(default=60.0, gt=0)
     """Seconds that a job may take to finish training its step and save a checkpoint after it was told to stop
-    (Ctrl-C, SIGTERM, SIGHUP, `rlrun stop`). After that it ends with the checkpoints it already has."""
+    (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, `rlrun stop`). After that it ends with the checkpoints that it has."""
     export_hf: bool = True
     """Also write the final model as a Hugging Face folder, `runs/<name>/model`."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from rlrun.runner.job.signals import ends_at_once
 from tests.waiting import PATIENCE
 
 DRIVER = """
@@ -55,14 +56,32 @@ def driver(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("first", "repeated", "seconds", "at_once"),
+    [
+        pytest.param("SIGINT", "SIGINT", 5.0, True, id="a user asks twice"),
+        pytest.param("SIGINT", "SIGINT", 0.1, False, id="a Ctrl-C that a wrapper forwards"),
+        pytest.param("SIGHUP", "SIGTERM", 5.0, True, id="a terminal closes, then a kill"),
+        pytest.param("SIGUSR1", "SIGTERM", 20.0, False, id="the end of a grace time"),
+        pytest.param("SIGUSR1", "SIGUSR1", 20.0, False, id="a time limit during a preemption"),
+        pytest.param("SIGUSR1", "SIGHUP", 20.0, False, id="the scheduler closes the session"),
+        pytest.param("SIGUSR1", "SIGINT", 5.0, True, id="a user does not want to wait for it"),
+        pytest.param("SIGTERM", "SIGUSR1", 5.0, False, id="a launcher passes on a SIGTERM that all have"),
+    ],
+)
+def test_which_second_signal_means_at_once(first: str, repeated: str, seconds: float, at_once: bool) -> None:
+    assert ends_at_once(signal.Signals[first], signal.Signals[repeated], seconds) is at_once
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_lets_the_run_save(number: signal.Signals) -> None:
     with driver("together", "60") as process:
         process.send_signal(number)
         process.send_signal(number)  # a closed terminal sends two
         output, _ = process.communicate("\n", timeout=PATIENCE)
     assert process.returncode == 0
-    assert output.count("stopping: finishing step 0 and saving (at most 60 s") == 1
+    asked = "stopping for the scheduler (SIGUSR1)" if number == signal.SIGUSR1 else "stopping"
+    assert output.count(f"{asked}: finishing step 0 and saving (at most 60 s") == 1
     assert output.endswith("saving\nended\n")
 
 

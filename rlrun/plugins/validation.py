@@ -35,6 +35,8 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("rewards",), "rewards", RewardSpec),
     (("filters",), "filters", FilterSpec),
     (("eval", "datasets"), "data", EvalDatasetSpec),
+    (("eval", "datasets", "rewards"), "rewards", RewardSpec),
+    (("eval", "datasets", "function"), "rollouts", RolloutFunctionSpec),
     (("trackers",), "trackers", TrackerSpec),
 )
 _INNER: dict[type[BaseModel], str] = {
@@ -96,16 +98,21 @@ class _PluginTable:
 
 
 def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """Yields the table at `where`, or the tables of the array there. Without a table, the algorithm has
+    """Yields the table at `where`, or the tables of the arrays there. Without a table, the algorithm has
     defaults.
     """
+    if where == ("algorithm",) and isinstance(data, dict) and "algorithm" not in data:
+        data = {"algorithm": {}}
+    tables: list[tuple[KeyPath, Any]] = [((), data)]
     for part in where:
-        data = data.get(part) if isinstance(data, dict) else None
-    if where == ("algorithm",) and data is None:
-        data = {}
-    tables = (
-        [((*where, i), table) for i, table in enumerate(data)] if isinstance(data, list) else [(where, data)]
-    )
+        inner = [((*path, part), table.get(part)) for path, table in tables if isinstance(table, dict)]
+        tables = []
+        for path, value in inner:
+            tables += (
+                [((*path, number), table) for number, table in enumerate(value)]
+                if isinstance(value, list)
+                else [(path, value)]
+            )
     yield from ((path, table) for path, table in tables if isinstance(table, dict))
 
 

@@ -48,6 +48,8 @@ EVALUATION = {
     "--eval-top-p": None,
     "--eval-top-k": None,
     "--eval-max-response-len": None,
+    "--eval-min-new-tokens": None,
+    "--eval-reward-key": None,
 }
 """Of `[eval]`; None means the value of training, as in slime."""
 PPO = {

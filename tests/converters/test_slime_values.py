@@ -43,6 +43,10 @@ FILES = {
     "rs_upper_bound: 3.0, rollout_temperature: 0.5}",
     "eval.yaml": "{datasets: {held: {path: rows.jsonl, top_k: 1, rm_type: f1}}, "
     "defaults: {temperature: 0.6}}",
+    "whole.yaml": "{datasets: [{name: a, path: rows.jsonl, prompt_key: question, label_key: answer, "
+    "n_samples_per_eval_prompt: 4, temperature: 0.5, top_p: 0.9, top_k: 20, max_response_len: 32, "
+    "min_new_tokens: 2, stop: ['#'], stop_token_ids: [7], rm_type: boxed_f1}, "
+    "{name: b, path: rows.jsonl, stop: '\\n', rm_type: math, metadata_overrides: {level: 3}}]}",
     "servers.yaml": "{sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 8, "
     "num_gpus_per_engine: 4, overrides: {mem_fraction_static: 0.6}}]}]}",
 }
@@ -77,6 +81,8 @@ GIVEN = {
     "--eps-clip-c": "--eps-clip-c 3",
     "--eval-config": "--eval-interval 5 --eval-config eval.yaml",
     "--eval-prompt-data": EVAL,
+    "--eval-min-new-tokens": f"{EVAL} --eval-min-new-tokens 2",
+    "--eval-reward-key": f"{EVAL} --rm-type math --eval-reward-key score",
     "--eval-top-k": f"{EVAL} --n-samples-per-eval-prompt 4 --eval-top-k 1",
     "--freeze-params-name-list": "--freeze-params-name-list embedding output_layer",
     "--group-rm": "--rm-type remote_rm --rm-url http://localhost:8000 --group-rm",
@@ -572,3 +578,29 @@ def test_no_value_of_a_flag_breaks_the_importer(row: FlagRow) -> None:
 @pytest.mark.parametrize("value", NASTY)
 def test_no_argument_of_a_server_breaks_the_importer(value: str) -> None:
     tomli.loads(imported(f"{BASE} --sglang-some-argument {value} --router-policy {value}").toml())
+
+
+def test_a_whole_file_of_evaluations_is_translated(tmp_path: Path) -> None:
+    draft = imported(f"{BASE} --eval-interval 5 --eval-config whole.yaml --eval-top-k 50 --reward-key score")
+    validated(draft, tmp_path)
+    first, second = draft.values["eval"]["datasets"]
+    assert first == {
+        "name": "a",
+        "path": "rows.jsonl",
+        "prompt_key": "question",
+        "label_key": "answer",
+        "tools_key": "tools",
+        "samples_per_prompt": 4,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 20,
+        "max_response_tokens": 32,
+        "min_response_tokens": 2,
+        "stop": ["#"],
+        "stop_token_ids": [7],
+        "apply_chat_template": False,
+        "rewards": [{"type": "f1", "boxed": True, "key": "score"}],
+    }
+    assert (second["stop"], draft.values["eval"]["top_k"]) == (["\\n"], 50)
+    assert "rewards" not in second
+    assert any("b: metadata_overrides: add these entries" in message for message in draft.messages())

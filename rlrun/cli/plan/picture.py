@@ -45,7 +45,7 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("tokens per sample, at most", plan.max_sample_tokens, "prompt + response, also in evaluation"),
         ("tokens per micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
-    if (programs := program_limit(spec, available_cores(), host_memory().total)) is not None:
+    if (programs := program_limit(spec.rollout.function, available_cores(), host_memory().total)) is not None:
         rows.append(("programs of the agent at once", programs.number, programs.reason))
     if plan.rollout and cuts_vocabulary(spec):
         rows.append(("log-probs are relative to", _support(spec), "rollout.sampling_mask"))

@@ -1,19 +1,23 @@
 """Translates slime's flags about evaluations on held-out data."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
 from rlrun.converters.slime.settings_file import file_settings
-from rlrun.converters.slime.sources_flags import set_rows
+from rlrun.converters.slime.sources_flags import named_reward, set_rows
 
-_DATASET_KEYS = {
+_DATASET_KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "n_samples_per_eval_prompt": ("samples_per_prompt", int),
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),
+    "top_k": ("top_k", int),
     "max_response_len": ("max_response_tokens", int),
+    "min_new_tokens": ("min_response_tokens", int),
+    "stop": ("stop", list),
+    "stop_token_ids": ("stop_token_ids", list),
 }
 """Maps settings of a dataset in --eval-config to keys and their types."""
 _COLUMNS = (
@@ -22,8 +26,13 @@ _COLUMNS = (
     ("tools_key", "tool_key", "--eval-tool-key", "--tool-key", "tools"),
     ("metadata_key", "metadata_key", "--metadata-key", "--metadata-key", None),
 )
-_KNOWN_SETTINGS = {"name", "path", "rm_type", "top_k", "metadata_overrides", *_DATASET_KEYS}
-_KNOWN_SETTINGS |= {key for _, key, *_ in _COLUMNS} | {"apply_chat_template"}
+_BY_HAND = {
+    "metadata_overrides": "add these entries to the metadata of its rows",
+    "custom_generate_function_path": "make it a rollout plugin, and set it as `function` of the dataset",
+}
+"""Settings of a dataset that the user has to translate."""
+_KNOWN_SETTINGS = {"name", "path", "rm_type", "metadata_overrides", "custom_generate_function_path"}
+_KNOWN_SETTINGS |= {*_DATASET_KEYS, "apply_chat_template", *(key for _, key, *_ in _COLUMNS)}
 
 
 def evaluation(draft: Draft) -> None:
@@ -36,10 +45,16 @@ def evaluation(draft: Draft) -> None:
         return
     for number, dataset in enumerate(datasets):
         _set_dataset(draft, f"eval.datasets.{number}", dataset)
-    kinds = {"interval": int, "max_response_tokens": int, "temperature": float, "top_p": float}
+    kinds: dict[str, Callable[[float], Any]] = {
+        "interval": int,
+        "max_response_tokens": int,
+        "min_response_tokens": int,
+        "temperature": float,
+        "top_p": float,
+    }
     for row in (flag_table()[name] for name in names):
         key = (row.key or "").removeprefix("eval.")
-        if key in kinds and row.name in draft.flags and row.name != "--eval-top-k":
+        if key in kinds and row.name in draft.flags:
             draft.set(row.key or "", kinds[key](draft.number(row.name, 1)), (row.name,))
     _first_evaluation(draft)
     _turns(draft)
@@ -78,10 +93,7 @@ def _greedy(draft: Draft) -> bool:
         if draft.whole(flag.name, -1) == 1:
             draft.set("eval.temperature", 0.0, (flag.name,), f"{flag} is greedy")
             return True
-        if draft.text(flag.name) != (draft.text("--rollout-top-k") or "-1"):
-            draft.note(flag, "not used: evaluations use `rollout.top_k`")
-        else:
-            draft.note(flag, "same as rollout.top_k, which evaluations use too")
+        draft.set("eval.top_k", draft.whole(flag.name, -1), (flag.name,))
     return draft.has("eval.temperature") and not draft.number("--eval-temperature", 1.0)
 
 
@@ -109,8 +121,13 @@ def _configured(draft: Draft) -> list[Mapping[str, Any]]:
     if isinstance(datasets, dict):
         datasets = [{"name": name, **_table(dataset)} for name, dataset in datasets.items()]
     defaults = _table(settings.get("defaults"))
-    complete = [{**defaults, **_table(dataset)} for dataset in datasets]
+    complete = [_with_new_names({**defaults, **_table(dataset)}) for dataset in datasets]
     return [dataset for dataset in complete if dataset.get("path")]
+
+
+def _with_new_names(dataset: dict[str, Any]) -> dict[str, Any]:
+    """Returns a dataset's settings; older versions of slime call its `input_key` `prompt_key`."""
+    return {"input_key" if name == "prompt_key" else name: value for name, value in dataset.items()}
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -131,8 +148,9 @@ def _set_dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
                 (source if theirs in dataset else eval_flag if eval_flag in draft.flags else data_flag,),
             )
     for theirs, (ours, kind) in _DATASET_KEYS.items():
-        if dataset.get(theirs) is not None:
-            draft.set(f"{table}.{ours}", kind(dataset[theirs]), (source,))
+        if (value := dataset.get(theirs)) is not None and (theirs, value) != ("top_k", 1):
+            value = [value] if kind is list and not isinstance(value, list) else value
+            draft.set(f"{table}.{ours}", kind(value), (source,))
     if dataset.get("top_k") == 1:
         draft.set(f"{table}.temperature", 0.0, (source,), "top_k 1 is greedy")
         draft.set(f"{table}.samples_per_prompt", 1, (source,))
@@ -140,19 +158,34 @@ def _set_dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
     draft.set(
         f"{table}.apply_chat_template", bool(dataset.get("apply_chat_template", chat in draft.flags)), (chat,)
     )
-    _dataset_reward(draft, name, dataset)
+    _dataset_reward(draft, table, dataset)
+    for setting, why in _BY_HAND.items():
+        if dataset.get(setting):
+            draft.note(draft.flags[source], f"{name}: {setting}: {why}")
     for setting in sorted(set(dataset) - _KNOWN_SETTINGS):
         draft.note(draft.flags[source], f"{name}: {setting} cannot be set for a single dataset")
 
 
-def _dataset_reward(draft: Draft, name: str, dataset: Mapping[str, Any]) -> None:
-    """Translates a dataset's own reward, which its rows have to name in their metadata."""
-    kind = dataset.get("rm_type")
-    if kind and kind != draft.text("--rm-type") and draft.has("rewards.*.type"):
-        draft.set(
-            "rewards.*.type_key", "rm_type", ("--eval-config",), "the metadata key that names a row's reward"
-        )
-        flag = draft.flags["--eval-config"]
-        draft.note(
-            flag, f'the rows of {name} are scored by {kind}: add `"rm_type": "{kind}"` to their metadata'
-        )
+def _dataset_reward(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
+    """Sets a dataset's own reward: that of its rm_type, or that of training with --eval-reward-key."""
+    kind, key = str(dataset.get("rm_type") or ""), draft.text("--eval-reward-key")
+    training = draft.values.get("rewards", [])
+    if custom := draft.given("--custom-rm-path"):
+        for flag in draft.given("--eval-reward-key", *(["--eval-config"] if kind else [])):
+            draft.note(flag, f"no effect: in slime {custom[0].name} scores the evaluation's samples, too")
+        return
+    if kind and kind != draft.text("--rm-type"):
+        reward = named_reward(draft, kind)
+        if reward is None:
+            flag = draft.flags["--eval-config"]
+            draft.note(flag, f"there is no reward {kind}: write a plugin, and set it as `{table}.rewards`")
+            return
+        sources: tuple[str, ...] = ("--eval-config",)
+    elif key and training and key != draft.text("--reward-key"):
+        reward, sources = {name: value for name, value in training[0].items() if name != "note"}, ()
+    else:
+        return
+    if key or draft.text("--reward-key"):
+        reward["key"] = key or draft.text("--reward-key")
+        sources += ("--eval-reward-key" if key else "--reward-key",)
+    draft.set(f"{table}.rewards", [reward], sources)

@@ -1,5 +1,7 @@
 """Translates slime's flags about data and rewards."""
 
+from typing import Any
+
 from rlrun.converters.imports.secrets import without_credentials
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
@@ -70,8 +72,7 @@ def rewards(draft: Draft) -> None:
 
 def _named_reward(draft: Draft, name: str) -> None:
     """Sets the reward of --rm-type, or the one that a rollout notes if there is none."""
-    boxed, known = name.startswith(_BOXED), flag_table()["--rm-type"].values
-    plain = name.removeprefix(_BOXED)
+    plain, known = name.removeprefix(_BOXED), flag_table()["--rm-type"].values
     if plain == "remote_rm":
         _remote_reward(draft)
     else:
@@ -91,12 +92,23 @@ def _named_reward(draft: Draft, name: str) -> None:
             draft.note(flag, "set it as `key` of the reward that you choose")
         draft.notes.append("no reward: add a table [[rewards]]")
         return
-    if plain != "remote_rm":
-        draft.set("rewards.*.type", known[plain], ("--rm-type",))
-    if boxed and plain in _WITH_BOXED_KEY:
-        draft.set("rewards.*.boxed", True, ("--rm-type",))
+    for key, value in ({} if plain == "remote_rm" else named_reward(draft, name) or {}).items():
+        draft.set(f"rewards.*.{key}", value, ("--rm-type",))
     if "--reward-key" in draft.flags:
         draft.set("rewards.*.key", draft.text("--reward-key") or "", ("--reward-key",))
+
+
+def named_reward(draft: Draft, name: str) -> dict[str, Any] | None:
+    """Returns the table of a reward of slime by its name, such as `boxed_f1`; None if there is no such."""
+    plain, known = name.removeprefix(_BOXED), flag_table()["--rm-type"].values
+    if plain not in known:
+        return None
+    table: dict[str, Any] = {"type": known[plain]}
+    if plain == "remote_rm":
+        table["url"] = without_credentials(draft.text("--rm-url") or "http://HOST")
+    if name != plain and plain in _WITH_BOXED_KEY:
+        table["boxed"] = True
+    return table
 
 
 def _remote_reward(draft: Draft) -> None:

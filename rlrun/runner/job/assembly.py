@@ -108,7 +108,13 @@ async def start_job(
     cluster = Cluster(spec.cluster, place(plan), scratch, spec.fault_tolerance.node_timeout)
     stack.push_async_callback(cluster.close)
     retries = spec.fault_tolerance.execution_retries
-    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs, retries=retries)
+    scorer = Scorer(
+        spec.rewards if saved is None else (),
+        spec.scoring,
+        folder.logs,
+        retries=retries,
+        evaluated=[dataset.rewards for dataset in spec.eval.datasets] if saved is None else (),
+    )
     stack.push_async_callback(scorer.close)  # before the cluster, which waits for all child processes
     processes = start_processes(spec, plan, models, folder, cluster, timed=timed)
     starting = asyncio.create_task(cluster.while_alive(processes))

@@ -1,6 +1,7 @@
 """Builds the `Job` of the loop, or the `RolloutJob` of a run that only generates, from a running job."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,9 @@ from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_shares_policy
+from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.rollout import RolloutFunctionSpec
 
 
 def make_job(
@@ -134,23 +137,38 @@ def make_evaluation_job(
 def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
     if running.pool is None:
         return None
-    inputs, pool = running.inputs, running.pool
-    programs = program_limit(spec, available_cores(), host_memory().total)
+    pool = running.pool
     return RolloutContext(
         pool,
-        inputs.tokenizer,
+        running.inputs.tokenizer,
         running.scorer,
         spec.seed,
-        inputs.rollout,
+        running.inputs.rollout,
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
-        limit=ExecutionLimit(None if programs is None else programs.number),
-        environment=Environment(
-            name_of(spec.rollout.function),
-            spec.fault_tolerance.execution_retries,
-            spec.rollout.samples_per_prompt,
-        ),
+        **_execution(spec, spec.rollout.function, spec.rollout.samples_per_prompt),
     )
+
+
+def _execution(spec: Spec, function: RolloutFunctionSpec, samples: int) -> dict[str, Any]:
+    """Returns how many executions of a rollout plugin run at once, and what counts how they end."""
+    programs = program_limit(function, available_cores(), host_memory().total)
+    return {
+        "limit": ExecutionLimit(None if programs is None else programs.number),
+        "environment": Environment(name_of(function), spec.fault_tolerance.execution_retries, samples),
+    }
+
+
+def _own_policy(
+    spec: Spec, dataset: EvalDatasetSpec, running: RunningJob, policy: RolloutContext
+) -> RolloutContext | None:
+    """Returns the context of a dataset with rewards or a rollout plugin of its own; None without."""
+    if dataset.rewards == spec.rewards and dataset.function == spec.rollout.function:
+        return None
+    own = replace(policy, grader=running.scorer.grader_of(dataset.rewards))
+    if (rollout := running.inputs.eval_rollouts.get(dataset.name)) is None:
+        return own
+    return replace(own, rollout=rollout, **_execution(spec, dataset.function, dataset.samples_per_prompt))
 
 
 def _evaluation(
@@ -164,7 +182,11 @@ def _evaluation(
     engines = 1 if running.pool is None else len(running.pool.slots)
     max_samples = rollout.max_concurrency or max(samples_per_step, engine.max_running * engines)
     seconds = rollout.seconds_for(longest_response(spec))
-    return Evaluator(running.inputs.eval_sets, policy, seconds, max_samples, show=journal.doing, **kept)
+    sets = [
+        replace(each, policy=_own_policy(spec, dataset, running, policy))
+        for each, dataset in zip(running.inputs.eval_sets, spec.eval.datasets, strict=True)
+    ]
+    return Evaluator(sets, policy, seconds, max_samples, show=journal.doing, **kept)
 
 
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:

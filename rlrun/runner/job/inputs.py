@@ -1,7 +1,7 @@
 """Reads the data of a job before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.demonstrations import demonstration
 from rlrun.runner.rollouts.evaluation import EvalSet, eval_set
 from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.rollout import RolloutFunctionSpec
 
 Tokens = NDArray[np.int32]
 Tools = Sequence[Mapping[str, Any]]
@@ -43,6 +45,8 @@ class Inputs:
     eval_sets: Sequence[EvalSet]
     rollout: Any
     """The rollout plugin, whose tools are described in the prompts; None if rows are demonstrations."""
+    eval_rollouts: Mapping[str, Any] = field(default_factory=dict)
+    """The rollout plugins that evaluation datasets have of their own, by the names of the datasets."""
 
     @property
     def steps(self) -> PromptStream:
@@ -51,9 +55,10 @@ class Inputs:
         return self.stream
 
     async def close(self) -> None:
-        """Closes the rollout plugin, if it has a `close`."""
-        if hasattr(self.rollout, "close"):
-            await self.rollout.close()
+        """Closes the rollout plugins that have a `close`."""
+        for rollout in (self.rollout, *self.eval_rollouts.values()):
+            if hasattr(rollout, "close"):
+                await rollout.close()
 
     def prompts(self, count: int) -> Prefetcher[Prompt]:
         """Returns a reader of prompts in batches of `count`."""
@@ -88,14 +93,21 @@ def read_inputs(
         stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
         return Inputs(tokenizer, stream, demonstrations, (), None)
     prompts: PromptStream | None = None
-    function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
-    tools = _shown_tools(spec, function, tokenizer)
-    check = row_check(spec.rewards)
+    function = _rollout(spec.rollout.function)
     if spec.debug.mode != "eval":
-        encode = _prompt_encoder(tokenizer, spec.data, tools, limit, check)
+        tools = _shown_tools("rollout.function", spec.rollout.function, function, spec.data, tokenizer)
+        encode = _prompt_encoder(tokenizer, spec.data, tools, limit, row_check(spec.rewards))
         source = build("data", spec.data.type, spec.data.params)
         prompts = PromptStream(source, encode, spec.data, limit, spec.seed)
-    return Inputs(tokenizer, prompts, None, _eval_sets(spec, tokenizer, tools, check), function)
+    own = {
+        dataset.name: _rollout(dataset.function)
+        for dataset in spec.eval.datasets
+        if dataset.function != spec.rollout.function
+    }
+    sets = [
+        _eval_set(spec, dataset, tokenizer, own.get(dataset.name, function)) for dataset in spec.eval.datasets
+    ]
+    return Inputs(tokenizer, prompts, None, sets, function, own)
 
 
 class Demonstrations:
@@ -169,17 +181,24 @@ def _trained_on_all(prompt: Tokens, response: Tokens, text: str | None) -> Demon
     return Demonstration(prompt, response, np.ones(len(response), dtype=np.float32), text or "")
 
 
-def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
+def _rollout(function: RolloutFunctionSpec) -> Any:
+    return build("rollouts", function.type, function.params)
+
+
+def _shown_tools(
+    table: str, section: RolloutFunctionSpec, function: Any, data: DataSpec, tokenizer: Tokenizer
+) -> Tools:
     """Returns the tools of a rollout.
 
-    Raises ValueError if the chat template cannot show them or their results.
+    Raises ValueError if the prompts of `data` or the chat template cannot show them or their results.
     """
     tools: Tools = getattr(function, "tools", ())
+    rows = table.rpartition(".")[0].replace("rollout", "data")
     if tools:
-        if not spec.data.apply_chat_template:
+        if not data.apply_chat_template:
             raise ValueError(
-                f"rollout.function: {spec.rollout.function.type} tells the policy of its tools by the chat "
-                "template; set data.apply_chat_template = true"
+                f"{table}: {section.type} tells the policy of its tools by the chat template; set "
+                f"{rows}.apply_chat_template = true"
             )
         tokenizer.follow_up([{"role": "tool", "name": "tool", "content": "a result"}], tools)
     return tools
@@ -202,14 +221,12 @@ def _prompt_encoder(
     return encode
 
 
-def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools, check: Callable[[Row], None]) -> list[EvalSet]:
-    """Returns every held-out dataset as a whole, in its own order."""
-    sets = []
-    for dataset in spec.eval.datasets:
-        source = build("data", dataset.type, dataset.params)
-        in_order = dataset.model_copy(update={"shuffle": False})
-        limit = spec.rollout.max_prompt_tokens
-        encode = _prompt_encoder(tokenizer, dataset, tools, limit, check)
-        stream = PromptStream(source, encode, in_order, limit, spec.seed)
-        sets.append(eval_set(dataset, spec.rollout, stream.epoch()))
-    return sets
+def _eval_set(spec: Spec, dataset: EvalDatasetSpec, tokenizer: Tokenizer, function: Any) -> EvalSet:
+    """Returns a held-out dataset as a whole, in its own order."""
+    source = build("data", dataset.type, dataset.params)
+    in_order = dataset.model_copy(update={"shuffle": False})
+    limit = spec.rollout.max_prompt_tokens
+    tools = _shown_tools("eval.datasets.function", dataset.function, function, dataset, tokenizer)
+    encode = _prompt_encoder(tokenizer, dataset, tools, limit, row_check(dataset.rewards))
+    stream = PromptStream(source, encode, in_order, limit, spec.seed)
+    return eval_set(dataset, spec.rollout, stream.epoch())

@@ -250,7 +250,7 @@ def start_notes(loaded: LoadedSpec, model: ModelFiles, sharing: SharingChoice | 
     if (precision := spec.trainer.low_precision) is not None:
         yield note_on(precision, on_cpu=not spec.cluster.gpus_per_node)
     yield from loaded.choices(sharing)
-    if (programs := program_limit(spec, available_cores(), host_memory().total)) is not None:
+    if (programs := program_limit(spec.rollout.function, available_cores(), host_memory().total)) is not None:
         yield str(programs)
     yield sample_limits(spec, rollout=needs_of(spec).rollout)
 

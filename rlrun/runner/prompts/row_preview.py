@@ -1,6 +1,6 @@
 """Checks a few rows of a job's data before a launch, as its rewards and its algorithm need them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.scoring import RewardSpec
 
 ROWS = 64
 """How many rows of each source are checked."""
@@ -31,7 +32,10 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
     """Reads a few rows of each data source; yields problems of sources, and of too many rows of one."""
     needs = needs_of(spec)
     try:
-        check = _prompt_check(spec) if needs.rollout else _demonstration_check(needs)
+        check = _prompt_check(spec.rewards) if needs.rollout else _demonstration_check(needs)
+        evaluated = [
+            _prompt_check(dataset.given("rewards") or spec.rewards) for dataset in spec.eval.datasets
+        ]
     except PluginError as error:
         yield Finding(("rewards",), str(error))
         return
@@ -39,8 +43,8 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
         yield from _source(("data",), spec.data, check, needs)
         if needs.rollout:
             yield from _too_long(spec)
-    for number, dataset in enumerate(spec.eval.datasets):
-        yield from _source(("eval", "datasets", number), dataset, check, needs)
+    for number, (dataset, own_check) in enumerate(zip(spec.eval.datasets, evaluated, strict=True)):
+        yield from _source(("eval", "datasets", number), dataset, own_check, needs)
 
 
 def few_rows(spec: Spec) -> Iterator[Finding]:
@@ -139,9 +143,9 @@ def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:
     return None
 
 
-def _prompt_check(spec: Spec) -> RowCheck:
+def _prompt_check(rewards: Sequence[RewardSpec]) -> RowCheck:
     """Returns a check that a row does not end with an answer, and that the rewards can score it."""
-    check_for_rewards = row_check(spec.rewards)
+    check_for_rewards = row_check(rewards)
 
     def check(row: Row) -> None:
         if not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant":

@@ -62,6 +62,9 @@ class EvalSet:
     settings: RolloutSettings
     pass_threshold: float
     """A sample with at least this reward passes, for pass@k."""
+    policy: RolloutContext | None = None
+    """Answers the prompts and scores the samples, if the dataset has rewards or a rollout plugin of its own;
+    None: in the same way as in training."""
 
 
 def eval_set(dataset: EvalDatasetSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]) -> EvalSet:
@@ -141,13 +144,14 @@ class Evaluator:
 
     async def _answer(self, dataset: EvalSet, answered: dict[int, Group]) -> None:
         """Adds the groups of the prompts that are not answered yet, by the prompts' indices."""
-        executions = Executions(self._policy, dataset.settings)
-        if self._policy.deterministic:
+        policy = dataset.policy or self._policy
+        executions = Executions(policy, dataset.settings)
+        if policy.deterministic:
             size = max(1, max(BLOCK_SAMPLES, self._concurrency or 0) // dataset.settings.samples)
             for first in range(0, len(dataset.prompts), size):
                 block = dataset.prompts[first : first + size]
                 if any(prompt.index not in answered for prompt in block):
-                    trajectories = await executions.run_batch(block, self._policy.engines.generate_batch)
+                    trajectories = await executions.run_batch(block, policy.engines.generate_batch)
                     await self._finish(dataset, block, trajectories, answered)
             return
 
@@ -158,7 +162,7 @@ class Evaluator:
         async def run(prompt: Prompt) -> None:
             try:
                 async with limit:
-                    trajectories = await executions.run(prompt, self._policy.engines.generate)
+                    trajectories = await executions.run(prompt, policy.engines.generate)
             except (TimeoutError, EngineError) as error:
                 errors.append(error)
                 if len(errors) == len(dataset.prompts):
@@ -180,8 +184,9 @@ class Evaluator:
         answered: dict[int, Group],
     ) -> None:
         """Scores the groups of some prompts, adds them to `answered`, and keeps those that are whole."""
-        groups = groups_of(prompts, trajectories, self._policy.tokenizer)
-        await self._policy.grader.score([sample for group in groups for sample in group.samples])
+        policy = dataset.policy or self._policy
+        groups = groups_of(prompts, trajectories, policy.tokenizer)
+        await policy.grader.score([sample for group in groups for sample in group.samples])
         new = [group for group in groups if group.prompt.index not in answered]
         answered |= {group.prompt.index: group for group in groups}
         self._keep(

@@ -2,6 +2,9 @@
 
     score(samples) -> chunks -> queue -> one task per process -> RewardProcess -> sample.reward, .rewards
 
+The samples of training have all rewards of `[[rewards]]`. An evaluation dataset may have others, which the
+same processes compute: `grader_of` returns what scores with those.
+
 Where a reward hangs, crashes, raises or returns NaN, only that sample has an error, which `scoring.on_error`
 handles; all other samples keep their scores. A reward with a `late_score` gives it to samples that hang.
 """
@@ -21,6 +24,7 @@ from rlrun.plugins.failures import Failure
 from rlrun.plugins.types import Sample, Status
 from rlrun.runner.contracts.environment import Environment
 from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.interfaces import Grader
 from rlrun.runner.contracts.step_clock import BusyTimes
 from rlrun.runner.scoring.process import ProcessDied, RewardProcess
 from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task, group_key
@@ -72,11 +76,25 @@ class _Retries:
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     samples: Sequence[Sample]
+    rewards: tuple[int, ...]
+    """The indices of the rewards that score the samples."""
     done: asyncio.Future[None]
 
 
+@dataclass(frozen=True, slots=True)
+class _OwnRewards:
+    """Scores samples with some of a scorer's rewards."""
+
+    scorer: "Scorer"
+    rewards: tuple[int, ...]
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        """Sets `reward` and `rewards` of each sample, or `failure` if a reward could not be computed."""
+        await self.scorer.score_with(self.rewards, samples)
+
+
 class Scorer:
-    """Scores samples with all rewards of a job, in `scoring.workers` processes."""
+    """Scores samples with the rewards of a job, in `scoring.workers` processes."""
 
     def __init__(
         self,
@@ -85,8 +103,12 @@ class Scorer:
         log_folder: Path | None = None,
         usual_key: str | None = None,
         retries: int = 0,
+        *,
+        evaluated: Sequence[Sequence[RewardSpec]] = (),
     ) -> None:
-        """`log_folder` receives `reward-<i>.log`, the output of each process; None discards it.
+        """`evaluated` has the rewards of evaluation datasets, those of training among them or not.
+
+        `log_folder` receives `reward-<i>.log`, the output of each process; None discards it.
 
         `usual_key` is the key of the score in a returned table where the spec has no `key`; None: an error.
         `retries` is how often a reward is computed again after a failure of the infrastructure.
@@ -94,14 +116,14 @@ class Scorer:
         self.errors: Counter[str] = Counter()
         """Number of failures so far, by reward."""
         self.busy = BusyTimes("rewards", "scoring")
-        self.names = unique_names(rewards)
+        self._specs = with_own_rewards(rewards, evaluated)
+        self._of_training = tuple(range(len(rewards)))
+        self.names = unique_names(self._specs)
         self._environments = [Environment(f"reward {name!r}", retries) for name in self.names]
-        self._specs = tuple(rewards)
-        self._weights = {name: spec.weight for name, spec in zip(self.names, rewards, strict=True)}
         self._scoring = scoring
         setups = [
             RewardSetup(name, spec.type, spec.params, spec.key, spec.type_key, usual_key)
-            for name, spec in zip(self.names, rewards, strict=True)
+            for name, spec in zip(self.names, self._specs, strict=True)
         ]
         logs = [log_folder and log_folder / f"reward-{number}.log" for number in range(scoring.workers + 1)]
         *self._processes, self._spare = (RewardProcess(setups, scoring, log) for log in logs)
@@ -130,6 +152,14 @@ class Scorer:
         self._tasks = [asyncio.create_task(self._serve(place)) for place in range(len(self._processes))]
 
     async def score(self, samples: Sequence[Sample]) -> None:
+        """Scores samples with the rewards of training (`score_with`)."""
+        await self.score_with(self._of_training, samples)
+
+    def grader_of(self, rewards: Sequence[RewardSpec]) -> Grader:
+        """Returns what scores samples with these rewards, which are those of an evaluation dataset."""
+        return _OwnRewards(self, indices_of(rewards, self._specs))
+
+    async def score_with(self, rewards: tuple[int, ...], samples: Sequence[Sample]) -> None:
         """Sets `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
 
         With `on_error = "drop"` a failed sample has status failed and reward NaN; with `stop` RewardError is
@@ -138,11 +168,11 @@ class Scorer:
         samples fail like this. Samples whose generation failed or was aborted are not scored.
         """
         samples = [sample for sample in samples if sample.status.is_finished]
-        if not self._specs or not samples:
+        if not rewards or not samples:
             return
         assert self._tasks, "start() comes first"
         loop = asyncio.get_running_loop()
-        chunks = [_Chunk(chunk, loop.create_future()) for chunk in self._split(samples)]
+        chunks = [_Chunk(chunk, rewards, loop.create_future()) for chunk in self._split(samples, rewards)]
         for chunk in chunks:
             self._chunks.put_nowait(chunk)
         with self.busy.working({sample.prompt.index for sample in samples}):
@@ -166,7 +196,7 @@ class Scorer:
         while True:
             chunk = await self._chunks.get()
             try:
-                await self._score_chunk(number, chunk.samples)
+                await self._score_chunk(number, chunk.samples, chunk.rewards)
             except Exception as error:
                 await self._processes[number].stop()  # it may still be answering what nobody reads any more
                 if not chunk.done.done():
@@ -175,9 +205,9 @@ class Scorer:
                 if not chunk.done.done():
                     chunk.done.set_result(None)
 
-    def _split(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+    def _split(self, samples: Sequence[Sample], rewards: tuple[int, ...]) -> list[Sequence[Sample]]:
         """Splits samples into chunks, with whole groups where a reward scores groups."""
-        shapes = self._shapes
+        shapes = [self._shapes[reward] for reward in rewards]
         largest = MAX_CHUNK
         if any(shape.is_async for shape in shapes):
             largest = max(largest, self._scoring.concurrency)
@@ -191,13 +221,13 @@ class Scorer:
         self._processes[number], self._spare = self._spare, self._processes[number]
         await self._spare.spawn()
 
-    async def _score_chunk(self, number: int, samples: Sequence[Sample]) -> None:
+    async def _score_chunk(self, number: int, samples: Sequence[Sample], rewards: tuple[int, ...]) -> None:
         numbers = {
-            (sample.id, reward): environment.begin()
+            (sample.id, reward): self._environments[reward].begin()
             for sample in samples
-            for reward, environment in enumerate(self._environments)
+            for reward in rewards
         }
-        batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
+        batches = deque([[Task(sample, rewards) for sample in samples]])
         retries = _Retries()
         while batches or retries.tasks:
             if not batches:
@@ -226,9 +256,10 @@ class Scorer:
                 await self._replace(number)
                 grouped = [] if death.call is not None else [shape.is_grouped for shape in process.shapes]
                 batches.extendleft(reversed(unfinished_batches(tasks, open_pairs, grouped)))
+        weights = {self.names[reward]: self._specs[reward].weight for reward in rewards}
         for sample in samples:
-            sample.reward_weights = self._weights
-            sample.reward = self._total(sample)
+            sample.reward_weights = weights
+            sample.reward = _total(sample, weights)
 
     def _record(self, sample: Sample, outcome: Outcome, process: RewardProcess) -> None:
         name = self.names[outcome.reward]
@@ -258,10 +289,40 @@ class Scorer:
             sample.status = Status.FAILED
         logger.warning("%s; %s", message, "counted as 0" if policy == "zero" else "sample dropped")
 
-    def _total(self, sample: Sample) -> float:
-        if sample.status is Status.FAILED:
-            return float("nan")
-        return math.fsum(weight * sample.rewards[name] for name, weight in self._weights.items())
+
+def _total(sample: Sample, weights: Mapping[str, float]) -> float:
+    if sample.status is Status.FAILED:
+        return float("nan")
+    return math.fsum(weight * sample.rewards[name] for name, weight in weights.items())
+
+
+def with_own_rewards(
+    rewards: Sequence[RewardSpec], evaluated: Sequence[Sequence[RewardSpec]]
+) -> list[RewardSpec]:
+    """Returns the rewards of training, then those that only evaluation datasets have, each once."""
+    specs = list(rewards)
+    for own in evaluated:
+        specs += [spec for spec, index in zip(own, _indices(own, specs), strict=True) if index is None]
+    return specs
+
+
+def indices_of(rewards: Sequence[RewardSpec], specs: Sequence[RewardSpec]) -> tuple[int, ...]:
+    """Returns the index in `specs` of each reward; two equal ones have two indices."""
+    indices = _indices(rewards, specs)
+    assert None not in indices, "the scorer was made with the rewards of all datasets"
+    return tuple(index for index in indices if index is not None)
+
+
+def _indices(rewards: Sequence[RewardSpec], specs: Sequence[RewardSpec]) -> list[int | None]:
+    """Returns the index in `specs` of each reward, None for one that is not there (so often)."""
+    free = dict(enumerate(specs))
+    indices: list[int | None] = []
+    for reward in rewards:
+        index = next((index for index, spec in free.items() if spec == reward), None)
+        if index is not None:
+            del free[index]
+        indices.append(index)
+    return indices
 
 
 def _ending(outcome: Outcome) -> tuple[Failure | None, str]:

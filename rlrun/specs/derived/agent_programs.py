@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.rollout import RolloutFunctionSpec
 
 _PER_CORE = 8
 """Programs per core. An agent waits for the policy most of the time, but starts an interpreter."""
@@ -23,12 +23,12 @@ class ProgramLimit:
         return f"at most {self.number} programs of the agent run at once ({self.reason})"
 
 
-def program_limit(spec: Spec, cores: int, memory: int) -> ProgramLimit | None:
+def program_limit(function: RolloutFunctionSpec, cores: int, memory: int) -> ProgramLimit | None:
     """Returns the limit on a host with so many cores and bytes of memory; None without a command agent.
 
-    Training and evaluation share the limit. The deadline of an execution begins when its program may start.
+    Training and its evaluations share the limit; an evaluation dataset with a `function` has a limit for it.
+    The deadline of an execution begins when its program may start.
     """
-    function = spec.rollout.function
     if function.type != "agent" or function.params.get("command") is None:
         return None
     own = function.params.get("max_programs")

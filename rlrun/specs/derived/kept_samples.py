@@ -11,5 +11,6 @@ def kept_samples(spec: Spec, section: EngineSpec) -> int:
     given: int | None = section.given("kept_samples")
     if given is not None:
         return given
-    has_one_turn = spec.rollout.function.type == "single_turn" or isinstance(section, NamedEngineSpec)
+    single = all(function.type == "single_turn" for function in spec.functions)
+    has_one_turn = single or isinstance(section, NamedEngineSpec)
     return 0 if has_one_turn or spec.deterministic else section.max_running

@@ -23,6 +23,7 @@ from rlrun.specs.derived.shared_prefixes import SharingChoice, choose_sharing
 from rlrun.specs.derived.weight_sync import bucket_mib, carrier_of
 from rlrun.specs.needs import Needs
 from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.evaluation import SAMPLING_KEYS
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.section import Section
 
@@ -91,10 +92,10 @@ def _rollout(spec: Spec, needs: Needs, policy: Architecture | None, reasons: dic
 
 
 def _evaluation(spec: Spec) -> Any:
-    keys = ("samples_per_prompt", "temperature", "top_p", "max_response_tokens")
-    section = spec.eval.resolved(**{key: getattr(spec.rollout, key) for key in keys})
-    defaults = {key: getattr(section, key) for key in keys}
-    datasets = tuple(dataset.resolved(**defaults) for dataset in section.datasets)
+    section = spec.eval.resolved(**{key: getattr(spec.rollout, key) for key in SAMPLING_KEYS})
+    defaults = {key: getattr(section, key) for key in SAMPLING_KEYS}
+    plugins = {"rewards": spec.rewards, "function": spec.rollout.function}
+    datasets = tuple(dataset.resolved(**defaults, **plugins) for dataset in section.datasets)
     return section.with_sections(datasets=datasets)
 
 

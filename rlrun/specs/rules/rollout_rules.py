@@ -7,6 +7,7 @@ from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import Rule, no_effect
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.section import Section
 
 
 def oversampling(spec: Spec) -> Iterator[Finding]:
@@ -21,7 +22,7 @@ def oversampling(spec: Spec) -> Iterator[Finding]:
 
 
 def token_limits(spec: Spec) -> Iterator[Finding]:
-    """Limits on tokens must not contradict each other, and sampling needs at least one candidate token."""
+    """Limits on tokens must not contradict each other."""
     rollout = spec.rollout
     if rollout.min_response_tokens > rollout.max_response_tokens:
         minimum, maximum = rollout.min_response_tokens, rollout.max_response_tokens
@@ -30,7 +31,7 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
         related = (("rollout", "max_response_tokens"),)
         yield Finding(("rollout", "min_response_tokens"), message, cure, found=minimum, related=related)
     turn = rollout.max_turn_tokens
-    single = rollout.function.type == "single_turn"
+    single = all(function.type == "single_turn" for function in spec.functions)
     if turn is not None and single and turn >= longest_response(spec):
         why = "a single_turn response has one turn, which max_response_tokens limits"
         yield no_effect(("rollout", "max_turn_tokens"), why, "remove it", (("rollout", "function", "type"),))
@@ -39,9 +40,34 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
         cure = "lower it, or raise max_response_tokens, which limits all turns together"
         lengths: tuple[KeyPath, ...] = (("rollout", "max_response_tokens"), ("eval", "max_response_tokens"))
         yield Finding(("rollout", "max_turn_tokens"), message, cure, found=turn, related=lengths)
-    if rollout.top_k == 0:
-        message = "must be positive, or -1 for no limit, found 0"
-        yield Finding(("rollout", "top_k"), message, "write -1 to sample from all tokens", "-1", 0)
+
+
+def candidates(spec: Spec) -> Iterator[Finding]:
+    """Sampling needs at least one candidate token."""
+    tables: list[tuple[KeyPath, Section]] = [(("rollout",), spec.rollout), (("eval",), spec.eval)]
+    tables += [(("eval", "datasets", number), each) for number, each in enumerate(spec.eval.datasets)]
+    for table, section in tables:
+        if section.given("top_k") == 0:
+            message = "must be positive, or -1 for no limit, found 0"
+            yield Finding((*table, "top_k"), message, "write -1 to sample from all tokens", "-1", 0)
+
+
+def evaluated_lengths(spec: Spec) -> Iterator[Finding]:
+    """A minimum that an evaluation sets is at most its maximum."""
+    section = spec.eval
+    longest = section.given("max_response_tokens") or spec.rollout.max_response_tokens
+    tables: list[tuple[KeyPath, int | None, int]] = [
+        (("eval",), section.given("min_response_tokens"), longest)
+    ]
+    for number, dataset in enumerate(section.datasets):
+        minimum = dataset.given("min_response_tokens")
+        maximum = dataset.given("max_response_tokens") or longest
+        tables.append((("eval", "datasets", number), minimum, maximum))
+    for table, minimum, maximum in tables:
+        if minimum is not None and minimum > maximum:
+            message = f"must be at most the evaluation's max_response_tokens = {maximum}, found {minimum}"
+            cure = "lower it, or raise max_response_tokens"
+            yield Finding((*table, "min_response_tokens"), message, cure, found=minimum)
 
 
 def concurrency(spec: Spec) -> Iterator[Finding]:
@@ -54,4 +80,10 @@ def concurrency(spec: Spec) -> Iterator[Finding]:
         yield Finding(("rollout", "max_concurrency"), message, cure, None, limit, related=related)
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (oversampling, token_limits, concurrency)
+ROLLOUT_RULES: tuple[Rule, ...] = (
+    oversampling,
+    token_limits,
+    candidates,
+    evaluated_lengths,
+    concurrency,
+)

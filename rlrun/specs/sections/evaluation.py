@@ -1,9 +1,25 @@
 """`[eval]`: held-out datasets."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.rollout import RolloutFunctionSpec
+from rlrun.specs.sections.scoring import RewardSpec
 from rlrun.specs.sections.section import Section, derived
+
+SAMPLING_KEYS = (
+    "samples_per_prompt",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_response_tokens",
+    "min_response_tokens",
+    "stop",
+    "stop_token_ids",
+)
+"""Keys that a dataset takes from `[eval]` where it does not have them, and `[eval]` from `[rollout]`."""
 
 
 class EvalDatasetSpec(DataSpec):
@@ -18,8 +34,24 @@ class EvalDatasetSpec(DataSpec):
     """Sampling temperature; 0 is greedy. Unset: `eval.temperature`."""
     top_p: float = derived(gt=0, le=1)
     """Probability mass of nucleus sampling; 1 turns it off. Unset: `eval.top_p`."""
+    top_k: int = derived(ge=-1)
+    """Number of likeliest tokens to sample from; -1 turns it off. Unset: `eval.top_k`."""
     max_response_tokens: int = derived(ge=1)
     """Maximum length of a response in tokens. Unset: `eval.max_response_tokens`."""
+    min_response_tokens: int = derived(ge=0)
+    """Minimum length of a response: end-of-sequence tokens are suppressed before it. Unset:
+    `eval.min_response_tokens`."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = derived()
+    """Strings that end a response; `[]` for none. Unset: `eval.stop`."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = derived()
+    """Ids of tokens that end a response, in addition to the model's end-of-sequence tokens. Unset:
+    `eval.stop_token_ids`."""
+    rewards: tuple[RewardSpec, ...] = derived(min_length=1)
+    """The rewards of this dataset's samples, `[[eval.datasets.rewards]]`, in place of all of `[[rewards]]`.
+    Unset: `[[rewards]]`."""
+    function: RolloutFunctionSpec = derived()
+    """The rollout plugin that answers this dataset's prompts, `[eval.datasets.function]`. Unset:
+    `[rollout.function]`."""
     pass_threshold: float = 1.0
     """Reward from which a sample counts as passed, for pass@k."""
 
@@ -37,7 +69,16 @@ class EvalSpec(Section):
     """Sampling temperature; 0 is greedy. Unset: `rollout.temperature`."""
     top_p: float = derived(gt=0, le=1)
     """Probability mass of nucleus sampling; 1 turns it off. Unset: `rollout.top_p`."""
+    top_k: int = derived(ge=-1)
+    """Number of likeliest tokens to sample from; -1 turns it off. Unset: `rollout.top_k`."""
     max_response_tokens: int = derived(ge=1)
     """Maximum length of a response in tokens. Unset: `rollout.max_response_tokens`."""
+    min_response_tokens: int = derived(ge=0)
+    """Minimum length of a response. Unset: `rollout.min_response_tokens`, or `max_response_tokens` where that
+    is smaller."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = derived()
+    """Strings that end a response; `[]` for none. Unset: `rollout.stop`."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = derived()
+    """Ids of tokens that end a response. Unset: `rollout.stop_token_ids`."""
     datasets: tuple[EvalDatasetSpec, ...] = ()
     """The held-out datasets, `[[eval.datasets]]`."""

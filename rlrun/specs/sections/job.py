@@ -12,7 +12,7 @@ from rlrun.specs.sections.evaluation import EvalSpec
 from rlrun.specs.sections.fault_tolerance import FaultToleranceSpec
 from rlrun.specs.sections.model import ModelSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
-from rlrun.specs.sections.rollout import RolloutSpec
+from rlrun.specs.sections.rollout import RolloutFunctionSpec, RolloutSpec
 from rlrun.specs.sections.scoring import FilterSpec, RewardSpec, ScoringSpec
 from rlrun.specs.sections.section import PluginSection, Section
 from rlrun.specs.sections.sweep_section import SweepSpec
@@ -87,6 +87,12 @@ class Spec(Section):
     """Further destinations of metrics, `[[trackers]]`."""
     sweep: SweepSpec | None = None
     """Trials of this job with other values for some keys."""
+
+    @property
+    def functions(self) -> tuple[RolloutFunctionSpec, ...]:
+        """The rollout plugins: training's, then those that evaluation datasets have of their own."""
+        given = (dataset.given("function") for dataset in self.eval.datasets)
+        return (self.rollout.function, *(function for function in given if function is not None))
 
     @property
     def optimizers(self) -> tuple[tuple[str, OptimizerSpec], ...]:

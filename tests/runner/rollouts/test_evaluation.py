@@ -43,6 +43,25 @@ def test_settings_fall_back_to_the_section_then_to_the_rollout(
     assert sampling.stop == ("#",)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "section", "expected"),
+    [
+        ({}, {}, (-1, 0, ("#",), ())),
+        ({}, {"top_k": 5, "stop": [], "min_response_tokens": 3}, (5, 3, (), ())),
+        (
+            {"top_k": 2, "stop": ["x"], "stop_token_ids": [9], "min_response_tokens": 1},
+            {"top_k": 5, "stop": [], "min_response_tokens": 3},
+            (2, 1, ("x",), (9,)),
+        ),
+    ],
+)
+def test_candidates_ends_and_minimum_fall_back_in_the_same_way(
+    dataset: dict, section: dict, expected: tuple
+) -> None:
+    sampling = set_of(ROLLOUT, 0, section, **dataset).settings.sampling
+    assert (sampling.top_k, sampling.min_new_tokens, sampling.stop, sampling.stop_token_ids) == expected
+
+
 def set_of(rollout: RolloutSpec, count: int, section: dict, **dataset: Any) -> EvalSet:
     datasets = [{"name": "held_out", "type": "jsonl"} | dataset]
     evaluation = section | {"datasets": datasets}
@@ -73,6 +92,16 @@ async def test_evaluations_repeat_and_share_no_seed_with_training() -> None:
     first, again = engines.requests[:3], engines.requests[3:]
     assert [one.seeds for one in first] == [one.seeds for one in again]
     assert all(one.id.startswith("eval-held_out-") for one in first)
+
+
+async def test_a_dataset_with_its_own_rewards_and_rollout_is_answered_and_scored_with_them() -> None:
+    engines, own = Engines(), Grader()
+    engines.probability = 1.0
+    own.fails = {0, 1, 2}
+    answers = policy(engines)
+    one = replace(held_out(), name="own", policy=replace(answers, grader=own))
+    metrics = (await Evaluator([held_out(), one], answers, 10).run()).metrics
+    assert (metrics["eval/held_out/failed"], metrics["eval/own/failed"]) == (0, 6)
 
 
 async def test_an_engine_that_does_not_answer_is_named() -> None:

@@ -19,7 +19,7 @@ from rlrun.plugins.failures import Failure
 from rlrun.plugins.types import Prompt, Row, Sample, Status
 from rlrun.runner.contracts import environment
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.scoring.scorer import RewardError, Scorer, unique_names
+from rlrun.runner.scoring.scorer import RewardError, Scorer, indices_of, unique_names, with_own_rewards
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 from tests.conftest import InstallPlugin
 from tests.waiting import PATIENCE
@@ -535,3 +535,33 @@ def test_the_worker_imports_neither_torch_nor_ray() -> None:
 def test_rewards_of_one_type_get_names_of_their_own() -> None:
     specs = [RewardSpec(type=name) for name in ("format", "math", "format", "/home/ada/my.py:exact")]
     assert unique_names(specs) == ["format", "math", "format_2", "exact"]
+
+
+async def test_samples_of_an_evaluation_are_scored_with_its_own_rewards(moody: RewardSpec) -> None:
+    exact = RewardSpec(type="exact_match", weight=2.0)
+    own = [moody, exact]
+    scorer = Scorer([moody], ScoringSpec(), evaluated=[own, [exact], [moody]])
+    await scorer.start()
+    try:
+        evaluated, trained, again = (samples_of(*["42"] * 20) for _ in range(3))
+        row = Row("0", "q", label="42")
+        for sample in evaluated + trained + again:
+            sample.prompt = replace(sample.prompt, row=row)
+        await asyncio.gather(
+            scorer.score(trained),
+            scorer.grader_of(own).score(evaluated),
+            scorer.grader_of([exact]).score(again),
+        )
+    finally:
+        await scorer.close()
+    assert scorer.names == ["moody", "exact_match"]
+    assert {tuple(sample.rewards.items()) for sample in trained} == {(("moody", 2.0),)}
+    assert {sample.reward for sample in evaluated} == {4.0}
+    assert {(tuple(sample.rewards), sample.reward) for sample in again} == {(("exact_match",), 2.0)}
+
+
+def test_rewards_of_datasets_are_computed_once_and_equal_ones_as_often_as_given() -> None:
+    math, short = RewardSpec(type="math"), RewardSpec(type="short", weight=0.5)
+    specs = with_own_rewards([math], [[short, math], [math, math], [short]])
+    assert specs == [math, short, math]
+    assert indices_of([math, short, math], specs) == (0, 1, 2)

@@ -32,5 +32,5 @@ def test_the_limit_follows_from_the_host(
             "trainer": {"steps": 1},
         }
     )
-    derived = program_limit(spec, cores, memory)
+    derived = program_limit(spec.rollout.function, cores, memory)
     assert (derived and (derived.number, derived.reason.partition(";")[0])) == limit

@@ -1,6 +1,6 @@
 """Rules about `[engine]` and `[[engines]]`: what each type of engine needs, and names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.on_policy_target import rounds_as_target
@@ -13,6 +13,7 @@ from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.rules.engines.speculative_rules import SPECULATIVE_RULES
 from rlrun.specs.rules.served_model import served_model
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.scoring import RewardSpec
 
 _TYPE = (("engine", "type"),)
 _RESERVED_NAMES = ("trainer", "engine", "driver", "reward")
@@ -81,8 +82,9 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
     references: list[tuple[KeyPath, object]] = [
         (("reference", "engine"), spec.reference.engine),
         *(
-            (("rewards", number, "engine"), reward.params.get("engine"))
-            for number, reward in enumerate(spec.rewards)
+            ((*table, "rewards", number, "engine"), reward.params.get("engine"))
+            for table, rewards in _rewards(spec)
+            for number, reward in enumerate(rewards)
             if reward.type == "llm_judge"
         ),
     ]
@@ -95,6 +97,13 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
             cure = f'add a table [[engines]] with `name = "{name}"`'
             cure = f'did you mean "{suggestion}"?' if suggestion else cure
             yield Finding(path, message, cure, suggestion, name, related=(("engines",),))
+
+
+def _rewards(spec: Spec) -> Iterator[tuple[KeyPath, Sequence[RewardSpec]]]:
+    """Yields the tables of rewards with their paths: the job's, and those of evaluation datasets."""
+    yield (), spec.rewards
+    for number, dataset in enumerate(spec.eval.datasets):
+        yield ("eval", "datasets", number), dataset.given("rewards") or ()
 
 
 ENGINE_RULES = (

@@ -30,6 +30,7 @@ from rlrun.runner.job.loop import run
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.planned_model import resolve_for_job
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.job import Spec
 
 Result = TypeVar("Result")
@@ -167,9 +168,8 @@ async def _run(
     )
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
-    job = make_job(
-        spec, model, parts, journal, checkpoints, stop=StopRequest(), profile_folder=folder / "profile"
-    )  # type: ignore[arg-type]
+    own = RunFolder(folder)
+    job = make_job(spec, model, parts, journal, checkpoints, stop=StopRequest(), folder=own)  # type: ignore[arg-type]
     progress = Progress()
     if (newest := checkpoints.newest()) is not None:
         driver = read_driver(newest)

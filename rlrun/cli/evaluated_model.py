@@ -6,7 +6,6 @@ RUN         ──▶ RUN/model     │    --data, or of the spec or run itself
 RUN@STEP    ──▶ a checkpoint  ┘
 """
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ from typing import Any
 
 from rlrun.cli.arguments import spec_path
 from rlrun.cli.data_sections import evaluation_of_data
+from rlrun.cli.run_steps import AT_STEP, run_of
 from rlrun.runner.records.lock import launched_spec, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.paths import display_path
 from rlrun.specs.problems.findings import SpecText
 from rlrun.specs.reading.reference import as_toml
 
-_AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>latest|\d+)")
 _OF_TRAINING = ("debug", "sweep", "name", "runs_dir", "checkpoint")
 """Sections of a run's spec that its evaluation does not take over."""
 _OF_STORED_WEIGHTS = ("random_init", "revision", "adapter")
@@ -66,9 +65,9 @@ def find_model(target: str, runs_dir: Path, *, has_rows: bool) -> EvaluatedModel
 
     Raises ValueError if it is not there, or has no datasets.
     """
-    match = _AT_STEP.fullmatch(target)
+    match = AT_STEP.fullmatch(target)
     for name, step in ((target, None), (match["run"], match["step"]) if match else (None, None)):
-        run = None if name is None else _run(name, runs_dir)
+        run = None if name is None else run_of(name, runs_dir)
         if run is not None:
             return _trained(run, step)
     if (Path(target) / "config.json").is_file() or has_rows:
@@ -80,11 +79,6 @@ def find_model(target: str, runs_dir: Path, *, has_rows: bool) -> EvaluatedModel
     if match and not Path(target).exists():
         raise ValueError(f"there is no run {match['run']} in {runs_dir}")
     return EvaluatedModel(f"the model of {target}", "")
-
-
-def _run(name: str, runs_dir: Path) -> RunFolder | None:
-    folders = (runs_dir / name, Path(name))
-    return next((RunFolder(path) for path in folders if (path / "spec.lock.json").is_file()), None)
 
 
 def _trained(run: RunFolder, step: str | None) -> EvaluatedModel:

@@ -19,8 +19,10 @@ from rlrun.cli.arguments import (
     load,
     run_argument,
 )
+from rlrun.cli.run_steps import checkpoint_at
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
+from rlrun.specs.reading.reference import as_toml
 
 if TYPE_CHECKING:
     from rlrun.specs.reading.loading import LoadedSpec
@@ -44,6 +46,15 @@ def command(
         bool,
         typer.Option("--new", help="If the name is in use, take the next free one: NAME-2, NAME-3, …"),
     ] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN@STEP",
+            help="Begin with the weights and the optimizer of another run's checkpoint; RUN@latest: its "
+            "newest. Sets checkpoint.start_from.",
+        ),
+    ] = None,
     locked: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +77,12 @@ def command(
         raise ValueError("--resume continues a run and --new starts another: give only one of them")
     if detach and "-" in specs:
         raise ValueError("a spec that is piped in cannot be read twice: write it to a file to use --detach")
-    loaded = load(specs, launch_settings(overrides, runs_dir, name), profiles)
+    settings = launch_settings(overrides, runs_dir, name)
+    if start is not None:
+        settings.append(
+            f"checkpoint.start_from={as_toml(str(checkpoint_at(start, runs_dir or Path('runs'))))}"
+        )
+    loaded = load(specs, settings, profiles)
     if unset := loaded.unset_references():
         raise SpecError(unset)
     if locked is not None:

@@ -53,6 +53,7 @@ FILES = {
 SAMPLES = {"int": "2", "float": "0.5", "str": "x", "ints": "1 2", "strs": "a b", "flag": ""}
 NGRAM = "--sglang-speculative-algorithm NGRAM --sglang-speculative-num-draft-tokens 8"
 DRAFT = "--sglang-speculative-algorithm EAGLE3 --sglang-speculative-draft-model-path MODEL-draft"
+FULLY_ASYNC = "--rollout-function-path x.generate_rollout_fully_async"
 GIVEN = {
     "--sglang-speculative-algorithm": NGRAM,
     "--sglang-speculative-draft-model-path": DRAFT,
@@ -87,7 +88,7 @@ GIVEN = {
     "--freeze-params-name-list": "--freeze-params-name-list embedding output_layer",
     "--group-rm": "--rm-type remote_rm --rm-url http://localhost:8000 --group-rm",
     "--hf-checkpoint": "--hf-checkpoint MODEL",
-    "--keep-old-actor": "--rollout-function-path x.generate_rollout_fully_async --keep-old-actor",
+    "--keep-old-actor": f"{FULLY_ASYNC} --keep-old-actor",
     "--kl-coef": "--advantage-estimator ppo --kl-coef 0.1",
     "--kl-loss-coef": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
     "--kl-loss-type": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
@@ -111,7 +112,10 @@ GIVEN = {
     "--num-rollout": "--num-rollout 8",
     "--rollout-batch-size": "--rollout-batch-size 8",
     "--rollout-max-response-len": "--rollout-max-response-len 64",
+    "--save-hf": "--save-interval 2 --save-hf /root/hf/{rollout_id}",
     "--save-interval": "--save-interval 2",
+    "--train-env-vars": '--train-env-vars \'{"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_x", "RANK": 1}\'',
+    "--update-weights-interval": f"{FULLY_ASYNC} --update-weights-interval 2",
     "--update-weight-buffer-size": "--actor-num-nodes 2 --update-weight-buffer-size 536870912",
     "--lr-warmup-fraction": "--num-epoch 2 --lr-warmup-fraction 0.5",
     "--warmup-ratio": "--num-epoch 2 --warmup-ratio 0.5",

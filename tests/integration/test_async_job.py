@@ -43,7 +43,8 @@ def trained_prompts(job: Ended) -> list[int]:
 
 
 def test_an_asynchronous_job_learns_and_keeps_its_bound(jobs: Jobs) -> None:
-    bounds = {1: ASYNC, 3: ASYNC | {"rollout__max_staleness": 3, "trainer__steps": 12}}
+    rare = {"rollout__weight_update_interval": 2, "rollout__max_staleness": 3, "trainer__steps": 12}
+    bounds = {1: ASYNC, 3: ASYNC | rare}
     started = {most: jobs.start(f"async-{most}", **settings) for most, settings in bounds.items()}
     ended = {most: running.wait() for most, running in started.items()}
     for most, job in ended.items():

@@ -17,8 +17,8 @@ OWN = {
     "rewards": [{"type": "length", "max_tokens": 16, "buffer": 4}, {"type": "short", "weight": 0.5}],
     "function": {"type": "two_turns"},
 }
-"""A dataset with the likeliest answers in two turns of 6 tokens, 4 tokens between them, and rewards of its own:
--1 for 16 tokens, and half of 0."""
+"""Its answers are the likeliest ones, in two turns of 6 tokens with 4 tokens between. Its rewards are -1
+for 16 tokens, and half of 0."""
 BLOCK = "import rlrun.runner.rollouts.evaluation as e; e.BLOCK_SAMPLES = 16; "
 """Blocks of 8 prompts, unless more samples run at once."""
 SMALL = {"engine__max_running": 4, "rollout__batch_size": 2, "trainer__steps": 1}
@@ -60,10 +60,8 @@ def test_an_evaluation_alone_is_that_of_the_job_and_a_killed_one_continues(jobs:
     assert samples(alone) == samples(trained)
     assert figures(alone) == figures(trained)
     assert [line["step"] for line in alone.metrics] == [0]
-    own = {name.removeprefix("eval/own/"): value for name, value in figures(alone).items() if "/own/" in name}
-    assert (own["reward"], own["rewards/length"], own["rewards/short"]) == (-1.0, -1.0, 0.0)
-    assert (own["response_len/min"], own["response_len/max"], own["failed"]) == (16, 16, 0)
     pairs = [one for one in samples(alone) if one[0].startswith("eval-own")]
+    assert {(len(tokens), reward) for _, tokens, _, reward in pairs} == {(16, -1.0)}
     assert len(pairs) == 16
     assert all(first[1] == second[1] for first, second in zip(pairs[::2], pairs[1::2], strict=True))
     assert not evaluated.exists()

@@ -11,7 +11,7 @@ from rlrun.converters.slime import servers_flags as servers
 from rlrun.converters.slime import sources_flags as sources
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.evaluation_flags import evaluation
-from rlrun.converters.slime.layout_flags import layout
+from rlrun.converters.slime.layout_flags import environment, layout
 from rlrun.converters.slime.servers_flags import speculation
 
 RULES: Mapping[str, Callable[[Draft], None]] = {
@@ -44,6 +44,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "time_limits": rollouts.time_limits,
     "evaluation": evaluation,
     "layout": layout,
+    "environment": environment,
     "optimizer_settings": optimizer.optimizer_settings,
     "schedule": optimizer.schedule,
     "warmup_share": optimizer.warmup_share,

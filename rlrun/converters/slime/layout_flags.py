@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping
 
+from rlrun.converters.imports.secrets import is_secret
 from rlrun.converters.slime.draft import Draft
+from rlrun.models.json_files import parse_json
+from rlrun.specs.derived.own_variables import why_own_variable
 
 _DEGREES = {
     "tensor": "--tensor-model-parallel-size",
@@ -29,6 +32,25 @@ def layout(draft: Draft) -> None:
         draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
     if nodes > 1:
         draft.join_cluster()
+
+
+def environment(draft: Draft) -> None:
+    """Sets the environment variables of the ranks; secrets become references."""
+    name = "--train-env-vars"
+    for flag in draft.given(name):
+        try:
+            variables = parse_json(draft.text(name) or "{}")
+        except ValueError:
+            variables = None
+        if not isinstance(variables, dict):
+            draft.note(flag, "not a JSON object: set cluster.environment by hand")
+            continue
+        kept = {key: str(value) for key, value in variables.items() if why_own_variable(key) is None}
+        if kept:
+            values = {key: f"${{env:{key}}}" if is_secret(key) else value for key, value in kept.items()}
+            draft.set("cluster.environment", values, (name,), "engines get them too")
+        if left := [key for key in variables if key not in kept]:
+            draft.notes.append(f"{name}: {', '.join(left)}: left out, because rlrun or the launch sets them")
 
 
 def _parallelism(draft: Draft, ranks: int) -> None:

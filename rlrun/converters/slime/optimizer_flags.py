@@ -73,6 +73,9 @@ def optimizer_settings(draft: Draft) -> None:
         draft.set("trainer.betas", values, flags, "" if flags else "slime's default without --adam-beta2")
         for flag in draft.given("--adam-eps"):
             draft.set("trainer.eps", draft.number(flag.name, 1e-8), (flag.name,))
+    for flag in draft.given("--reset-optimizer-states"):
+        for section in ("trainer", *(["critic"] if draft.algorithm == "ppo" else [])):
+            draft.set(f"{section}.reset_optimizer", "rollout", (flag.name,))
     for name in ("--sgd-momentum", "--muon-momentum"):
         if name == f"--{optimizer}-momentum":
             comment = "" if name in draft.flags else f"slime's default without {name}"

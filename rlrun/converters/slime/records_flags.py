@@ -11,6 +11,11 @@ def checkpoints(draft: Draft) -> None:
     if interval:
         draft.set("checkpoint.interval", draft.whole(interval.name, 1), (interval.name,))
         draft.set("checkpoint.keep", "all", (), "slime deletes no checkpoint")
+    for flag in draft.given("--save-hf"):
+        if interval:
+            draft.set("checkpoint.export_interval", draft.whole(interval.name, 1), (flag.name,))
+        else:
+            draft.note(flag, "no effect without --save-interval")
     for flag in draft.given("--async-save"):
         if interval:
             draft.set("checkpoint.asynchronous", True, (flag.name,))

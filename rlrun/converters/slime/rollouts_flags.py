@@ -10,6 +10,7 @@ from rlrun.specs.sections.rollout import USUAL_PROMPT_TOKENS
 _FULLY_ASYNC = "fully_async"
 _SFT = "sft_rollout"
 _DEFAULT_FUNCTIONS = ("sglang_rollout", "sleep_rollout")
+_UPDATES = "--update-weights-interval"
 _DEMONSTRATION_TOKENS = 16384
 _MAX_ATTEMPTS = 1000
 DEFAULT_ROLLOUT = "this is what rlrun does by default"
@@ -34,7 +35,9 @@ def rollout_function(draft: Draft) -> None:
         draft.set(
             "rollout.weight_update", "between", (), "with train_async.py one version generates a sample"
         )
-        draft.set("rollout.max_staleness", 1, (), "train_async.py generates one step ahead")
+        interval = draft.count(_UPDATES, 1) if draft.given(_UPDATES) else 1
+        draft.set("rollout.max_staleness", interval, (), "train_async.py generates one step ahead")
+    _update_interval(draft)
     if flag and _FULLY_ASYNC not in path:
         known = any(name in path for name in _DEFAULT_FUNCTIONS)
         draft.note(
@@ -43,6 +46,16 @@ def rollout_function(draft: Draft) -> None:
             if known
             else "make it a rollout plugin: a class with a `run` method (docs/rollouts.md)",
         )
+
+
+def _update_interval(draft: Draft) -> None:
+    """Sets after how many steps engines get weights: train.py updates them after every step."""
+    for flag in draft.given(_UPDATES):
+        if draft.values.get("rollout", {}).get("mode") == "async":
+            draft.set("rollout.weight_update_interval", draft.count(flag.name, 1), (flag.name,))
+            draft.note(flag, "evaluations and checkpoints are updates, too: in slime they are not")
+        else:
+            draft.note(flag, "no effect: only train_async.py reads it")
 
 
 def _fully_async_staleness(draft: Draft) -> None:
@@ -58,7 +71,9 @@ def _fully_async_staleness(draft: Draft) -> None:
     ahead = math.ceil(groups / draft.count("--rollout-batch-size", 1))
     steps = draft.values.get("trainer", {}).get("steps", ahead)
     comment = f"slime has up to {groups} groups in flight or waiting, and discards none; lower it"
-    draft.set("rollout.max_staleness", min(ahead, steps), (), f"{comment} for fresher samples")
+    interval = draft.count(_UPDATES, 1) if draft.given(_UPDATES) else 1
+    longest = max(min(ahead, steps) + interval - 1, interval)
+    draft.set("rollout.max_staleness", longest, (), f"{comment} for fresher samples")
 
 
 def partial(draft: Draft) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -51,9 +51,12 @@ class Actor:
     called_aside: ClassVar[frozenset[str]] = frozenset()
     """Names of the methods that run in a separate thread, also while the process is busy."""
 
-    def __init__(self, log: str) -> None:
-        """Appends everything that this process prints to `log`."""
+    def __init__(self, log: str, secrets: Mapping[str, str]) -> None:
+        """Appends everything that this process prints to `log`. `secrets` are further environment variables:
+        Ray writes those that a process starts with to its own logs.
+        """
         redirect_output(Path(log))
+        os.environ.update(secrets)
 
     @reports_failure
     def ping(self) -> tuple[int, float]:

@@ -28,6 +28,7 @@ from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
 from rlrun.runner.cluster.ray_thread import RayThread
 from rlrun.runner.cluster.scratch import Scratch
+from rlrun.runner.cluster.variables import variables_of
 from rlrun.runner.contracts.errors import MachinesFailed
 from rlrun.runner.host.background import cancel_all, in_background
 from rlrun.runner.host.child_processes import children, end_or_kill, kill
@@ -203,19 +204,21 @@ class Cluster:
         start_here(ceil(self.placement.cpus), self._scratch.ray)
 
     def _actor(self, request: Request) -> Any:
+        plain, secret = variables_of(self._spec.environment)
+        environment = PROCESS_VARIABLES | allowance() | dict(request.environment) | plain
         options = {
             "num_cpus": request.slot.cpus,
             "num_gpus": request.slot.gpus,
             "max_restarts": 0,
             "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
             # the processes of a joined cluster have the environment of its start
-            "runtime_env": {"env_vars": PROCESS_VARIABLES | allowance() | dict(request.environment)},
+            "runtime_env": {"env_vars": environment},
         }
         if request.kind.called_aside:
             actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)
         else:
             actor = ray.remote(request.kind)
-        return self._reserved.in_bundle(actor, request.slot.bundle, options).remote(str(request.log))
+        return self._reserved.in_bundle(actor, request.slot.bundle, options).remote(str(request.log), secret)
 
     def _end(self) -> None:
         pids = self._pids_here()

@@ -211,6 +211,12 @@ class TrainerGroup:
             self._written = -1
             await self._on_disk(lambda rank: rank.load(folder))
 
+    async def load_start(self, folder: Path, *, optimizer: bool) -> None:
+        """Begins a new run with the weights that another run's `save` wrote, and with its `optimizer`."""
+        async with self._policy_lock:
+            self._written = -1
+            await self._on_disk(lambda rank: rank.load_start(folder, optimizer=optimizer))
+
     async def export_hf(self, folder: Path) -> None:
         """Writes the policy as a Hugging Face folder. OSError when it could not be written."""
         await self._on_disk(lambda rank: rank.export_hf(folder))

@@ -102,6 +102,9 @@ class TrainingState(Protocol):
     async def load(self, folder: Path) -> None:
         """Continues from training state that `save` wrote."""
 
+    async def load_start(self, folder: Path, *, optimizer: bool) -> None:
+        """Begins a new run with the weights that another run's `save` wrote, and with its `optimizer`."""
+
 
 class FrozenModel(Protocol):
     """A reference or a teacher, wherever it runs.

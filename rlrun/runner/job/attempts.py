@@ -7,7 +7,6 @@ load ─▶ loop ─▶ export
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,13 +21,13 @@ from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.build_job import make_job, make_rollout_job
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
+from rlrun.runner.job.model_exports import write_model
 from rlrun.runner.job.rollout_only import generate
 from rlrun.runner.job.starting_point import begin, restore_run
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.derived.engine_layout import sleeps
-from rlrun.specs.problems.codes import Code
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.sections.job import Spec
 
@@ -97,7 +96,7 @@ class Attempts:
             self._journal,
             checkpoints,
             stop=self._stop,
-            profile_folder=self._folder.profile,
+            folder=self._folder,
         )
         try:
             await run_watched(self._train(job, resume=resume), ranks.watch(), ranks.diagnose)
@@ -111,7 +110,7 @@ class Attempts:
         if resume:
             restoring = restore_run(self._folder, job.checkpoints, job.source, job.trainer)
             loaded = await self._journal.timed("loading the checkpoint", restoring)
-        self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
+        self._progress = loaded or await begin(self._loaded.spec, job.trainer)
         self._first_step = first = self._progress.step
         if self._lost_at is None:
             if loaded is not None:
@@ -125,7 +124,9 @@ class Attempts:
         await self._journal.flush()
         if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
             await job.devices.give_to_trainer()
-            await self._journal.timed("writing the final model", _export(job, self._folder))
+            await self._journal.timed(
+                "writing the final model", write_model(job.trainer, self._folder, self._folder.model)
+            )
 
     def _check_restartable(self, failure: ProcessFailure) -> ProcessFailure:
         """Returns the failure if the trainer can be started again, otherwise raises it."""
@@ -173,19 +174,3 @@ async def roll_out_alone(
         await journal.flush()
     finally:
         await job.source.close()
-
-
-async def _export(job: Job, folder: RunFolder) -> None:
-    temporary = folder.unfinished_model
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        await job.trainer.export_hf(temporary)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise JobError(
-            f"the model could not be written to {folder.model}: {error.strerror or error}; the checkpoints "
-            "are unchanged. Make room and run again with --resume",
-            code=Code.DISK,
-        ) from error
-    folder.set_aside(folder.model)
-    temporary.rename(folder.model)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from rlrun.plugins.registry import build
@@ -12,6 +11,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.batches.packing import Cost, plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.contracts.environment import Environment, name_of
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
@@ -26,12 +26,14 @@ from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
 from rlrun.runner.job.device_sharing import DeviceSharing, SharedDevices
 from rlrun.runner.job.job import BatchSource, Job, NoBatches, RolloutJob
+from rlrun.runner.job.model_exports import ExportsByStep
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.planning.device_map import available_cores
 from rlrun.runner.planning.hardware import local_gpu
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource, DrainBeforeUpdate
 from rlrun.runner.rollouts.evaluation import Evaluator
 from rlrun.specs.derived.agent_programs import program_limit
@@ -52,7 +54,7 @@ def make_job(
     checkpoints: Checkpoints,
     *,
     stop: StopRequest,
-    profile_folder: Path = Path(),
+    folder: RunFolder,
 ) -> Job:
     """Returns the job that the loop runs."""
     assert running.trainer is not None, "make_rollout_job is for runs that only generate"
@@ -69,7 +71,7 @@ def make_job(
         algorithm=build("algorithms", spec.algorithm.type, spec.algorithm.params),
         policy=_handle("policy", spec, running, model),
         trainer=running.trainer,
-        profiles=StepProfiles(spec.debug.profile.steps, profile_folder, running.trainer),
+        profiles=StepProfiles(spec.debug.profile.steps, folder.profile, running.trainer),
         journal=journal,
         checkpoints=checkpoints,
         engines=engines,
@@ -83,7 +85,9 @@ def make_job(
         recompute_old=spec.trainer.old_log_probs == "trainer",
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
+        weight_interval=spec.rollout.weight_update_interval,
         checkpoint_interval=spec.checkpoint.interval,
+        models=_exports(spec, running.trainer, folder),
         processes=running,
         gpus=_gpus(spec, running.plan, model),
         probe=_probe(spec, running, model),
@@ -92,6 +96,11 @@ def make_job(
         stop=stop,
         devices=_device_sharing(spec, running),
     )
+
+
+def _exports(spec: Spec, trainer: TrainerGroup, folder: RunFolder) -> ExportsByStep | None:
+    interval = spec.checkpoint.export_interval
+    return None if interval is None else ExportsByStep(trainer, folder, interval)
 
 
 def make_rollout_job(

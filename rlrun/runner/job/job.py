@@ -71,6 +71,16 @@ class NoBatches:
         """Stops nothing."""
 
 
+class ModelExports(Protocol):
+    """Writes the policy as Hugging Face folders while a run trains (rlrun.runner.job.model_exports)."""
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether a model is written after a step."""
+
+    async def write(self, step: int) -> None:
+        """Writes the model of a step."""
+
+
 class ProcessRecords:
     """What the processes of a job did (rlrun.runner.job.assembly.RunningJob); here, of a loop without any.
 
@@ -145,6 +155,8 @@ class RolloutJob:
     """Moves device memory between trainer and engines, where they share devices."""
     processes: ProcessRecords = field(default_factory=ProcessRecords)
     """What ranks, engines and rewards did."""
+    models: ModelExports | None = None
+    """Writes models while the run trains; None: none are written."""
 
     def evaluates_after(self, step: int) -> bool:
         """Whether the evaluation runs after a step: never, because the weights stay the same."""
@@ -179,6 +191,8 @@ class Job(RolloutJob):
     reference_interval: int | None = None
     """Steps after which the policy becomes the new reference, each time; None: never."""
     eval_interval: int | None = None
+    weight_interval: int = 1
+    """Steps after which engines get new weights, each time."""
     gpus: ComputeBudget | None = None
     """What speeds are measured against; None on CPUs."""
     probe: SyncProbe | None = None
@@ -196,3 +210,11 @@ class Job(RolloutJob):
     def evaluates_after(self, step: int) -> bool:
         """Whether the evaluation runs after a step."""
         return step == self.steps or is_due(step - 1, self.eval_interval)
+
+    def updates_engines_after(self, step: int) -> bool:
+        """Whether engines get the weights of a step: at their interval, and where a resumed run or an
+        evaluation needs them.
+        """
+        due = is_due(step - 1, self.weight_interval)
+        evaluates = self.evaluation is not None and self.evaluates_after(step)
+        return due or evaluates or self.saves_after(step)

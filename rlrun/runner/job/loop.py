@@ -87,8 +87,9 @@ async def train_and_push(
         rollout_metrics = batch.measure()
         train_metrics = await training
     progress.version += 1
+    updates = job.updates_engines_after(progress.step + 1) and not job.stop.asked
     with clock.part("weight_sync"):
-        sync_bytes = 0 if job.stop.asked else await push_weights(job, progress.version)  # 8
+        sync_bytes = await push_weights(job, progress.version) if updates else 0  # 8
     usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes, job.gpus)
     ranks = partial(ranks_by_prompt, batch.groups, packed.policy, job.policy.data_ranks)
     return batch, replace(usage, ranks_by_prompt=ranks), rollout_metrics | train_metrics

@@ -19,6 +19,7 @@ from rlrun.models.hub import Say, cached_config, download, say_nothing
 from rlrun.models.transformers_models import refuse_unsupported
 from rlrun.plugins.registry import load
 from rlrun.plugins.validation import needs_of
+from rlrun.runner.checkpoints.folder import checkpoints_in, is_checkpoint
 from rlrun.runner.engines.native.model.config import engine_architecture, is_computed_by_transformers
 from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
@@ -51,6 +52,7 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
         *coded(launched_arguments(spec) if online else (), Code.ENGINE),
         *coded(_model(spec, online, say), Code.MODEL),
         *coded(adapter_findings(spec), Code.ADAPTER),
+        *coded(_start(spec), Code.CHECKPOINT),
         *coded(data_findings(spec), Code.DATA),
     ]
     of_host = [
@@ -87,6 +89,18 @@ def _model(spec: Spec, online: bool, say: Say) -> Iterator[Finding]:
     sources = [spec.data, *spec.eval.datasets]
     if problem := template_problem(folder, template=any(source.apply_chat_template for source in sources)):
         yield Finding(path, problem)
+
+
+def _start(spec: Spec) -> Iterator[Finding]:
+    """Yields a finding if the checkpoint that the run starts from is not there."""
+    start = spec.checkpoint.start_from
+    if start is None or is_checkpoint(Path(start)):
+        return
+    steps = ", ".join(map(str, checkpoints_in(Path(start).parent)))
+    cure = (
+        f"its run has checkpoints of the steps {steps}" if steps else "name its folder: …/checkpoints/step-N"
+    )
+    yield Finding(("checkpoint", "start_from"), f"{start} is not a checkpoint", cure)
 
 
 def _model_on_hub(spec: Spec, folder: Path) -> Iterator[Finding]:

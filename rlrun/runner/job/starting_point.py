@@ -11,6 +11,7 @@ from rlrun.runner.contracts.interfaces import TrainingState
 from rlrun.runner.job.job import BatchSource, Progress
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.debug import DebugSpec
+from rlrun.specs.sections.job import Spec
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +36,18 @@ async def restore_run(
     return progress
 
 
-async def begin(debug: DebugSpec, trainer: TrainingState | None) -> Progress:
-    """Returns the progress of a new run. If `debug.step` repeats another run's step, loads what that step
-    started from.
+async def begin(spec: Spec, trainer: TrainingState) -> Progress:
+    """Returns the progress of a new run, and loads the weights of `checkpoint.start_from`. If `debug.step`
+    repeats another run's step, loads what that step started from.
     """
+    debug, start = spec.debug, spec.checkpoint.start_from
     before = checkpoint_before(debug)
+    if before is None and start is not None:
+        await open_checkpoint(Path(start), trainer)
+        await trainer.load_start(trainer_folder(Path(start)), optimizer=spec.checkpoint.start_optimizer)
+        logger.info("the run starts with the weights of %s", start)
     if before is None:
         return Progress()
-    assert trainer is not None, "debug.step needs a trainer"
     driver = await open_checkpoint(before, trainer)
     await trainer.load(trainer_folder(before))
     logger.info("step %s starts from %s", debug.step, before)

@@ -1,9 +1,9 @@
 """Stage 9, the end of a step, for runs with a trainer and for runs that only generate.
 
-    progress ─▶ evaluation ─▶ metrics and samples ─▶ checkpoint
+    progress ─▶ evaluation ─▶ metrics and samples ─▶ checkpoint ─▶ exported model
 
-The evaluation comes first and the checkpoint last, so that the checkpoint of a step has everything that a
-resumed run continues from. The evaluation of a run that is asked to stop is left to the resumed run.
+The evaluation comes before the checkpoint, so that the checkpoint of a step has everything that a resumed run
+continues from. The evaluation of a run that is asked to stop is left to the resumed run.
 """
 
 from collections.abc import AsyncIterator
@@ -47,6 +47,11 @@ async def finish_step(
     if job.saves_after(progress.step):
         with clock.part("checkpoint"):
             await save(job, progress)
+    if job.models is not None and job.models.is_due(progress.step):
+        with clock.part("export"):
+            await job.devices.give_to_trainer()
+            writing = job.models.write(progress.step)
+            await job.journal.timed(f"writing the model of step {progress.step}", writing)
     spans += [*clock.spans, *job.processes.take_spans()]
     job.journal.timeline(progress.step, usage.started, spans)
     await job.profiles.write_timeline(progress.step, spans, moments, usage.ranks_by_prompt)

@@ -34,6 +34,8 @@ class SimulationSettings:
     """Number of versions that a group may be behind when it is trained on; 0 alternates generation and
     training.
     """
+    update_interval: int = 1
+    """Steps between two updates of the engines' weights."""
 
 
 @dataclass(slots=True)

@@ -82,9 +82,10 @@ def simulation_settings(
         samples_per_prompt=batch.samples_per_prompt,
         oversample=rollout.oversample,
         train_seconds=step_training_seconds(job),
-        sync_seconds=sync_time(job).seconds,
+        sync_seconds=sync_time(job).seconds / rollout.weight_update_interval,
         lengths=spread_lengths(job.load.response, spread, rollout.max_response_tokens, job.spec.seed),
         max_staleness=max_staleness,
+        update_interval=rollout.weight_update_interval,
     )
 
 
@@ -96,7 +97,10 @@ def compare_alternatives(job: PlannedJob, spread: float) -> Iterator[Alternative
         if split in simulated_splits or not candidate.fits or not candidate.job.plan.engines:
             continue
         simulated_splits.add(split)
+        shortest = job.spec.rollout.weight_update_interval
         for staleness in STALENESS[:1] if candidate.job.plan.colocated else STALENESS:
+            if 0 < staleness < shortest:
+                continue
             settings = simulation_settings(candidate.job, candidate.sizing, spread, staleness)
             yield Alternative(candidate, staleness, simulate(settings, STEPS))
 
@@ -147,19 +151,23 @@ def _run_synchronous(
 def _run_asynchronous(
     settings: SimulationSettings, steps: int, generation: SimulatedGeneration, record: _Record
 ) -> None:
-    """Keeps `max_staleness` batches in flight while the trainer works, and one more while it waits."""
+    """Keeps batches in flight while the trainer works, and one more while it waits, as
+    rlrun.runner.rollouts.asynchronous does.
+    """
+    interval = settings.update_interval
+    ahead = settings.max_staleness - (interval - 1)
     ready: list[tuple[int, int]] = []
     start_versions: dict[int, int] = {}
 
     def fill(capacity: int, version: int) -> None:
         while generation.in_flight + len(ready) < capacity:
             group = len(start_versions)
-            start_versions[group] = version
+            start_versions[group] = version // interval * interval
             generation.submit(group)
 
     for version in range(steps):
         wait_start = generation.now
-        fill((settings.max_staleness + 1) * settings.prompts, version)
+        fill((ahead + 1) * settings.prompts, version)
         while len(ready) < settings.prompts:
             finished = generation.next_finished()
             assert finished is not None
@@ -170,7 +178,7 @@ def _run_asynchronous(
             record.staleness += version - start_version
             record.tokens += _tokens(settings, group)
         del ready[: settings.prompts]
-        fill(settings.max_staleness * settings.prompts, version)
+        fill(ahead * settings.prompts, version)
         training_end = generation.now + settings.train_seconds + settings.sync_seconds
         while (finished := generation.next_finished(training_end)) is not None:
             ready.append((start_versions[finished], finished))

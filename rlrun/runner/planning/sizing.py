@@ -93,5 +93,8 @@ def _checkpoints_on_disk(job: PlannedJob) -> int | None:
 
 def _disk_bytes(job: PlannedJob) -> int:
     spec, count = job.spec, _checkpoints_on_disk(job)
-    exported = export_bytes(job.model) if spec.checkpoint.export_hf else 0
-    return (1 if count is None else count) * checkpoint_bytes(job.model, spec.trainer) + exported
+    interval, steps = spec.checkpoint.export_interval, job.plan.steps
+    # models of a run whose number of steps is not known are counted once
+    models = (0 if interval is None else max(1, (steps or 0) // interval)) + spec.checkpoint.export_hf
+    written = (1 if count is None else count) * checkpoint_bytes(job.model, spec.trainer)
+    return written + models * export_bytes(job.model)

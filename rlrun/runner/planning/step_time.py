@@ -127,7 +127,7 @@ def estimate(job: PlannedJob, concurrent: int, sync_seconds: float) -> Estimate:
         parts["generation"] = generation_seconds(job, plan.batch.samples / len(plan.engines), concurrent)
     parts["training"] = step_training_seconds(job)
     if plan.engines:
-        parts["weight sync"] = sync_seconds
+        parts["weight sync"] = sync_seconds / spec.rollout.weight_update_interval
     devices = spec.cluster.nodes * max(spec.cluster.gpus_per_node, 1)
     return Estimate(parts, devices, plan.steps)
 

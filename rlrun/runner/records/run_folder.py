@@ -45,6 +45,7 @@ class RunFolder:
         self.superseded = path / "superseded"
         self.weights = path / "weights"
         self.model = path / "model"
+        self.models = path / "models"
         self.unfinished_model = path / ".model.tmp"
         self.curve = path / "curve.png"
 
@@ -86,6 +87,7 @@ class RunFolder:
                 yield from folder.iterdir()
         yield from self.checkpoints.glob(".step-*")
         yield from list_step_paths(self.checkpoints).values()
+        yield from list_step_paths(self.models).values()
         yield from self._sample_files(-1)
 
     def read_state(self) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
     feed ──▶ engines, rewards, filters ──▶ ready ──▶ the P oldest, when the trainer asks for a batch
       ▲                                      │
-      └─ while in flight + ready < limit ◀───┘   limit: max_staleness · P, and P more while the trainer waits
+      └─ while in flight + ready < limit ◀───┘   limit: a · P, and P more while the trainer waits
 
-Once the batch of version v is taken, at most `max_staleness` · P groups are in flight or ready, and the
-oldest are used first: a group that was begun with weights v is trained on by version v + `max_staleness`. A
-group that takes even longer is dropped and counted.
+Once the batch of version v is taken, at most a · P groups are in flight or ready, and the oldest are used
+first: a group that was begun then is trained on by version v + a. Engines have weights v, or with a
+`weight_update_interval` of k up to k - 1 versions older ones, so that a is `max_staleness` - (k - 1). A group
+that takes even longer is dropped and counted.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ class AsynchronousSource(RolloutSource):
         self, spec: RolloutSpec, policy: RolloutContext, prompts: Prefetcher[Prompt], filters: Filters
     ) -> None:
         super().__init__(spec, policy, prompts, filters)
+        self._batches_ahead = spec.max_staleness - (spec.weight_update_interval - 1)
         self._ready: list[Group] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
@@ -46,7 +48,7 @@ class AsynchronousSource(RolloutSource):
     async def next(self, version: int) -> Batch:
         """Returns the P oldest groups, none of them staler than `max_staleness`."""
         batch_size = self._spec.batch_size
-        self._limit = (self._spec.max_staleness + 1) * batch_size
+        self._limit = (self._batches_ahead + 1) * batch_size
         self._oldest_allowed = version - self._spec.max_staleness
         self._drop_stale()
         while True:
@@ -89,7 +91,7 @@ class AsynchronousSource(RolloutSource):
         for group in groups:
             self._feed.finish(prompt_index(group))
         tally = self._replace_tally({prompt_index(group) for group in self._ready})
-        self._limit = self._spec.max_staleness * batch_size
+        self._limit = self._batches_ahead * batch_size
         self._start_groups()
         measure = partial(tally.metrics, version)
         groups = sorted(groups, key=prompt_index)

@@ -14,7 +14,8 @@ OldLogProbs = Literal["trainer", "rollout"]
 
 def may_be_stale(spec: Spec) -> bool:
     """Returns whether samples may have been generated with older weights than the trainer's."""
-    return spec.rollout.mode == "async" or spec.rollout.partial
+    rollout = spec.rollout
+    return rollout.mode == "async" or rollout.partial or rollout.weight_update_interval > 1
 
 
 def choose_old_log_probs(spec: Spec, needs: Needs) -> tuple[OldLogProbs, str]:

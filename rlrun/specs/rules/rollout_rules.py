@@ -70,6 +70,17 @@ def evaluated_lengths(spec: Spec) -> Iterator[Finding]:
             yield Finding((*table, "min_response_tokens"), message, cure, found=minimum)
 
 
+def staleness(spec: Spec) -> Iterator[Finding]:
+    """Samples that are generated between two updates of the weights may be as stale as they are then."""
+    limit, interval = spec.rollout.max_staleness, spec.rollout.weight_update_interval
+    drops_stale = spec.rollout.mode == "async" or spec.rollout.partial
+    if drops_stale and limit < interval:
+        message = f"must be at least rollout.weight_update_interval = {interval}, found {limit}"
+        cure = f"set max_staleness = {interval}: engines are up to {interval - 1} versions behind at a start"
+        related = (("rollout", "weight_update_interval"),)
+        yield Finding(("rollout", "max_staleness"), message, cure, str(interval), limit, related=related)
+
+
 def concurrency(spec: Spec) -> Iterator[Finding]:
     """The limit on concurrent samples leaves room for a group."""
     limit, size = spec.rollout.max_concurrency, spec.rollout.samples_per_prompt
@@ -85,5 +96,6 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     token_limits,
     candidates,
     evaluated_lengths,
+    staleness,
     concurrency,
 )

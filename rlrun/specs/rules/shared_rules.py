@@ -5,12 +5,14 @@ it depends on (`related`): when one of these values is already wrong, the findin
 that depend on the algorithm are in algorithm_rules.py.
 """
 
+import re
 from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel
 
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
+from rlrun.specs.derived.own_variables import why_own_variable
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -42,6 +44,19 @@ def ray_address(spec: Spec) -> Iterator[Finding]:
         yield Finding(
             ("cluster", "nodes"), message, cure, None, spec.cluster.nodes, related=(("cluster", "address"),)
         )
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def environment(spec: Spec) -> Iterator[Finding]:
+    """Variables of the processes have valid names, and are not those that rlrun sets itself."""
+    for name in spec.cluster.environment:
+        path: KeyPath = ("cluster", "environment", name)
+        if not _VARIABLE.fullmatch(name):
+            yield Finding(path, f"{name!r} is not the name of an environment variable", "correct it")
+        elif (why := why_own_variable(name)) is not None:
+            yield Finding(path, f"{name} cannot be set here: {why}", "remove it")
 
 
 def evaluation(spec: Spec) -> Iterator[Finding]:
@@ -124,6 +139,7 @@ def trackers(spec: Spec) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     length_of_job,
     ray_address,
+    environment,
     evaluation,
     ports,
     debug,

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section
 
 
@@ -27,8 +28,19 @@ class CheckpointSpec(Section):
     asynchronous: bool = False
     """Continue training while a checkpoint is written, from a copy in host memory. This needs host memory for
     that copy."""
+    start_from: Annotated[str | None, PathMarker()] = None
+    """Folder of a checkpoint of another run, `runs/first/checkpoints/step-40`, with whose weights this run
+    begins; `rlrun launch --from first@40` sets it. Steps, data and the schedule of the learning rate begin
+    anew. Weights are those of the policy, and of the critic where both runs have one; a reference is still
+    the model of `model.path`. None: the run begins with the weights of `model.path`."""
+    start_optimizer: bool = True
+    """The optimizer's state is taken from `start_from`, too. false: it is empty, as in a run of a new model;
+    the other run may then have had another optimizer."""
     stop_timeout: float = Field(default=60.0, gt=0)
     """Seconds that a job may take to finish training its step and save a checkpoint after it was told to stop
     (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, `rlrun stop`). After that it ends with the checkpoints that it has."""
     export_hf: bool = True
     """Also write the final model as a Hugging Face folder, `runs/<name>/model`."""
+    export_interval: int | None = Field(default=None, ge=1)
+    """Steps between models that are written as Hugging Face folders while the run trains,
+    `runs/<name>/models/step-N`; none of them is deleted. None: only the final model is written."""

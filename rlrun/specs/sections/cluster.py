@@ -22,3 +22,7 @@ class ClusterSpec(Section):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each trainer rank and each engine. None: the cores of the host, divided among its
     processes according to `placement`."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer ranks, the engines and their servers, set before their
+    interpreters start. A secret is written as `"${env:NAME}"`: its value comes from the environment of
+    `rlrun launch`, and is in no file and no log."""

@@ -27,6 +27,9 @@ class OptimizerSpec(Section):
     """Decay rate of the gradient's moving average in `sgd` and `muon`."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled weight decay of matrices. Norms are never decayed."""
+    reset_optimizer: Literal["never", "rollout"] = "never"
+    """When the optimizer forgets its moments and the count of its bias correction. `rollout`: before the
+    first optimizer step of each step, so that gradients of earlier samples do not move the weights."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients whose global norm is larger are scaled down to this norm."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"

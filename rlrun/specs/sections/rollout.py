@@ -96,7 +96,13 @@ class RolloutSpec(Section):
     receive new weights in the middle of samples; this needs `cluster.placement = "disaggregated"`."""
     max_staleness: int = Field(default=1, ge=1)
     """Asynchronous and partial rollouts: maximum number of weight versions between the start of a sample and
-    the training on it. A sample that exceeds it is dropped and counted."""
+    the training on it. A sample that exceeds it is dropped and counted. Each step makes a version, also one
+    that engines do not get (`weight_update_interval`)."""
+    weight_update_interval: int = Field(default=1, ge=1)
+    """Number of steps after which engines receive new weights, each time. Between updates they generate with
+    older weights than the trainer's, by up to this number of versions minus one (`rollout/staleness/max`).
+    They also receive weights before an evaluation and before a checkpoint, so that both are of the weights of
+    their step, and a run continues from a checkpoint as if it had not ended."""
     weight_update: Literal["during", "between"] = "during"
     """Asynchronous rollouts: when engines receive new weights. `during`: at once, so that a sample may have
     tokens of several versions. `between`: after all running samples have finished and before the next ones

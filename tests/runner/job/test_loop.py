@@ -132,6 +132,44 @@ async def test_samples_come_from_the_newest_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "updates", "staleness"),
+    [
+        ({}, [0, 2, 4, 6, 7], [0, 1, 0, 1, 0, 1, 0]),
+        ({"checkpoint_interval": 3}, [0, 2, 3, 4, 6, 7], [0, 1, 0, 0, 0, 1, 0]),
+        ({"eval_interval": 5, "evaluation": FakeEvaluation([])}, [0, 2, 4, 5, 6, 7], [0, 1, 0, 1, 0, 0, 0]),
+    ],
+    ids=["interval alone", "checkpoints", "evaluations"],
+)
+async def test_engines_get_weights_every_second_step_and_for_checkpoints_and_evaluations(
+    tmp_path: Path, changes: dict, updates: list[int], staleness: list[int]
+) -> None:
+    one = job(tmp_path, steps=7, weight_interval=2, **changes)
+    await run(one, Progress())
+    found = [metrics["rollout/staleness/max"] for step, metrics in one.journal.lines if step]
+    assert found == staleness
+    assert [event for event in one.trainer.events if event.startswith("weights")] == [
+        f"weights {version}" for version in updates
+    ]
+
+
+async def test_a_run_resumed_between_two_updates_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"weight_interval": 2, "checkpoint_interval": 3}
+    whole = job(tmp_path / "whole", steps=6, **settings)
+    await run(whole, Progress())
+    await run(job(tmp_path / "parts", steps=3, **settings), Progress())
+    second = job(tmp_path / "parts", steps=6, **settings)
+    driver = read_driver(second.checkpoints.newest())
+    await second.trainer.load(trainer_folder(second.checkpoints.newest()))
+    await second.source.restore(driver["data"])
+    await run(second, Progress(**driver["progress"]))
+    assert second.trainer.logit == whole.trainer.logit
+    staleness = [
+        [metrics["rollout/staleness/max"] for _, metrics in one.journal.lines] for one in (whole, second)
+    ]
+    assert staleness[0][3:] == staleness[1]
+
+
+@pytest.mark.parametrize(
     ("needs", "optimizer_steps", "recompute", "passes"),
     [
         (Needs(), 1, True, []),

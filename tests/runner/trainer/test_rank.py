@@ -364,3 +364,53 @@ def test_tokens_that_are_not_trained_cannot_make_the_loss_infinite(start):
         assert any((sequence.loss_mask == 0).any() for sequence in sequences)
         found += train_metrics(rank.policy.train(sequences, plan(sequences, spec)))
     assert found[0] == pytest.approx(found[1])
+
+
+def test_another_run_starts_with_the_weights_of_a_checkpoint_and_with_its_optimizer_if_asked(start, tmp_path):
+    rank, spec = start(schedule="linear")
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    rank.policy.train(sequences, steps)
+    rank.save(tmp_path)
+    trained = weights(rank)
+
+    begun = {}
+    for optimizer in (True, False):
+        other, _ = start(schedule="linear")
+        other.load_start(tmp_path, optimizer=optimizer)
+        assert same(weights(other), trained)
+        [metrics] = other.policy.train(sequences, steps)
+        assert metrics["train/lr"] == spec.trainer.lr  # its schedule begins anew
+        begun[optimizer] = weights(other, 1)
+    assert not same(begun[True], begun[False])
+
+    resumed, _ = start(schedule="linear")
+    resumed.load(tmp_path)
+    assert resumed.policy.train(sequences, steps)[0]["train/lr"] < spec.trainer.lr
+
+
+def test_a_start_without_the_optimizer_takes_checkpoints_of_other_optimizers(start, tmp_path):
+    rank, _ = start(optimizer="sgd")
+    rank.save(tmp_path)
+    other, _ = start()
+    other.load_start(tmp_path, optimizer=False)
+    assert same(weights(other), weights(rank))
+    with pytest.raises(ValueError, match=r"was saved with another trainer\.optimizer"):
+        other.load_start(tmp_path, optimizer=True)
+
+
+def test_an_optimizer_that_is_reset_takes_every_step_as_its_first(start, tmp_path):
+    kept, spec = start()
+    reset, _ = start(reset_optimizer="rollout")
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    for rank in (kept, reset):
+        rank.policy.train(sequences, steps)
+    assert same(weights(kept), weights(reset))
+    kept.save(tmp_path)
+    fresh, _ = start()
+    fresh.load_start(tmp_path, optimizer=False)
+    for rank in (kept, reset, fresh):
+        rank.policy.train(sequences, steps)
+    assert same(weights(reset, 1), weights(fresh, 1))
+    assert not same(weights(reset, 2), weights(kept, 2))

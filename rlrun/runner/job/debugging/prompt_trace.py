@@ -93,7 +93,7 @@ async def _run(spec: Spec, models: Models, number: int, folder: RunFolder, scrat
         journal = Journal(folder, console)
         stack.callback(journal.close, "done")
         checkpoints = Checkpoints(folder.checkpoints, own.checkpoint.keep)
-        job = make_job(own, models.policy, running, journal, checkpoints, stop=stop)
+        job = make_job(own, models.policy, running, journal, checkpoints, stop=stop, folder=folder)
 
         async def work() -> None:
             traces.append(await _trace(job, running, spec))

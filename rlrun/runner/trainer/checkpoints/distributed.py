@@ -93,18 +93,18 @@ def write_state(
 def load_checkpoint(
     folder: Path,
     parameters: Mapping[str, torch.Tensor],
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     *,
     lora: LoraShape | None = None,
     int4_group: int | None = None,
 ) -> int:
-    """Loads parameters and optimizer; returns the number of optimizer steps so far.
+    """Loads parameters and optimizer (None: parameters alone); returns the number of optimizer steps so far.
 
     Raises ValueError if the checkpoint is incomplete, damaged, of another model, has other adapters than
     `lora` describes, or other matrices than those rounded in groups of `int4_group`.
     """
     reader, stored = _open(folder)
-    state = _tensors(parameters, optimizer)
+    state = weights_state(parameters) if optimizer is None else _tensors(parameters, optimizer)
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
     check_adapters(folder, shapes, stored, lora=lora is not None)
     _check(folder, state, stored)
@@ -118,7 +118,8 @@ def load_checkpoint(
     step, updates = torch.tensor(0), torch.tensor(0.0)
     state |= {"step": step, "updates": updates}
     _read(reader, folder, state)
-    optimizer.updates = updates
+    if optimizer is not None:
+        optimizer.updates = updates
     return int(step)
 
 

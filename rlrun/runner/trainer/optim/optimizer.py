@@ -46,6 +46,11 @@ class Optimizer:
                 optimizers = [*_muon(spec, list(hidden.values())), _adamw(spec, not_hidden, vectors)]
         self._optimizers = optimizers
 
+    def reset(self) -> None:
+        """Forgets all state, as before the first step."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
     def zero_grad(self) -> None:
         """Drops all gradients."""
         for optimizer in self._optimizers:

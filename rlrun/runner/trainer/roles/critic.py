@@ -69,6 +69,7 @@ class Critic:
         self._parameters.load(lambda tensor: _starting_tensor(tensor, model, read))
         on_host = spec.trainer.offload == "optimizer"
         self._optimizer = Optimizer(spec.critic, self._parameters.masters, on_host=on_host)
+        self._resets_optimizer = spec.critic.reset_optimizer == "rollout"
         self._updates = Updates(
             spec.critic,
             self._parameters,
@@ -93,6 +94,8 @@ class Critic:
 
         NonFiniteError as for the policy; the weights are untouched then.
         """
+        if self._resets_optimizer:
+            self._optimizer.reset()
         return [self._train_step(sequences, step) for step in steps]
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -102,6 +105,13 @@ class Critic:
     def load(self, folder: Path) -> None:
         """Loads a written `state`, also from another layout."""
         self._updates.count = load_checkpoint(folder, self._parameters.masters, self._optimizer)
+        self._parameters.refresh()
+
+    def load_start(self, folder: Path, *, optimizer: bool) -> None:
+        """Loads the weights of a written `state`, and its optimizer's state if `optimizer`, but not its count
+        of steps.
+        """
+        load_checkpoint(folder, self._parameters.masters, self._optimizer if optimizer else None)
         self._parameters.refresh()
 
     def release(self) -> list[torch.Tensor]:

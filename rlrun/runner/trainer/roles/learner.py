@@ -74,6 +74,7 @@ class Learner:
         self._loss = LossPass(self.model, algorithm, spec.trainer, device)
         trained = trained_parameters(self.parameters, model, frozen_patterns(spec.trainer, model))
         self.optimizer = Optimizer(spec.trainer, trained, on_host=spec.trainer.offload == "optimizer")
+        self._resets_optimizer = spec.trainer.reset_optimizer == "rollout"
         self._updates = Updates(
             spec.trainer,
             self.parameters,
@@ -120,6 +121,8 @@ class Learner:
         `perf/*_time` are the seconds of this rank. NonFiniteError names the loss or the gradients that
         are not finite (`trainer.non_finite = "stop"`); the weights are untouched then.
         """
+        if self._resets_optimizer:
+            self.optimizer.reset()
         sequences = self._replay.in_training(sequences)
         meters = [Meter() for _ in steps]
         stopwatches = [Stopwatch(self._device) for _ in steps]
@@ -149,17 +152,28 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Loads a written `state`, also from another layout. Raises ValueError if it is of another model."""
-        self._updates.count = load_checkpoint(
+        self._updates.count = self._load(folder, optimizer=True)
+
+    def load_start(self, folder: Path, *, optimizer: bool) -> None:
+        """Loads the weights of a written `state`, and its optimizer's state if `optimizer`, but not its count
+        of steps. Raises ValueError if it is of another model.
+        """
+        self._load(folder, optimizer=optimizer)
+
+    def _load(self, folder: Path, *, optimizer: bool) -> int:
+        step = load_checkpoint(
             folder,
             self.parameters.saved,
-            self.optimizer,
+            self.optimizer if optimizer else None,
             lora=self._lora,
             int4_group=self.parameters.int4_group,
         )
         if self.tied is not None:
             self.tied.copy_weights()
-            self.tied.copy_state(self.optimizer)
+            if optimizer:
+                self.tied.copy_state(self.optimizer)
         self.parameters.refresh()
+        return step
 
     def release(self) -> list[torch.Tensor]:
         """Frees gradients and gathered layers; returns the tensors that remain, for the caller to park."""

@@ -242,6 +242,18 @@ class TrainerRank:
         if self.reference is not None and self._spec.reference.update_interval:
             self.reference.load(folder / "reference")
 
+    def load_start(self, folder: str | Path, *, optimizer: bool) -> None:
+        """Loads the weights that another run's `save` wrote, and its optimizer's state if `optimizer`; counts
+        of steps stay 0. The critic's weights are loaded if the other run had a critic.
+
+        Raises ValueError if the other run trained another model.
+        """
+        self._timeouts.enter("transfers")
+        folder = Path(folder)
+        self.policy.load_start(folder, optimizer=optimizer)
+        if self.critic is not None and (folder / "critic").is_dir():
+            self.critic.load_start(folder / "critic", optimizer=optimizer)
+
     def export_hf(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder: current weights in the source's precision, config and tokenizer. If
         adapters are trained, its folder `adapter` has them by themselves.

@@ -236,6 +236,8 @@ NEVER_STALE = Feature(
     ("rollout.partial",),
     is_absence=True,
 )
+RARE_UPDATES = above_one("rollout.weight_update_interval")
+SLEEPING = Feature("engines that sleep", "engine.sleep", lambda job: sleeps(job.spec), "false")
 PARTIAL, NO_PARTIAL = on("rollout.partial"), missing(on("rollout.partial"), "true")
 TEMPERATURE = Feature(
     "another temperature than 1",

@@ -28,6 +28,15 @@ _JOB = (
         "the only checkpoint is the one at the end, after all training",
     ),
     no_effect(
+        given("checkpoint.start_optimizer"), missing(on("checkpoint.start_from")), "no state is loaded"
+    ),
+    no_effect(
+        _given("checkpoint", "start_from", "export_interval"),
+        f.NO_TRAINER,
+        "engines serve the model of model.path, and nothing is trained",
+    ),
+    no_effect(on("checkpoint.start_from"), on("debug.step"), "the step starts from its own run's checkpoint"),
+    no_effect(
         _given("debug", "rollouts", "step"), f.NOT_TRAINING_SAVED, "no other mode trains on saved samples"
     ),
     no_effect(on("debug.profile.steps"), f.NO_TRAINER, "there is no trainer to record"),
@@ -38,7 +47,7 @@ _ROLLOUTS = (
     no_effect(
         given("rollout.max_staleness"),
         f.NEVER_STALE,
-        "samples are never stale then",
+        "no sample is dropped for its age then",
         'remove it, or set mode = "async" or partial = true',
     ),
     no_effect(given("rollout.weight_update"), f.SYNC, "nothing is generated while weights are updated"),
@@ -53,6 +62,17 @@ _ROLLOUTS = (
         f.NOT_DISAGGREGATED,
         "asynchronous engines run at the same time as the trainer and cannot share its devices",
         'set cluster.placement = "disaggregated"',
+    ),
+    refused(
+        f.RARE_UPDATES,
+        f.SLEEPING,
+        "engines that sleep give up their weights, and get those of the trainer when they wake up",
+        'remove it, or set engine.sleep = false or cluster.placement = "disaggregated"',
+    ),
+    refused(
+        on("rollout.mask_off_policy"),
+        f.RARE_UPDATES,
+        "between two updates no token is of the trainer's weights, and a step would have nothing to train on",
     ),
     refused(f.DETERMINISTIC, f.ASYNC, "what an asynchronous job trains on depends on timing"),
     refused(f.DETERMINISTIC, f.PARTIAL, "which samples are unfinished depends on timing"),
@@ -527,6 +547,7 @@ _EXACTNESS = (
     refused(f.LORA, f.EXACT, "engines round the sum of matrices and adapters"),
     refused(f.COMPILE, f.EXACT, "the compiler chooses other kernels"),
     refused(f.EXACT, f.TRANSFORMERS, "its layers compute with other operators than engines"),
+    refused(f.RARE_UPDATES, f.EXACT, "between two updates engines have other weights than the trainer"),
     refused(f.ASYNC, f.EXACT, "weights change between the generation of a sample and its training"),
     refused(f.SERVED_MODEL, f.EXACT, "engines have to serve the trainer's own weights"),
     refused(f.NOT_NATIVE, f.EXACT_ON_CPUS, "only native engines compute with the trainer's operators there"),

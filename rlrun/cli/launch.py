@@ -26,6 +26,7 @@ from rlrun.specs.reading.reference import as_toml
 
 if TYPE_CHECKING:
     from rlrun.specs.reading.loading import LoadedSpec
+    from rlrun.specs.sections.job import Spec
 
 
 def command(
@@ -85,6 +86,7 @@ def command(
     loaded = load(specs, settings, profiles)
     if unset := loaded.unset_references():
         raise SpecError(unset)
+    _refuse_submitted(loaded.spec)
     if locked is not None:
         _refuse_drift(loaded, locked)
     if detach:
@@ -96,6 +98,15 @@ def command(
     folder = RunFolder(Path(loaded.spec.runs_dir) / loaded.spec.name)
     resume = resume or (resume_if_exists and folder.was_launched)
     end_process(launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose))
+
+
+def _refuse_submitted(spec: "Spec") -> None:
+    """Raises ValueError for a job that needs the nodes of its scheduler."""
+    if spec.cluster.nodes > 1 and spec.cluster.address is None:
+        raise ValueError(
+            f"cluster.nodes = {spec.cluster.nodes}, and rlrun launch without cluster.address only uses this "
+            "host: rlrun submit SPEC hands the job to the scheduler of [submit]"
+        )
 
 
 def end_process(code: int) -> NoReturn:

@@ -14,15 +14,21 @@ from rlrun.runner.host.printed_text import log_text, print_text
 from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
+    from rlrun.cli.submitted import Submitted
     from rlrun.runner.records.run_folder import RunFolder
 
 _POLL_S = 0.5
+_SCHEDULER = "scheduler"
+"""In place of a process: what a submitted job printed where its scheduler put it."""
 
 
 def command(
     name: RunName = None,
     process: Annotated[
-        str | None, typer.Argument(help="driver, trainer-0, engine-0, … Default: all processes.")
+        str | None,
+        typer.Argument(
+            help="driver, trainer-0, engine-0, …; scheduler: what a submitted job printed. Default: all."
+        ),
     ] = None,
     *,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines to show of each log.")] = 20,
@@ -33,7 +39,13 @@ def command(
 ) -> None:
     """Show the end of every log of a run, or of the log of one process."""
     from rlrun.cli.run_states import find_run
+    from rlrun.cli.submitted import find_submitted
 
+    submitted = find_submitted(runs_dir, name)
+    if submitted is not None and process in (None, _SCHEDULER):
+        _show_output(submitted, lines)
+        if process == _SCHEDULER or not submitted.folder.run.state.exists():
+            return
     run = find_run(runs_dir, name)
     files = _logs(run, None)
     if process is not None and process not in files:
@@ -46,6 +58,15 @@ def command(
         print_text(log_text(_tail(path, lines, seen)), end="")
     if follow:
         _follow(run, process, seen)
+
+
+def _show_output(submitted: "Submitted", lines: int) -> None:
+    """Shows what a submitted job printed: how its attempts began and ended, and messages of its nodes."""
+    if not submitted.output.is_file():
+        print_text(f"not started; {submitted.describe(submitted.state)}")
+        return
+    print_text(f"== {submitted.output}")
+    print_text(log_text(_tail(submitted.output, lines, {})), end="")
 
 
 def _logs(run: "RunFolder", process: str | None) -> dict[str, Path]:

@@ -21,6 +21,7 @@ _KINDS = {
     "ToolSpec": "tools",
     "AgentSpec": "agents",
     "EnvironmentSpec": "environments",
+    "SubmitSpec": "launchers",
 }
 
 

@@ -47,6 +47,7 @@ PAGE_OF_KIND = {
     "agents": "rollout",
     "environments": "data",
     "trackers": "trackers",
+    "launchers": "submit",
 }
 """The section whose page has the parameters of a kind of plugins."""
 

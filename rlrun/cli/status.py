@@ -13,15 +13,25 @@ from rlrun.runner.host.printed_text import one_line, print_text
 def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """Show a run's status, step and latest metrics."""
     from rlrun.cli.run_states import find_run
+    from rlrun.cli.submitted import find_submitted
     from rlrun.runner.records.console import format_duration
     from rlrun.runner.records.diagnosis import read_diagnosis
     from rlrun.runner.records.driver_log import current_phases
 
+    submitted = find_submitted(runs_dir, name)
+    scheduler = None if submitted is None else submitted.describe(submitted.state)
+    if submitted is not None and not submitted.folder.run.state.exists():
+        about = {"name": name, "folder": None, "status": submitted.state.phase, "scheduler": scheduler}
+        print_text(json.dumps(about) if as_json else f"{name}: not started; {scheduler}")
+        return
     run = find_run(runs_dir, name)
     state = run.current_state()
     diagnosis = read_diagnosis(run)
     if as_json:
-        print(json.dumps({"name": run.name, "folder": str(run.path), **state, **asdict(diagnosis)}))
+        scheduled = {} if scheduler is None else {"scheduler": scheduler}
+        print(
+            json.dumps({"name": run.name, "folder": str(run.path), **state, **asdict(diagnosis)} | scheduled)
+        )
         return
     steps = f"step {state['step']} of {'?' if state['steps'] is None else state['steps']}"
     print_text(f"{one_line(run.name)}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
@@ -30,6 +40,8 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     process = f"process {state['pid']} on {state['host']}"
     times = f"started {started:%Y-%m-%d %H:%M:%S}, updated {updated:%Y-%m-%d %H:%M:%S} ({ago} ago)"
     print_text(f"{times}, {process}")
+    if scheduler is not None:
+        print_text(scheduler)
     if state["status"] == "running" and not state["metrics"] and (phases := current_phases(run)):
         print_text(f"starting: {phases}")
     if state["error"]:

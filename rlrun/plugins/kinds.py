@@ -22,6 +22,7 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "agents": {"run": 1},
     "environments": {"tasks": 0, "reset": 1, "step": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
+    "launchers": {"files": 1, "submit": 1, "state": 2, "cancel": 2, "output": 1},
 }
 """The methods of each kind with their number of arguments; the keys are the kinds.
 

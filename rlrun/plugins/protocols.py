@@ -1,7 +1,8 @@
 """The protocols of all kinds of plugins. A plugin is a class with a pydantic `Params` model.
 
 The entry-point groups are `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`,
-`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.environments`, `rlrun.buffers` and `rlrun.trackers`.
+`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.environments`, `rlrun.buffers`, `rlrun.trackers` and
+`rlrun.launchers`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rlrun.plugins.environments.turn import Turn
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.images import ToolResult
 from rlrun.plugins.session import Session, SessionGroup
+from rlrun.plugins.submission import Submission, SubmittedState
 from rlrun.plugins.types import (
     Buffered,
     Drop,
@@ -32,6 +34,8 @@ from rlrun.plugins.types import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -270,3 +274,29 @@ class Tracker(Plugin, Protocol):
 
     def close(self) -> None:
         """Called once at the end, even after a failure."""
+
+
+class Launcher(Plugin, Protocol):
+    """Hands jobs to a scheduler. `files` is pure; the other methods only call the scheduler's own tools, and
+    raise SchedulerError with their words.
+
+    `id` is what `submit` returned, and `folder` is `Submission.folder`.
+    """
+
+    def files(self, job: Submission) -> Mapping[str, str]:
+        """Returns the texts of the files that the scheduler needs, by their names in the job's folder.
+
+        What runs on the machines is `rlrun attempt`, which starts `rlrun node` on each of them.
+        """
+
+    def submit(self, job: Submission) -> str:
+        """Hands the job, whose files are in its folder, to the scheduler; returns the job's id."""
+
+    def state(self, id: str, folder: Path) -> SubmittedState:
+        """Returns what the scheduler says of the job."""
+
+    def cancel(self, id: str, folder: Path) -> None:
+        """Takes the job from the scheduler, whether it runs or waits."""
+
+    def output(self, folder: Path) -> Path:
+        """Returns the file with what the job printed over all attempts; it may not exist yet."""

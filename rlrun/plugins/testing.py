@@ -10,6 +10,7 @@ name and parameters, so it also finds a missing entry point.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from rlrun.plugins.authoring import contracts
 from rlrun.plugins.registry import PluginError, build, load
+from rlrun.plugins.submission import Submission
 from rlrun.plugins.types import (
     Buffered,
     Drop,
@@ -163,6 +165,8 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             check_algorithm(name, given)
         case "buffers":
             check_buffer(name, given)
+        case "launchers":
+            check_launcher(name, given)
         case _:
             raise AssertionError(f"unknown kind of plugin: {kind}")
 
@@ -227,6 +231,24 @@ def check_tracker(name: str, params: Params, run_folder: str) -> None:
             if hasattr(tracker, "alert"):
                 tracker.alert(step, "kl_growth", "train/kl_loss is 0.7 nats per token")
         tracker.close()
+
+
+def check_launcher(name: str, params: Params) -> None:
+    """Asserts that a launcher writes the same files each time, into the job's folder, and that they run
+    `rlrun attempt`. Calls no scheduler.
+    """
+    check_parameters("launchers", name, params)
+    first, second = (
+        build("launchers", name, params).files(
+            Submission("a-run", Path("/runs/.submitted/a-run"), Path("/work"), "/venv/bin/python", 2, 8, 64)
+        )
+        for _ in range(2)
+    )
+    assert first == second, f"{name} writes other files the second time"
+    assert all(Path(file).name == file for file in first), (
+        f"{name} names a file outside of the folder: {[*first]}"
+    )
+    assert any(" attempt " in text for text in first.values()), f"no file of {name} runs `rlrun attempt`"
 
 
 def check_algorithm(name: str, params: Params) -> None:

@@ -26,6 +26,7 @@ from rlrun.specs.sections.job import AlgorithmSpec, Spec, TrackerSpec
 from rlrun.specs.sections.rollout import AgentSpec, BufferSpec, RolloutFunctionSpec, ToolSpec
 from rlrun.specs.sections.scoring import FilterSpec, RewardSpec
 from rlrun.specs.sections.section import PluginSection
+from rlrun.specs.sections.submit import SubmitSpec
 
 _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("algorithm",), "algorithms", AlgorithmSpec),
@@ -38,6 +39,7 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("eval", "datasets", "rewards"), "rewards", RewardSpec),
     (("eval", "datasets", "function"), "rollouts", RolloutFunctionSpec),
     (("trackers",), "trackers", TrackerSpec),
+    (("submit",), "launchers", SubmitSpec),
 )
 _INNER: dict[type[BaseModel], str] = {
     ToolSpec: "tools",

@@ -50,6 +50,7 @@ OF_OTHERS = {
     "--custom-weight-loader",  # SGLang's
     "--enable-fp32-lm-head", "--enable-draft-weights-cpu-backup",  # SGLang's
     "--speculative-num-draft-tokens", "--speculative-num-steps",  # SGLang's
+    "--qos", "--exclusive", "--container-image",  # sbatch's and srun's
     "--dump-details", "--use-miles-dashboard",  # miles's
     "--rlrun-check", "--model",  # pytest's, as our plugin adds it; the engine's as a program
 }  # fmt: skip

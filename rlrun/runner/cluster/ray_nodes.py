@@ -11,6 +11,8 @@ from typing import Any
 from rlrun.runner.cluster.ray_environment import ray
 
 _REACHED_SECONDS = 5.0
+_ALIVE = 0
+"""`GcsNodeInfo.ALIVE`, whose module would be another private one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +46,15 @@ def node_ids(group: Any) -> list[str | None]:
     ids = table["bundles_to_node_id"]
     placed = table["state"] == "CREATED"
     return [ids.get(number) or None if placed else None for number in range(len(table["bundles"]))]
+
+
+def count_nodes(address: str) -> int:
+    """Returns how many nodes a cluster has, without joining it; 0 while nothing answers at its address."""
+    host, _, port = address.rpartition(":")
+    if not Node(host, int(port)).is_reachable():  # Ray's client would print warnings
+        return 0
+    try:
+        nodes = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=_REACHED_SECONDS)
+    except (ray.exceptions.RayError, OSError, RuntimeError):
+        return 0
+    return sum(node.state == _ALIVE for node in nodes.values())

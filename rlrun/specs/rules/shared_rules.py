@@ -37,10 +37,13 @@ def length_of_job(spec: Spec) -> Iterator[Finding]:
 
 
 def ray_address(spec: Spec) -> Iterator[Finding]:
-    """A job on several nodes needs the address of a Ray cluster."""
-    if spec.cluster.nodes > 1 and spec.cluster.address is None:
+    """A job on several nodes needs the address of a Ray cluster, or a launcher that starts one."""
+    if spec.cluster.nodes > 1 and spec.cluster.address is None and spec.submit is None:
         message = f"{spec.cluster.nodes} nodes need cluster.address: without one rlrun only uses this host"
-        cure = 'start Ray on every node, and add `address = "HOST:6379"`'
+        cure = (
+            'start Ray on every node, and add `address = "HOST:6379"`; or add a table [submit] and hand the '
+            "job to a scheduler: rlrun submit SPEC (docs/cluster.md)"
+        )
         yield Finding(
             ("cluster", "nodes"), message, cure, None, spec.cluster.nodes, related=(("cluster", "address"),)
         )

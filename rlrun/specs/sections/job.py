@@ -15,6 +15,7 @@ from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.rollout import RolloutFunctionSpec, RolloutSpec
 from rlrun.specs.sections.scoring import FilterSpec, RewardSpec, ScoringSpec
 from rlrun.specs.sections.section import PluginSection, Section
+from rlrun.specs.sections.submit import SubmitSpec
 from rlrun.specs.sections.sweep_section import SweepSpec
 from rlrun.specs.sections.trainer import TrainerSpec
 
@@ -87,6 +88,8 @@ class Spec(Section):
     """Further destinations of metrics, `[[trackers]]`."""
     sweep: SweepSpec | None = None
     """Trials of this job with other values for some keys."""
+    submit: SubmitSpec | None = None
+    """The scheduler that `rlrun submit` hands the job to."""
 
     @property
     def functions(self) -> tuple[RolloutFunctionSpec, ...]:

@@ -1,0 +1,39 @@
+"""`rlrun attempt`: one attempt of a submitted job; launchers call it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="Folder of the submission, RUNS_DIR/.submitted/NAME.")],
+    *,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")],
+    start_nodes: Annotated[
+        str, typer.Option(help="Shell command that runs `rlrun node` on each machine, until they end.")
+    ],
+    id: Annotated[str, typer.Option(help="Name of this attempt in messages.")],
+    again: Annotated[
+        str | None,
+        typer.Option(
+            help="Shell command that has the scheduler start the job again. Default: the exit code says so."
+        ),
+    ] = None,
+    idle_attempts: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Attempts in a row without a new step, after which the job is not repeated."
+        ),
+    ] = 3,
+) -> None:
+    """Run one attempt of a submitted job: its machines, its launch, and their end. Launchers call this.
+
+    Exits as rlrun launch does. After exit codes 69 and 75 the job is worth another attempt.
+    """
+    from rlrun.cli.launch import end_process
+    from rlrun.runner.submission.attempt import AttemptOrders, run_attempt
+    from rlrun.runner.submission.folder import SubmissionFolder
+
+    orders = AttemptOrders(id, nodes, start_nodes, again, idle_attempts)
+    end_process(run_attempt(SubmissionFolder(folder.parent.parent, folder.name), orders))

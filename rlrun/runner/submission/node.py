@@ -1,0 +1,165 @@
+"""One node of a submitted job's own Ray cluster, from its start to its end.
+
+    attempt-XXXX/token     made by the attempt: the token of this Ray cluster
+    attempt-XXXX/head      made by node 0: the address of Ray's head
+    attempt-XXXX/taken     made by a node that gets SIGTERM or SIGUSR1: a scheduler wants the machines back
+    attempt-XXXX/end       made by the attempt: every node ends
+
+SIGTERM and SIGUSR1 are blocked in the mask of this process, and so in everything that Ray starts: masks are
+inherited, and neither Ray 2.60 nor our processes unblock them. A scheduler sends its signals to all processes
+of a step at once. Ray would end at SIGTERM, before the driver has saved.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from rlrun.runner.cluster.scratch import remove_leftovers, scratch_folder
+from rlrun.runner.host.atomic_files import write_text
+from rlrun.runner.host.printed_text import print_text
+from rlrun.specs.safe_python import own_python
+
+TOKEN, HEAD, TAKEN, END = "token", "head", "taken", "end"
+_SHIELDED = (signal.SIGTERM, signal.SIGUSR1)
+_POLL_S = 0.3
+_START_SECONDS = 300.0
+"""How long a node waits for the head of its cluster."""
+_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # By default Ray gives its workers a lower priority than all other processes (nice 15).
+    "RAY_worker_niceness": "0",
+    # Prestarted workers would lack the processes' environment variables and never be used.
+    "RAY_enable_worker_prestart": "0",
+    # On a busy host a new process takes longer than 30 s until it listens.
+    "RAY_raylet_start_wait_time_s": "120",
+    # Otherwise the GCS keeps 3.4 KiB for every call, for a dashboard that is not running.
+    "RAY_task_events_report_interval_ms": "0",
+}
+
+
+def run_node(control: Path, rank: int, head: str, cpus: int, gpus: int) -> int:
+    """Runs Ray on this node until the attempt ends, and removes what Ray leaves.
+
+    `control` is the attempt's folder, and `head` the address of node 0 as the other nodes reach it. Returns
+    an exit code: 0, or 1 if Ray ended by itself.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SHIELDED)
+    remove_leftovers()
+    with scratch_folder() as scratch:
+        command = _ray_command(control, rank, head, scratch.ray)
+        if command is None:
+            return 1
+        os.environ.update(ray_variables(control))
+        command += [f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--disable-usage-stats", "--block"]
+        with subprocess.Popen(command, start_new_session=True) as ray:
+            scratch.note_session(ray.pid)
+            try:
+                return 0 if _watch(control, ray) else 1
+            finally:
+                _end_session(ray)
+
+
+def ray_variables(control: Path) -> dict[str, str]:
+    """Returns the variables of a process that belongs to the attempt's Ray cluster."""
+    token = (control / TOKEN).read_text()
+    return _RAY | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+def make_control(control: Path) -> None:
+    """Fills the folder that the nodes of an attempt share; only this user can read it."""
+    write_text(control / TOKEN, secrets.token_hex(32))
+
+
+def _ray_command(control: Path, rank: int, head: str, folder: Path) -> list[str] | None:
+    """Returns the command that starts Ray; None if the attempt ends before the head has started."""
+    start = own_python("-m", "ray.scripts.scripts", "start")
+    start += [f"--node-ip-address={_own_address(head)}", f"--temp-dir={folder}"]
+    if rank == 0:
+        port = _free_port(head)
+        write_text(control / HEAD, f"{head}:{port}")
+        return [*start, "--head", f"--port={port}", "--include-dashboard=false"]
+    address = _wait_for_head(control)
+    return None if address is None else [*start, f"--address={address}"]
+
+
+def _own_address(head: str) -> str:
+    """Returns the address of this node on the way to node 0; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((head, 9))
+        return str(way.getsockname()[0])
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        return int(listener.getsockname()[1])
+
+
+def _wait_for_head(control: Path) -> str | None:
+    """Returns the address of Ray's head when it accepts connections."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and not has_file(control, END):
+        with suppress(OSError):
+            address = (control / HEAD).read_text()
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5.0).close()
+            return address
+        _note_signals(control)
+    return None
+
+
+def _watch(control: Path, ray: "subprocess.Popen[bytes]") -> bool:
+    """Returns when the attempt has ended, or Ray has: whether it was the attempt."""
+    while not has_file(control, END):
+        if ray.poll() is not None:
+            print_text(f"Ray ended with {ray.returncode}", flush=True)
+            return False
+        _note_signals(control)
+    return True
+
+
+def has_file(control: Path, name: str) -> bool:
+    """Returns whether a file exists in the attempt's folder, or the folder itself is gone.
+
+    Lists the folder: NFS remembers for up to a minute that a name did not exist.
+    """
+    try:
+        return name in os.listdir(control)  # noqa: PTH208  (names only)
+    except FileNotFoundError:
+        return True
+
+
+def _note_signals(control: Path) -> None:
+    """Waits a moment for a scheduler's signal; the first one is noted for the attempt."""
+    received = signal.sigtimedwait(_SHIELDED, _POLL_S)
+    if received is not None:
+        print_text(f"got {signal.Signals(received.si_signo).name}", flush=True)
+        with suppress(OSError):
+            (control / TAKEN).touch()
+
+
+def _end_session(ray: "subprocess.Popen[bytes]") -> None:
+    """Kills Ray on this node, and every process that it started. SIGTERM is blocked in them."""
+    while members := list(_members(ray.pid)):
+        for member in members:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        ray.poll()
+        time.sleep(0.05)
+
+
+def _members(session: int) -> Iterator[psutil.Process]:
+    """Yields the living processes of a session, and those that these have started in other sessions."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+                yield from process.children(recursive=True)

@@ -27,6 +27,7 @@ from rlrun.runner.job.build_job import make_job
 from rlrun.runner.job.inputs import read_inputs
 from rlrun.runner.job.job import Progress
 from rlrun.runner.job.loop import run
+from rlrun.runner.job.starting_point import begin
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.planned_model import resolve_for_job
@@ -170,7 +171,7 @@ async def _run(
     checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
     own = RunFolder(folder)
     job = make_job(spec, model, parts, journal, checkpoints, stop=StopRequest(), folder=own)  # type: ignore[arg-type]
-    progress = Progress()
+    progress = await begin(spec, trainer)
     if (newest := checkpoints.newest()) is not None:
         driver = read_driver(newest)
         progress = Progress(**driver["progress"])

@@ -168,6 +168,7 @@ INSTEAD = {
     "--lr-warmup-fraction": "--num-rollout",
     "--warmup-ratio": "--num-rollout",
     "--keep-old-actor": "--colocate",
+    "--update-weights-interval": "--colocate",
     "--rollout-num-gpus": "--colocate",
     "--rollout-function-path": "--colocate",
     "--rollout-external-engine-addrs": "--colocate",

@@ -5,7 +5,7 @@ writes from memory.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -32,19 +32,28 @@ _NORMS = ("norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight")
 class WeightFolder(OpenFiles):
     """The weights of a model folder, memory-mapped; a context manager."""
 
-    def __init__(self, folder: Path, model: Architecture) -> None:
-        """Opens the files. Raises ValueError if names or shapes are not those of the architecture."""
+    def __init__(self, folder: Path, model: Architecture, further: Collection[str] = ()) -> None:
+        """Opens the files. Raises ValueError if names or shapes are not those of the architecture; the folder
+        may also have the tensors named `further`, whose shapes are not checked.
+        """
         super().__init__()
         self.folder = folder
         _check_not_quantised(folder)
         self._tensors = each_expert(read_tensors(folder), model)
-        shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
+        shapes = {
+            name: tensor.shape
+            for name, tensor in self._tensors.items()
+            if not is_derived(name, model) and name not in further
+        }
         check_names(hf_shapes(model), shapes, str(folder), STRICT)
         for name in shapes:
             if is_code(dtype := self._tensors[name].dtype):
                 raise ValueError(
                     f"{name} in {folder} is {dtype}: it is quantised, and config.json does not say how"
                 )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
 
     def read(self, name: str) -> torch.Tensor:
         """Returns the tensor as stored. Its bytes are read when they are used."""

@@ -16,6 +16,7 @@ from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
+from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import Timed
 from rlrun.runner.engines.client.client import EngineClient
@@ -70,13 +71,23 @@ class Models:
     policy: ModelFiles
     teacher: ModelFiles | None = None
     """The teacher's files if the trainer's ranks compute its log-probs; None otherwise."""
+    reference: ModelFiles | None = None
+    """The reference's files if it is another model than the policy; None otherwise."""
+    critic: ModelFiles | None = None
+    """The files that the critic starts from, if they are not the policy's; None otherwise."""
     named_engines: Mapping[str, ModelFiles | None] = field(default_factory=dict)
     """The files of each section of `[[engines]]`, by its name; None if only external engines have them."""
 
     @property
-    def of_trainer(self) -> list[Path]:
-        """Returns the folders that the trainer's ranks read."""
-        return [model.folder for model in (self.policy, self.teacher) if model is not None]
+    def of_trainer(self) -> dict[Role, Path]:
+        """Returns the folders that the trainer's ranks read, by the model."""
+        models: dict[Role, ModelFiles | None] = {
+            "policy": self.policy,
+            "teacher": self.teacher,
+            "reference": self.reference,
+            "critic": self.critic,
+        }
+        return {role: model.folder for role, model in models.items() if model is not None}
 
 
 async def start_processes(
@@ -92,7 +103,9 @@ async def start_processes(
     groups = await _engines(spec, plan, models, folder, cluster)
     loading_trainer, loading_engines = await in_background(_phases, spec)
     if not cluster.is_local:
-        await _check_hosts(processes, groups[POLICY], [*models.of_trainer, folder.path, *_adapters(spec)])
+        await _check_hosts(
+            processes, groups[POLICY], [*models.of_trainer.values(), folder.path, *_adapters(spec)]
+        )
     trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=folder.weights)
     handles = [handle for group in groups.values() for handle in group]
     if sleeps(spec) and processes and groups[POLICY]:

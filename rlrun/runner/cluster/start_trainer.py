@@ -3,7 +3,7 @@
 actors ─▶ free port of rank 0's host ─▶ all ranks: import, meet there, load ─▶ known by pid
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlrun.runner.cluster.placement import Placement
@@ -11,7 +11,7 @@ from rlrun.runner.cluster.rank_calls import run_on
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.cluster.trainer_actor import TrainerActor
-from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.contracts.carriers import Role, TrainerSetup
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.host.threads import thread_variables
 from rlrun.runner.planning.plan import Plan, RankPlan
@@ -34,11 +34,11 @@ class TrainerRanks:
         spec: Spec,
         plan: Plan,
         *,
-        folders: Sequence[Path],
+        folders: Mapping[Role, Path],
         weights: Path,
     ) -> None:
-        """`folders` are those of the policy and, where there is one, the teacher; `weights` is where weights
-        go that engines read from a disk.
+        """`folders` are those of the models that ranks read; `weights` is where weights go that engines read
+        from a disk.
         """
         self.processes = list(processes)
         """By rank."""
@@ -85,8 +85,10 @@ class TrainerRanks:
         assert self._plan.optimizer_steps is not None
         return TrainerSetup(
             spec_json=self._spec.model_dump_json(),
-            model_folder=str(self._folders[0]),
-            teacher_folder=str(self._folders[1]) if len(self._folders) > 1 else None,
+            model_folder=str(self._folders["policy"]),
+            teacher_folder=self._folder("teacher"),
+            reference_folder=self._folder("reference"),
+            critic_folder=self._folder("critic"),
             rank=rank.rank,
             device="cpu" if rank.location.gpu is None else "cuda",
             world_size=len(self._plan.ranks),
@@ -99,6 +101,9 @@ class TrainerRanks:
             host=host,
             engine_process=self._plan.engine_process_on(rank.location),
         )
+
+    def _folder(self, role: Role) -> str | None:
+        return str(self._folders[role]) if role in self._folders else None
 
 
 def trainer_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:

@@ -215,7 +215,7 @@ class TrainerGroup:
         """Begins a new run with the weights that another run's `save` wrote, and with its `optimizer`."""
         async with self._policy_lock:
             self._written = -1
-            await self._on_disk(lambda rank: rank.load_start(folder, optimizer=optimizer))
+            await self._on_disk(lambda rank: rank.load_start(folder, optimizer))
 
     async def export_hf(self, folder: Path) -> None:
         """Writes the policy as a Hugging Face folder. OSError when it could not be written."""

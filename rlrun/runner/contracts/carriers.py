@@ -210,6 +210,10 @@ class TrainerSetup:
     """How many of the first optimizer steps train only the critic; the policy's schedule skips them."""
     teacher_folder: str | None = None
     """Local HF folder of the teacher; None unless the algorithm needs one."""
+    reference_folder: str | None = None
+    """Local HF folder of the reference; None: the policy as it starts."""
+    critic_folder: str | None = None
+    """Local HF folder that the critic starts from; None: the policy as it starts."""
     weights_folder: str = ""
     """Folder for weights that engines read from a disk, which they can read too; "" for other carriers."""
     host: str = ""

@@ -1,5 +1,8 @@
 """Finds or downloads the files of every model of a job, and checks them, before a launch claims its name."""
 
+from dataclasses import fields
+
+from rlrun.models.config_json import architecture
 from rlrun.models.hub import Say, say_nothing
 from rlrun.runner.cluster.start import Models
 from rlrun.runner.contracts.errors import LaunchRefused
@@ -7,6 +10,9 @@ from rlrun.runner.host.model_files import ModelFiles, check_weights, fetch_files
 from rlrun.runner.prompts.shared_vocabulary import check_same_tokens
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.job import Spec
+
+_OF_STORAGE = ("dtype", "tied", "mtp")
+"""What a model with the same layers may have differently in its files."""
 
 
 def fetch_models(spec: Spec, say: Say = say_nothing) -> Models:
@@ -29,8 +35,27 @@ def fetch_models(spec: Spec, say: Say = say_nothing) -> Models:
         else None
         for number, section in enumerate(spec.engines)
     }
+    own = {"reference": spec.reference.path, "critic": spec.critic.path}
+    others = {
+        role: fetch_files(f"{role}.path", path, say=say) for role, path in own.items() if path is not None
+    }
     _check_vocabularies(spec, policy, teacher, named_models)
-    return Models(policy, teacher, named_models)
+    for role, files in others.items():
+        check_same_tokens(policy, role, files)
+        _check_architecture(policy, role, files)
+    return Models(policy, teacher, others.get("reference"), others.get("critic"), named_models)
+
+
+def _check_architecture(policy: ModelFiles, role: str, files: ModelFiles) -> None:
+    """Raises LaunchRefused if a model has another architecture than the policy, whose layers compute it."""
+    ours, theirs = architecture(policy.config()), architecture(files.config())
+    names = [field.name for field in fields(ours) if field.name not in _OF_STORAGE]
+    if different := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
+        raise LaunchRefused(
+            f"{role}.path: {files.folder} differs from the policy in {', '.join(different)}: choose a model "
+            "with the policy's architecture",
+            Code.MODEL,
+        )
 
 
 def _check_vocabularies(

@@ -33,9 +33,8 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
     needs = needs_of(spec)
     try:
         check = _prompt_check(spec.rewards) if needs.rollout else _demonstration_check(needs)
-        evaluated = [
-            _prompt_check(dataset.given("rewards") or spec.rewards) for dataset in spec.eval.datasets
-        ]
+        own = [dataset.given("rewards") for dataset in spec.eval.datasets]
+        evaluated = [_prompt_check(spec.rewards if rewards is None else rewards) for rewards in own]
     except PluginError as error:
         yield Finding(("rewards",), str(error))
         return

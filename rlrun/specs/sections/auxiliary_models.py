@@ -14,9 +14,12 @@ class ReferenceSpec(Section):
     """The reference policy, from which a KL term measures the distance. The trainer holds it in host memory
     between its passes, or engines serve it."""
 
+    path: Annotated[str | None, PathMarker("model")] = None
+    """Hugging Face id or folder of a model with the policy's architecture and tokenizer, which is the
+    reference. None: the model of `model.path`."""
     update_interval: int | None = Field(default=None, ge=1)
     """Number of steps after which the current policy replaces the reference, each time. None: the reference
-    stays the initial policy."""
+    stays as it is."""
     engine: str | None = None
     """Name of the `[[engines]]` that serve the reference, so that the trainer needs no pass for it. None: the
     trainer computes its log-probs."""
@@ -53,11 +56,15 @@ class TeacherSpec(Section):
 
 
 class CriticSpec(OptimizerSpec):
-    """The critic of an actor-critic algorithm. It estimates values, and starts as a copy of the policy with a
-    value head instead of the language model head."""
+    """The critic of an actor-critic algorithm. It estimates values, with a value head instead of the language
+    model head."""
 
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
+    path: Annotated[str | None, PathMarker("model")] = None
+    """Hugging Face id or folder of a model that the critic starts from, with the policy's architecture and
+    tokenizer. Its `score.weight` is the value head, if it has one, as reward models of transformers do. None:
+    the critic starts as a copy of the policy, with a value head of zeros."""
     only_steps: int = Field(default=0, ge=0)
     """Number of steps at the start that train only the critic. The policy and its learning rate schedule do
     not change during these steps."""

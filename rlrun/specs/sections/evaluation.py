@@ -46,9 +46,9 @@ class EvalDatasetSpec(DataSpec):
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = derived()
     """Ids of tokens that end a response, in addition to the model's end-of-sequence tokens. Unset:
     `eval.stop_token_ids`."""
-    rewards: tuple[RewardSpec, ...] = derived(min_length=1)
-    """The rewards of this dataset's samples, `[[eval.datasets.rewards]]`, in place of all of `[[rewards]]`.
-    Unset: `[[rewards]]`."""
+    rewards: tuple[RewardSpec, ...] = derived()
+    """The rewards of this dataset's samples, `[[eval.datasets.rewards]]`, in place of all of `[[rewards]]`;
+    `[]` for none. Unset: `[[rewards]]`."""
     function: RolloutFunctionSpec = derived()
     """The rollout plugin that answers this dataset's prompts, `[eval.datasets.function]`. Unset:
     `[rollout.function]`."""

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
@@ -149,7 +151,7 @@ def make_setup(spec, sections=None):
         values[name] = values.get(name, {}) | section
     spec = resolved(values)
     job = make_plan(spec)
-    ranks = TrainerRanks(None, [], spec, job, folders=[Path("model")], weights=Path("weights"))
+    ranks = TrainerRanks(None, [], spec, job, folders={"policy": Path("model")}, weights=Path("weights"))
     return ranks._setup(job.ranks[0], "host", ("host", 1))
 
 
@@ -356,3 +358,46 @@ def test_auxiliary_models_share_prefixes(start, teacher):
     assert len(shared) == len(separate) == 3 * len(sequences)
     for name in separate:
         np.testing.assert_allclose(shared[name], separate[name], atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A model of the same architecture with other weights, without and with a value head."""
+    path = make_tiny_model(tmp_path_factory.mktemp("other") / "qwen3", scale=0.1, seed=7, pad_token_id=None)
+    tensors = load_file(path / "model.safetensors")
+    tensors["score.weight"] = torch.linspace(-1.0, 1.0, tensors["model.norm.weight"].numel())[None]
+    scored = path.with_name("scored")
+    shutil.copytree(path, scored)
+    save_file(tensors, scored / "model.safetensors", {"format": "pt"})
+    return path, scored
+
+
+def test_the_reference_is_another_model_and_the_policy_keeps_its_own_weights(folder, other):
+    path, _ = other
+    spec = make_spec(folder, algorithm=WITH_REFERENCE)
+    sequences = make_sequences(2)
+    batches = all_micro_batches(plan(sequences, spec))
+    rank, policy = make_rank(folder, spec, reference=path), make_rank(folder, spec)
+    alone = make_rank(path, spec)
+    try:
+        for index, expected in alone.policy.log_probs(sequences, batches).items():
+            np.testing.assert_array_equal(rank.reference.log_probs(sequences, batches)[index], expected)
+        for index, expected in policy.policy.log_probs(sequences, batches).items():
+            np.testing.assert_array_equal(rank.policy.log_probs(sequences, batches)[index], expected)
+    finally:
+        for each in (rank, policy, alone):
+            each.close()
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_the_critic_starts_from_a_folder_with_its_value_head_if_there_is_one(folder, other, has_head):
+    path = other[has_head]
+    rank = make_rank(folder, make_spec(folder, algorithm=PPO), critic=path)
+    try:
+        state, stored = rank.critic.state(), load_file(path / "model.safetensors")
+        head = state["parameters.lm_head.weight"]
+        assert torch.equal(head, stored["score.weight"] if has_head else torch.zeros_like(head))
+        assert torch.equal(state["parameters.norm.weight"], stored["model.norm.weight"])
+        assert torch.equal(state["parameters.tok_embeddings.weight"], stored["model.embed_tokens.weight"])
+    finally:
+        rank.close()

@@ -377,7 +377,7 @@ def test_another_run_starts_with_the_weights_of_a_checkpoint_and_with_its_optimi
     begun = {}
     for optimizer in (True, False):
         other, _ = start(schedule="linear")
-        other.load_start(tmp_path, optimizer=optimizer)
+        other.load_start(tmp_path, optimizer)
         assert same(weights(other), trained)
         [metrics] = other.policy.train(sequences, steps)
         assert metrics["train/lr"] == spec.trainer.lr  # its schedule begins anew
@@ -393,10 +393,10 @@ def test_a_start_without_the_optimizer_takes_checkpoints_of_other_optimizers(sta
     rank, _ = start(optimizer="sgd")
     rank.save(tmp_path)
     other, _ = start()
-    other.load_start(tmp_path, optimizer=False)
+    other.load_start(tmp_path, False)
     assert same(weights(other), weights(rank))
     with pytest.raises(ValueError, match=r"was saved with another trainer\.optimizer"):
-        other.load_start(tmp_path, optimizer=True)
+        other.load_start(tmp_path, True)
 
 
 def test_an_optimizer_that_is_reset_takes_every_step_as_its_first(start, tmp_path):
@@ -409,7 +409,7 @@ def test_an_optimizer_that_is_reset_takes_every_step_as_its_first(start, tmp_pat
     assert same(weights(kept), weights(reset))
     kept.save(tmp_path)
     fresh, _ = start()
-    fresh.load_start(tmp_path, optimizer=False)
+    fresh.load_start(tmp_path, False)
     for rank in (kept, reset, fresh):
         rank.policy.train(sequences, steps)
     assert same(weights(reset, 1), weights(fresh, 1))

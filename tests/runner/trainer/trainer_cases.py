@@ -196,9 +196,7 @@ def make_spec(model, parallel=None, algorithm=None, adapter=None, **trainer):
 NUMBERS = itertools.count(1)
 
 
-def make_rank(
-    model, spec, *, rank=0, world_size=1, port=None, optimizer_steps=10, critic_only=0, teacher=None
-):
+def make_rank(model, spec, *, rank=0, world_size=1, port=None, optimizer_steps=10, critic_only=0, **folders):
     return TrainerRank(
         TrainerSetup(
             spec_json=spec.model_dump_json(),
@@ -211,7 +209,7 @@ def make_rank(
             threads=1,
             optimizer_steps=optimizer_steps,
             critic_only=critic_only,
-            teacher_folder=None if teacher is None else str(teacher),
+            **{f"{role}_folder": str(folder) for role, folder in folders.items() if folder is not None},
         )
     )
 

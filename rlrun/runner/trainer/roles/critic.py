@@ -23,7 +23,7 @@ from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
-from rlrun.runner.trainer.model.value_head import HEAD, critic_tensors, value_head_config
+from rlrun.runner.trainer.model.value_head import critic_tensors, value_head_config
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.updates import Updates, finite_metrics
 from rlrun.runner.trainer.parameters.parameters import Parameters
@@ -51,7 +51,7 @@ class Critic:
         device: torch.device,
         read: Callable[[HfTensor], torch.Tensor],
     ) -> None:
-        """`read` returns the tensors that the policy starts from; the value head starts at 0."""
+        """`read` returns the tensors that the critic starts from, the value head's too."""
         # the value head has one row, so it cannot be the embedding, and predicts no tokens
         model = replace(model, tied=False, mtp=None)
         layout = auxiliary_layout(spec.critic.parallel, setup.world_size)
@@ -66,7 +66,7 @@ class Critic:
             tensors=critic_tensors(model),
             on_host=spec.trainer.offload == "all",
         )
-        self._parameters.load(lambda tensor: _starting_tensor(tensor, model, read))
+        self._parameters.load(read)
         on_host = spec.trainer.offload == "optimizer"
         self._optimizer = Optimizer(spec.critic, self._parameters.masters, on_host=on_host)
         self._resets_optimizer = spec.critic.reset_optimizer == "rollout"
@@ -180,9 +180,3 @@ def _packed_model(
     share = spec.trainer.share_prefixes
     settings = ModelSettings(1.0, 1, layout, device, dtype, ends=True, precision=precision, share=share)
     return PackedModel(decoders, model, dims, settings)
-
-
-def _starting_tensor(
-    tensor: HfTensor, model: Architecture, read: Callable[[HfTensor], torch.Tensor]
-) -> torch.Tensor:
-    return torch.zeros(1, model.hidden) if tensor.name == HEAD.name else read(tensor)

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from rlrun.converters.families.model_folder import WeightFolder
 from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
@@ -29,13 +30,15 @@ from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
 from rlrun.runner.trainer.flash_attention import use_flash_attention
 from rlrun.runner.trainer.layout_support import check_support
 from rlrun.runner.trainer.optim.offload import Parking
-from rlrun.runner.trainer.parameters.starting_weights import starting_policy
+from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.process import start_process, stop_process
 from rlrun.runner.trainer.profiling import StepProfiler
 from rlrun.runner.trainer.roles.critic import Critic
+from rlrun.runner.trainer.roles.critic_weights import starting_critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import AdapterTeacher, Teacher
+from rlrun.runner.trainer.transfers import wait
 from rlrun.runner.weights.streams import StreamWriter
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import read_policy
@@ -71,7 +74,7 @@ class TrainerRank:
         if device.type == "cpu":
             load_operators()  # compiling takes a minute: better now than in the first step
         self.policy = Learner(setup, spec, self._algorithm, model=self._architecture, device=device)
-        self.reference = Reference(self.policy) if self._holds_reference else None
+        self.reference = self._make_reference() if self._holds_reference else None
         self.teacher = self._make_teacher() if self._holds_teacher else None
         self.critic = self._make_critic() if self._algorithm.needs.critic else None
         self._parking = Parking(device)
@@ -102,11 +105,25 @@ class TrainerRank:
         folder = Path(spec.teacher.adapter)
         return AdapterTeacher(self.policy, folder, self._architecture, spec.trainer.lora.shape)
 
-    def _make_critic(self) -> Critic:
-        """Returns a critic that starts from the same weights as the policy."""
+    def _make_reference(self) -> Reference:
+        """Returns the reference: the policy as it starts, or the model of `reference.path`."""
         setup, spec, model = self._setup, self._spec, self._architecture
-        with starting_policy(spec, Path(setup.model_folder), model) as read:
-            algorithm = cast("ActorCritic", self._algorithm)
+        if setup.reference_folder is None:
+            return Reference(self.policy)
+        with WeightFolder(Path(setup.reference_folder), model) as weights:
+            self.policy.parameters.load(lambda tensor: weights.read(tensor.name))
+        reference = Reference(self.policy)
+        wait(self._device)  # the copy is complete before the parameters change
+        with starting_weights(spec, Path(setup.model_folder), model) as read:
+            self.policy.parameters.load(read)
+        return reference
+
+    def _make_critic(self) -> Critic:
+        """Returns a critic that starts from the same weights as the policy, or from `critic.path`."""
+        setup, spec, model = self._setup, self._spec, self._architecture
+        algorithm, own = cast("ActorCritic", self._algorithm), setup.critic_folder
+        folder = None if own is None else Path(own)
+        with starting_critic(spec, Path(setup.model_folder), folder, model) as read:
             return Critic(setup, spec, algorithm, model=model, device=self._device, read=read)
 
     def compute(
@@ -242,7 +259,7 @@ class TrainerRank:
         if self.reference is not None and self._spec.reference.update_interval:
             self.reference.load(folder / "reference")
 
-    def load_start(self, folder: str | Path, *, optimizer: bool) -> None:
+    def load_start(self, folder: str | Path, optimizer: bool) -> None:
         """Loads the weights that another run's `save` wrote, and its optimizer's state if `optimizer`; counts
         of steps stay 0. The critic's weights are loaded if the other run had a critic.
 

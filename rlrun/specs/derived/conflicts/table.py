@@ -145,8 +145,14 @@ _OTHER_MODELS = (
         "engines serve the teacher, and the trainer does not load it",
         "remove it, and set `adapter` in the table of [[engines]]",
     ),
+    refused(
+        on("reference.path"),
+        f.LORA,
+        "the reference is the frozen model beneath the adapters, so that it needs no memory",
+        "remove it, or serve that model with [[engines]] and name it as reference.engine",
+    ),
     no_effect(
-        given("reference.update_interval"),
+        _given("reference", "path", "update_interval"),
         f.SERVED_REFERENCE,
         "engines serve the reference, and the trainer does not load it",
     ),

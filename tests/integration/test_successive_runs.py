@@ -4,6 +4,8 @@ weights."""
 import json
 import signal
 
+import pytest
+
 from tests.integration.jobs import Jobs
 
 SETTINGS = {
@@ -15,6 +17,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 def test_staleness_is_counted_and_a_killed_run_continues_bit_for_bit(jobs: Jobs) -> None:
     whole = jobs.run("whole", **SETTINGS)
     assert whole.code == 0, whole.output

@@ -20,6 +20,7 @@ from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.submission import Submission, SubmittedState
 from rlrun.plugins.types import (
     Buffered,
+    Choice,
     Drop,
     Group,
     LossInputs,
@@ -118,6 +119,30 @@ class DataSource(Plugin, Protocol):
         """Returns row `index`, the same row every time. Raises ValueError, naming the fault, for a broken
         row.
         """
+
+
+class SteeredSource(DataSource, Protocol):
+    """A data source that chooses its rows itself, from the results of earlier ones. The framework then
+    neither shuffles them nor counts epochs.
+
+    Its choices must depend on nothing but its parameters and the observed groups, so that a resumed run
+    continues as it would have. Rows that are chosen but cannot be used are skipped.
+    """
+
+    def choose(self, samples: int) -> Choice:
+        """Returns the next row, and how many samples of it to generate: at most `samples`."""
+
+    def observe(self, group: Group) -> None:
+        """Receives each scored group before any filter, with the samples that did not fail."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Returns metrics by name, without the prefix `rollout/`; called once per step."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns what it has learnt, as JSON values, for every checkpoint."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state."""
 
 
 class Reward(Plugin, Protocol):

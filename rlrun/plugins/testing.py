@@ -210,11 +210,15 @@ def check_buffer(name: str, params: Params) -> None:
 
 
 def check_data(name: str, params: Params) -> list[Row]:
-    """Asserts that a data source gives rows with unique ids, the same from every instance and in any order.
+    """Asserts that a data source gives rows with unique ids, the same from every instance and in any order. A
+    source that chooses its rows must repeat its choices, also from a restored state.
 
     Returns the rows that are not broken.
     """
-    return contracts.same_rows(name, *_twice("data", name, params))
+    rows = contracts.same_rows(name, *_twice("data", name, params))
+    if hasattr(load("data", name), "choose"):
+        contracts.same_choices(name, lambda: build("data", name, params), rows)
+    return rows
 
 
 def check_tracker(name: str, params: Params, run_folder: str) -> None:

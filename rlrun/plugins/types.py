@@ -67,6 +67,21 @@ class Prompt:
     """`[P]` token ids, with the chat template applied; one placeholder for each token of an image."""
     images: tuple[PlacedImage, ...] = ()
     """The images, in the order of their placeholders in `tokens`."""
+    samples: int | None = None
+    """Number of executions in training; None: `rollout.samples_per_prompt`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The next prompt of a data source that chooses its rows.
+
+    Example: `Choice(row=17, samples=4)`
+    """
+
+    row: int
+    """Position of the row in the source."""
+    samples: int
+    """Number of executions of its prompt, at most `rollout.samples_per_prompt`."""
 
 
 class Status(StrEnum):

@@ -56,6 +56,8 @@ def sample(
 class Prompts:
     """Prompts 0, 1, 2 … for ever."""
 
+    steering = None
+
     def __init__(self) -> None:
         self.place = 0
 

@@ -15,7 +15,19 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from rlrun.plugins.types import Buffered, Drop, Group, LossOutputs, Mask, Row, Sample
+from rlrun.plugins.types import (
+    Buffered,
+    Choice,
+    Drop,
+    Group,
+    LossOutputs,
+    Mask,
+    Prompt,
+    Row,
+    Sample,
+    Status,
+    VersionSpan,
+)
 from rlrun.specs.problems.docstrings import field_docstrings
 
 
@@ -112,6 +124,48 @@ def same_rows(name: str, source: Any, second_source: Any) -> list[Row]:
         assert second_source[index] == rows[index], f"{name}'s row {index} is different the second time"
     assert len({row.id for row in rows.values()}) == len(rows), f"{name} has two rows with the same id"
     return list(rows.values())
+
+
+def same_choices(name: str, make: Callable[[], Any], rows: Sequence[Row]) -> list[Choice]:
+    """Asserts that a data source that chooses its rows chooses existing ones, and the same ones after the
+    same results, also when it continues from its state. `make` constructs the source; `rows` are its usable
+    rows.
+
+    Returns the choices.
+    """
+    first, second = make(), make()
+    choices: list[Choice] = []
+    for number in range(40):
+        if number % 4 == 0:
+            second = _restored(name, make(), second.state())
+        choice = first.choose(4)
+        assert choice == second.choose(4), f"{name} chooses differently the second time"
+        assert 0 <= choice.row < len(first), f"{name} chooses row {choice.row}, but has {len(first)}"
+        assert 1 <= choice.samples <= 4, f"{name} asks for {choice.samples} samples; the limit was 4"
+        group = _scored_group(rows[number % len(rows)], number)
+        before = pickle.dumps(group)
+        first.observe(group)
+        second.observe(group)
+        assert pickle.dumps(group) == before, f"{name} changes the group it observes"
+        choices.append(choice)
+    metrics = first.metrics()
+    assert all(np.isfinite(value) for value in metrics.values()), f"{name} has metrics that are not finite"
+    return choices
+
+
+def _scored_group(row: Row, number: int) -> Group:
+    """Returns two samples of a row, whose rewards differ for every other number."""
+    prompt = Prompt(row, number, np.ones(3, dtype=np.int32))
+    tokens, ones = np.ones(2, dtype=np.int32), np.ones(2, dtype=np.float32)
+    samples = [
+        Sample(
+            *(f"{number}-{place}", prompt, tokens, -ones, ones, (VersionSpan(0, 0, 2),)),
+            *(Status.COMPLETED, "an answer"),
+            reward=float(place * (number % 2)),
+        )
+        for place in range(2)
+    ]
+    return Group(prompt, samples)
 
 
 def same_losses(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trained: Any) -> None:

@@ -63,7 +63,7 @@ class Inputs:
     def prompts(self, count: int) -> Prefetcher[Prompt]:
         """Returns a reader of prompts in batches of `count`."""
         stream = self.steps
-        return Prefetcher(lambda: stream.take(count), stream.state, stream.restore)
+        return Prefetcher(lambda: stream.take(count), stream.state, stream.restore, stream.steering)
 
     def groups(self, count: int) -> Prefetcher[Group]:
         """Returns a reader of demonstrations in batches of `count`."""
@@ -98,7 +98,8 @@ def read_inputs(
         tools = _shown_tools("rollout.function", spec.rollout.function, function, spec.data, tokenizer)
         encode = _prompt_encoder(tokenizer, spec.data, tools, limit, row_check(spec.rewards))
         source = build("data", spec.data.type, spec.data.params)
-        prompts = PromptStream(source, encode, spec.data, limit, spec.seed)
+        samples = spec.rollout.samples_per_prompt
+        prompts = PromptStream(source, encode, spec.data, limit, spec.seed, samples=samples)
     own = {
         dataset.name: _rollout(dataset.function)
         for dataset in spec.eval.datasets

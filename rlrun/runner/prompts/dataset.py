@@ -1,6 +1,7 @@
-"""The run's endless sequence of prompts: each epoch is a seeded permutation of the usable rows.
+"""The run's endless sequence of prompts: each epoch is a seeded permutation of the usable rows, unless the
+data source chooses them itself.
 
-    DataSource[i] -> Row -> encode -> Prompt      (i from the epoch's permutation)
+    DataSource[i] -> Row -> encode -> Prompt      (i from the order of rows: row_order.py)
 
 A dataset of up to 10,000 rows is read and tokenised when the stream is created, so that its errors show at
 once. Of a larger one only the first rows of the epoch are, and a warning estimates how many of all rows are
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.protocols import DataSource
 from rlrun.plugins.types import Prompt, Row
+from rlrun.runner.prompts.row_order import Epochs, Steering, is_steered
 from rlrun.specs.sections.data import DataSpec
 
 EAGER_ROWS = 10_000
@@ -49,18 +51,22 @@ class PromptStream:
         spec: DataSpec,
         max_prompt_tokens: int,
         seed: int,
+        *,
+        samples: int = 1,
     ) -> None:
-        """`encode` tokenises a row; like the source it raises ValueError for a broken row.
+        """`encode` tokenises a row; like the source it raises ValueError for a broken row. `samples`: the
+        most samples of a prompt, for a source that chooses its rows.
 
         Raises ValueError if more than `max_bad_share` of the rows are broken, or no row is usable.
         """
         self._source = source
         self._encode = encode
-        self._shuffle = spec.shuffle
         self._max_prompt_tokens = max_prompt_tokens
         self._seed = seed
-        self._epoch, self._position, self._taken = 0, 0, 0
-        self._order = self._permutation()
+        self._taken = 0
+        self._epochs = Epochs(len(source), seed, shuffle=spec.shuffle)
+        self.steering = Steering(source, samples) if is_steered(source) else None
+        """Chooses the rows; None: they come in epochs."""
         self._ready: dict[int, tuple[Row, EncodedPrompt]] = {}
         self._unused = UnusedRows(spec, max_prompt_tokens, len(source))
         self._probed = False
@@ -81,20 +87,18 @@ class PromptStream:
         """
         prompts: list[Prompt] = []
         while len(prompts) < count:
-            if self._position == len(self._order):
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._permutation()
-            usable = self._read(int(self._order[self._position]))
-            self._position += 1
+            choice = self._epochs if self.steering is None else self.steering
+            index, samples = choice.next(self._taken)
+            usable = self._read(index)
             if usable is not None:
                 row, encoded = usable
-                prompts.append(Prompt(row, self._taken, encoded.tokens, encoded.images))
+                prompts.append(Prompt(row, self._taken, encoded.tokens, encoded.images, samples))
                 self._taken += 1
         return prompts
 
     def epoch(self) -> list[Prompt]:
         """Returns every usable row once, in this epoch's order; for a whole held-out dataset."""
-        readable = (self._read(int(index)) for index in self._order)
+        readable = (self._read(int(index)) for index in self._epochs.order)
         usable = (row for row in readable if row is not None)
         prompts = [
             Prompt(row, index, encoded.tokens, encoded.images) for index, (row, encoded) in enumerate(usable)
@@ -105,9 +109,9 @@ class PromptStream:
 
     def state(self) -> dict[str, Any]:
         """Returns the position in the sequence, as JSON values."""
+        place = (self._epochs if self.steering is None else self.steering).state()
         return {
-            "epoch": self._epoch,
-            "position": self._position,
+            **place,
             "taken": self._taken,
             "rows": len(self._source),
             "seed": self._seed,
@@ -121,14 +125,11 @@ class PromptStream:
                     f"the checkpoint was made with a dataset of {name} = {state[name]}, this one has "
                     f"{current}; resume with the data and seed it was made with"
                 )
-        self._epoch, self._position, self._taken = state["epoch"], state["position"], state["taken"]
-        self._order = self._permutation()
-
-    def _permutation(self) -> NDArray[np.int64]:
-        rows = len(self._source)
-        if not self._shuffle:
-            return np.arange(rows)
-        return np.random.Generator(np.random.PCG64([self._seed, self._epoch])).permutation(rows)
+        self._taken = state["taken"]
+        if self.steering is None:
+            self._epochs.restore(state)
+        else:
+            self.steering.restore(state)
 
     def _load_all(self) -> bool:
         """Reads and keeps all rows. Returns False, and keeps none, if too many of them have images."""
@@ -145,7 +146,7 @@ class PromptStream:
 
     def _probe(self) -> None:
         """Reads the first rows of the epoch, and warns about the share of prompts that will be dropped."""
-        probed = self._order[:PROBED_ROWS]
+        probed = self._epochs.order[:PROBED_ROWS]
         for index in probed:
             self._read(int(index))
         self._probed = True

@@ -1,8 +1,13 @@
-"""Reads and tokenises the next batch of rows in a thread, while the current one is used."""
+"""Reads and tokenises the next batch of rows in a thread, while the current one is used.
+
+Rows that a data source chooses are read when they are asked for, so that the choice knows all results.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from rlrun.runner.prompts.row_order import Steering
 
 Item = TypeVar("Item")
 
@@ -15,7 +20,10 @@ class Prefetcher(Generic[Item]):
         fetch: Callable[[], list[Item]],
         state: Callable[[], dict[str, Any]],
         seek: Callable[[dict[str, Any]], None],
+        steering: Steering | None = None,
     ) -> None:
+        """`steering`: the data source chooses the rows, so none is read ahead."""
+        self.steering = steering
         self._fetch = fetch
         self._read_state = state
         self._seek = seek
@@ -26,7 +34,8 @@ class Prefetcher(Generic[Item]):
         """Returns the next batch, and starts to read the one after it."""
         batch = await (self._pending or self._start())
         self._state = self._read_state()
-        self._pending = self._start()
+        if self.steering is None:
+            self._pending = self._start()
         return batch
 
     def state(self) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def _starvation(last: Sequence[Metrics], batch_size: int) -> Alert | None:
     return Alert(
         "starvation",
         f"{share:.0%} of the groups are not trained on".replace("%", " %")
-        + ": rollout/dropped names the reasons; prompts may be too easy or too hard",
+        + ": rollout/dropped names the reasons; prompts may be too easy or too hard, "
+        'which `[data] type = "curriculum"` avoids',
     )
 
 

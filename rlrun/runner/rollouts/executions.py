@@ -93,11 +93,11 @@ class Executions:
         if self._is_grouped:
             return results
         executions = iter(results)
-        return [[next(executions) for _ in range(self._settings.samples)] for _ in prompts]
+        return [[next(executions) for _ in range(self._settings.samples_of(prompt))] for prompt in prompts]
 
     def failed(self, prompt: Prompt, error: Exception) -> list[list[Trajectory]]:
         """Returns failed trajectories for all executions of a prompt."""
-        return [self._failed(prompt, number, error) for number in range(self._settings.samples)]
+        return [self._failed(prompt, number, error) for number in range(self._settings.samples_of(prompt))]
 
     def _in_slots(self, prompts: Sequence[Prompt], barrier: Barrier) -> list[Coroutine[Any, Any, Any]]:
         """Gives every execution a slot of the barrier, or every prompt where its executions run together."""
@@ -109,7 +109,8 @@ class Executions:
             ]
         executions: list[Coroutine[Any, Any, Any]] = []
         for position, prompt in enumerate(prompts):
-            slots = [barrier.add_slot((position, number)) for number in range(self._settings.samples)]
+            numbers = range(self._settings.samples_of(prompt))
+            slots = [barrier.add_slot((position, number)) for number in numbers]
             sessions = self._policy_group(prompt, slots[0].send).sessions
             executions += [
                 _run_in_slot(slot, self._run_session(session, slot.send, None))
@@ -118,7 +119,7 @@ class Executions:
         return executions
 
     async def _run_group(self, group: PolicyGroup) -> list[list[Trajectory]]:
-        prompt, samples = group.prompt, self._settings.samples
+        prompt, samples = group.prompt, self._settings.samples_of(group.prompt)
         numbers = [self._policy.environment.begin() for _ in range(samples)]
         executions: list[list[Trajectory]] = [[] for _ in range(samples)]
         try:
@@ -190,7 +191,7 @@ class Executions:
     def _policy_group(self, prompt: Prompt, send: SendRequest) -> PolicyGroup:
         seeds = [
             sample_seed(self._policy.seed, self._settings.purpose, prompt.index, number)
-            for number in range(self._settings.samples)
+            for number in range(self._settings.samples_of(prompt))
         ]
         return PolicyGroup(self._policy.tokenizer, self._settings, prompt, seeds, send)
 

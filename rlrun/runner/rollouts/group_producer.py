@@ -27,14 +27,21 @@ from rlrun.specs.sections.rollout import RolloutSpec
 class GroupProducer:
     """Produces a scored and filtered group of samples for a prompt."""
 
-    def __init__(self, spec: RolloutSpec, policy: RolloutContext, filters: Filters) -> None:
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        policy: RolloutContext,
+        filters: Filters,
+        observe: Callable[[Group], None] | None = None,
+    ) -> None:
+        """`observe` is called with each scored group, without its failed samples."""
         self._spec = spec
+        self._observe = observe
         self._policy = policy
         self._filters = filters
         self._concurrency = group_limit(spec.max_concurrency, spec.samples_per_prompt)
-        settings = rollout_settings(spec)
-        self._executions = Executions(policy, settings)
-        self._timeout = settings.timeout
+        self._settings = rollout_settings(spec)
+        self._executions = Executions(policy, self._settings)
 
     async def produce(
         self, prompt: Prompt, tally: Callable[[], Tally], cancelled: asyncio.Event | None = None
@@ -52,16 +59,17 @@ class GroupProducer:
             tally().count_request(request, generations)
             return generations
 
+        samples = self._settings.samples_of(prompt)
         try:
             async with self._concurrency:
                 trajectories = await self._executions.run(prompt, send)
         except TimeoutError as error:
-            tally().count_lost(self._spec.samples_per_prompt, error, Failure.LATE)
+            tally().count_lost(samples, error, Failure.LATE)
             tally().dropped["generation", "timeout"] += 1
-            tally().dropped_samples["generation", "timeout"] += self._spec.samples_per_prompt
+            tally().dropped_samples["generation", "timeout"] += samples
             return None
         except EngineError as error:
-            tally().count_lost(self._spec.samples_per_prompt, error, Failure.ENGINE)
+            tally().count_lost(samples, error, Failure.ENGINE)
             tally().dropped["generation", "failed"] += 1
             return None
         if cancelled is not None and cancelled.is_set():
@@ -83,8 +91,8 @@ class GroupProducer:
             return answers
 
         capacity = self._policy.pending.capacity
-        samples = len(prompts) * self._spec.samples_per_prompt
-        seconds = self._timeout * math.ceil(samples / (capacity or samples))
+        samples = sum(map(self._settings.samples_of, prompts))
+        seconds = self._settings.timeout * math.ceil(samples / (capacity or samples))
         try:
             async with asyncio.timeout(seconds):
                 trajectories = await self._executions.run_batch(prompts, send_batch)
@@ -117,6 +125,8 @@ class GroupProducer:
         if num_late:
             tally.dropped_samples["generation", "timeout"] += num_late
         finished = without_status(group, Status.FAILED, Status.ABORTED)
+        if self._observe is not None and finished.samples:
+            self._observe(finished)
         result = self._apply_filters(finished, some_late=num_late > 0)
         tally.count_filtered(result)
         kept = {id(sample) for sample in result.group.samples} if result.dropped is None else set()

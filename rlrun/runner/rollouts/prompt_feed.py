@@ -80,6 +80,8 @@ class PromptFeed:
     def state(self) -> dict[str, Any]:
         """Returns the position to resume at, as JSON values."""
         position = self._batches[0].position if self._batches else self._prompts.state()
+        if self._prompts.steering is not None:
+            position = self._prompts.steering.saved(position)
         finished = self._skipped.union(*(batch.finished for batch in self._batches))
         return {**position, _FINISHED: sorted(finished)}
 

@@ -48,7 +48,9 @@ class RolloutSource(ABC):
         self._spec = spec
         self._engines = policy.engines
         self._filters = filters
-        self._producer = GroupProducer(spec, policy, filters)
+        self._steering = prompts.steering
+        observe = self._steering.observe if self._steering is not None else None
+        self._producer = GroupProducer(spec, policy, filters, observe)
         self._feed = PromptFeed(prompts)
         self._tally = Tally()
 
@@ -96,4 +98,6 @@ class RolloutSource(ABC):
     def _replace_tally(self, waiting: Collection[int] = ()) -> Tally:
         """Returns the tally of a batch, and starts the next one with the groups of the `waiting` prompts."""
         tally, self._tally = self._tally, self._tally.split(waiting)
+        if self._steering is not None:
+            tally.steering = self._steering.metrics()
         return tally

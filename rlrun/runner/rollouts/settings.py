@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.generation import Sampling
+from rlrun.plugins.types import Prompt
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.rollout import RolloutSpec
 
@@ -32,7 +33,7 @@ class RolloutSettings:
     purpose: str
     """Part of request ids and seeds, so that training and every evaluation have seeds of their own."""
     samples: int
-    """n: executions per prompt."""
+    """n: executions per prompt, unless a prompt has its own number."""
     sampling: Sampling
     """The settings of a whole response; `sampling_for` returns those of one turn."""
     max_sample_tokens: int
@@ -43,6 +44,10 @@ class RolloutSettings:
     """Seconds that one execution may take."""
     record_mask: bool = False
     """Engines return the set of tokens that each token was drawn from."""
+
+    def samples_of(self, prompt: Prompt) -> int:
+        """Returns the number of executions of a prompt."""
+        return prompt.samples or self.samples
 
     def sampling_for(self, tokens: NDArray[np.int32], requested: Sampling | None) -> Sampling | None:
         """Returns the sampling of a turn after `tokens`, within all limits; None if no token fits.

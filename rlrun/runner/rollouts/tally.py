@@ -1,7 +1,7 @@
 """Counts what happens to prompts between two batches: the metrics of a batch, or why a rollout starved."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -54,6 +54,8 @@ class Tally:
     """Every scored group, kept or dropped; the metrics are computed over these."""
     removed: list[Group] = field(default_factory=list)
     """The samples that are not trained on, by prompt; some of them are saved for people to read."""
+    steering: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of a data source that chooses its rows."""
     spare: list[Group] = field(default_factory=list)
     """Groups that a filter with `keep_when_short` dropped, used rather than letting the step starve."""
 
@@ -132,8 +134,8 @@ class Tally:
         reasons = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
         last = f" The last failure: {self.failure}." if self.failure else ""
         cure = (
-            "Choose prompts the policy sometimes solves, loosen the filters (nonzero_std has "
-            "keep_when_short), or raise rollout.max_attempts"
+            'Choose prompts the policy sometimes solves (data.type = "curriculum" does), loosen the filters '
+            "(nonzero_std has keep_when_short), or raise rollout.max_attempts"
         )
         if self.dropped and all(name == "generation" for name, _ in self.dropped):
             cure = "No filter dropped any of them: find out why the engines or the rollout failed"
@@ -146,6 +148,7 @@ class Tally:
     def metrics(self, version: int) -> dict[str, float]:
         """Returns `rollout/…` over every scored group; `version` is that of the trainer's weights."""
         metrics: dict[str, float] = {"failed": self.failed, **failure_metrics(self.failures)}
+        metrics |= self.steering
         if self.executions:
             metrics["lost_frac"] = self.lost / self.executions
         if self.retried:

@@ -14,6 +14,7 @@ from rlrun.specs.rules.auxiliary_rules import (
     layouts,
     teacher,
 )
+from rlrun.specs.rules.curriculum_rules import curriculum_without_results
 from rlrun.specs.rules.filter_rules import (
     already_dropped_samples,
     filters_of_single_samples,
@@ -138,6 +139,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     filters_of_single_samples,
     filters_without_rewards,
     already_dropped_samples,
+    curriculum_without_results,
     cache_size,
     warm_up,
     teacher,

@@ -1,0 +1,21 @@
+"""The rule of `data.type = "curriculum"`: it chooses rows by how the rewards of groups differ."""
+
+from collections.abc import Iterator
+
+from rlrun.specs.needs import Needs
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.sections.job import Spec
+
+
+def curriculum_without_results(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """A curriculum needs rewards, and groups of several samples, to compare."""
+    if spec.data.type != "curriculum":
+        return
+    path, cure = ("data", "type"), "name the type of `[data.source]` instead, with its keys under `[data]`"
+    if not needs.rollout or not (spec.rewards or needs.rewards):
+        message = "chooses rows by their rewards, and this job has none"
+        yield Finding(path, message, cure, found="curriculum", related=(("algorithm", "type"),))
+    elif spec.rollout.samples_per_prompt == 1 and not needs.group_relative:
+        message = "chooses rows by how rewards differ within a group, and rollout.samples_per_prompt is 1"
+        related = (("rollout", "samples_per_prompt"),)
+        yield Finding(path, message, f"raise it, or {cure}", found="curriculum", related=related)

@@ -27,7 +27,7 @@ from tests.local_job import run_local
 
 TARGET = 0.95
 CHANGES = (
-    "trainer.steps=20",
+    "trainer.steps=28",
     "deterministic=true",
     "checkpoint.export_hf=false",
     "eval.interval=2",

@@ -113,7 +113,7 @@ def test_an_example_gives_a_valid_spec(path: Path, tmp_path: Path) -> None:
     assert not unaccounted(draft)
     if path.name == "overlay.toml":
         assert problems(draft, tmp_path) == [
-            "must be at least 2, found 1: grpo compares the samples of a prompt"
+            "must be at least 2, found 1: dppo compares the samples of a prompt"
         ]
     else:
         assert problems(draft, tmp_path) == []
@@ -123,13 +123,33 @@ def test_prime_rl_s_defaults_are_written_where_rlrun_s_differ() -> None:
     draft = of_settings({})
     rollout, trainer = draft.values["rollout"], draft.values["trainer"]
     assert (rollout["mode"], rollout["max_staleness"]) == ("async", 8)
-    assert draft.values["algorithm"] == {"type": "grpo", "normalize_std": False}
+    assert draft.values["algorithm"] == {
+        "type": "dppo",
+        "normalize_std": False,
+        "threshold": 0.2,
+        "threshold_high": 0.2,
+    }
     assert trainer["reduction"] == "per_token"
-    assert trainer["old_log_probs"] == "rollout"
+    assert "old_log_probs" not in trainer, "dppo takes the engine's of itself"
     assert trainer["weight_decay"] == 0.01
     assert draft.values["filters"] == [{"type": "nonzero_std"}]
     assert draft.values["cluster"] == {"placement": "disaggregated", "gpus_per_node": 2}
-    assert "DPPO" in "\n".join(draft.messages())
+    assert "squared log-ratios" in "\n".join(draft.messages())
+
+
+@pytest.mark.parametrize(
+    ("settings", "algorithm"),
+    [
+        ({"trainer.loss.dppo_mask_low": 0.1}, {"type": "dppo", "threshold": 0.1, "threshold_high": 0.2}),
+        ({"orchestrator.algo.type": "max_rl"}, {"type": "max_rl"}),
+        ({"trainer.loss.type": "custom"}, {"type": "grpo"}),
+    ],
+    ids=["dppo's bounds", "max_rl", "another loss"],
+)
+def test_a_loss_is_the_nearest_of_rlrun_s(settings: dict[str, Any], algorithm: dict[str, Any]) -> None:
+    written = of_settings(settings).values["algorithm"]
+    written.pop("normalize_std", None)
+    assert written == algorithm
 
 
 def test_a_batch_counts_samples() -> None:

@@ -107,6 +107,15 @@ def test_the_defaults_of_trl_are_written_where_rlrun_s_differ() -> None:
     assert any("--gpus N" in note for note in draft.messages())
 
 
+def test_sapo_has_temperatures_and_no_bounds() -> None:
+    settings = {"loss_type": "sapo", "sapo_temperature_neg": 1.5, "epsilon": 0.3}
+    draft = of_settings(settings)
+    assert draft.values["algorithm"] == {"type": "sapo", "tau": 1.0, "tau_negative": 1.5}
+    assert draft.values["trainer"]["reduction"] == "per_sample_mean"
+    assert "epsilon" in "\n".join(draft.messages())
+    assert "no temperature" in "\n".join(of_settings(settings | {"loss_type": "grpo"}).messages())
+
+
 def test_samples_and_micro_steps_become_prompts_and_optimizer_steps() -> None:
     settings = {
         "per_device_train_batch_size": 4,

@@ -112,6 +112,54 @@ def test_verl_s_defaults_are_written_where_rlrun_s_differ() -> None:
     assert draft.values["cluster"] == {"nodes": 1, "gpus_per_node": 8}
 
 
+LOSS, ESTIMATOR = f"{ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator"
+
+
+@pytest.mark.parametrize(
+    ("settings", "algorithm"),
+    [
+        ({LOSS: "sapo", f"{ACTOR}.tau_pos": 2.0}, {"type": "sapo", "tau": 2.0, "tau_negative": 1.05}),
+        ({LOSS: "geo_mean"}, {"type": "gmpo", "clip": 0.2, "clip_high": 0.2}),
+        (
+            {LOSS: "clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio": 0.01},
+            {
+                **{"type": "clip_cov", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+                **{"fraction": 0.01, "low": 1.0, "high": 5.0},
+            },
+        ),
+        (
+            {LOSS: "kl_cov", f"{ACTOR}.policy_loss.ppo_kl_coef": 1.0},
+            {"type": "kl_cov", "fraction": 0.0002, "penalty": 1.0},
+        ),
+        (
+            {LOSS: "dppo_tv", f"{ACTOR}.clip_ratio_low": 0.1},
+            {"type": "dppo", "threshold": 0.1, "threshold_high": 0.2},
+        ),
+        (
+            {LOSS: "dppo_kl"},
+            {"type": "dppo", "divergence": "kl", "threshold": 0.2, "threshold_high": 0.2},
+        ),
+        ({ESTIMATOR: "opo"}, {"type": "opo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+        ({ESTIMATOR: "gdpo"}, {"type": "gdpo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+        (
+            {ESTIMATOR: "grpo_passk"},
+            {
+                **{"type": "pass_at_k", "normalize_std": True},
+                **{"clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+            },
+        ),
+    ],
+    ids=lambda value: "" if "type" in value else "-".join(map(str, value.values())),
+)
+def test_a_loss_and_an_estimator_are_an_algorithm(
+    settings: dict[str, Any], algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    draft = of_settings(settings)
+    assert draft.values["algorithm"] == algorithm
+    assert not unaccounted(draft)
+    assert problems(draft, tmp_path) == []
+
+
 def test_a_mini_batch_counts_prompts() -> None:
     draft = of_settings({"data.train_batch_size": 64, f"{ACTOR}.ppo_mini_batch_size": 16})
     assert draft.values["rollout"]["batch_size"] == 64

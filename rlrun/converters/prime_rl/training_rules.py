@@ -12,6 +12,7 @@ _SCHEDULES = {"constant": "constant", "linear": "wsd", "cosine": "cosine"}
 _OPTIMIZERS = ("adamw", "sgd", "muon")
 _WEIGHT_SYNC = {"nccl": "broadcast", "filesystem": "disk"}
 _PRECISIONS = {"fp8": "float8", "mxfp8": "mxfp8"}
+_LOSS_BOUNDS = ("trainer.loss.dppo_mask_low", "trainer.loss.dppo_mask_high")
 _PHASES = ("warmup_steps", "decay_steps", "min_lr")
 _GROUP = "orchestrator.group_size"
 
@@ -123,15 +124,27 @@ def algorithm(draft: ImportDraft) -> None:
     if kind == "opd":
         _distillation(draft, name)
     else:
-        draft.put("algorithm.type", "grpo", name)
-        comment = "prime-rl subtracts the group's mean only"
-        draft.set("algorithm.normalize_std", False, (), comment)
-        if kind != "grpo":
-            draft.drop("has no counterpart: grpo is written (available: grpo, opd)", name)
+        _policy_gradient(draft, kind, name)
     filtered = "orchestrator.train.filter_zero_advantages"
     if draft.is_on(filtered) and kind != "opd":
         comment = "prime-rl leaves these groups out of the batch, rlrun replaces them"
         draft.put("filters.*.type", "nonzero_std", filtered, comment=comment)
+
+
+def _policy_gradient(draft: ImportDraft, kind: str, name: str) -> None:
+    """Sets the advantages, and prime-rl's default loss where rlrun has both together."""
+    if kind == "max_rl":
+        draft.put("algorithm.type", "max_rl", name, comment="its loss is clipped, prime-rl's is DPPO's")
+        draft.drop("max_rl has a clipped loss", *_LOSS_BOUNDS)
+        return
+    by_default = draft.value("trainer.loss.type") == "default"
+    draft.put("algorithm.type", "dppo" if by_default else "grpo", "trainer.loss.type", name)
+    draft.set("algorithm.normalize_std", False, (), "prime-rl subtracts the group's mean only")
+    if by_default:
+        for key, setting in zip(("threshold", "threshold_high"), _LOSS_BOUNDS, strict=True):
+            draft.put(f"algorithm.{key}", draft.number(setting), setting)
+    if kind != "grpo":
+        draft.drop("has no counterpart: the advantages are grpo's (available: grpo, max_rl, opd)", name)
 
 
 def _distillation(draft: ImportDraft, name: str) -> None:
@@ -147,17 +160,17 @@ def _distillation(draft: ImportDraft, name: str) -> None:
 
 
 def loss(draft: ImportDraft) -> None:
-    """Sets the reduction and the old log-probs. The loss itself has no counterpart."""
+    """Sets the reduction and the old log-probs."""
     draft.set("trainer.reduction", "per_token", (), "prime-rl divides by the number of tokens")
-    if draft.values["rollout"]["mode"] == "async":
+    kind = draft.values["algorithm"]["type"]
+    if draft.values["rollout"]["mode"] == "async" and kind != "dppo":
         draft.set("trainer.old_log_probs", "rollout", (), "prime-rl's ratio is to the engine's log-probs")
-    if draft.values["algorithm"]["type"] == "grpo":
+    if kind == "dppo":
         draft.notes.append(
-            "trainer.loss: prime-rl's default masks tokens whose probability changed by more than 0.2 "
-            "(DPPO), and penalises squared log-ratios; it has no counterpart, and rlrun's GRPO clips ratios "
-            "(algorithm.clip)"
+            "trainer.loss: prime-rl also penalises squared log-ratios (trainer.loss.kl_tau), which has no "
+            "counterpart"
         )
-    draft.drop("has no counterpart: GRPO's clipped loss is written", "trainer.loss.type")
+    draft.drop_unused("has no counterpart: the clipped loss is written", "trainer.loss.type")
 
 
 def optimizer(draft: ImportDraft) -> None:

@@ -16,7 +16,8 @@ _REDUCTIONS = {
     "cispo": "per_token",
     "vespo": "per_token",
 }
-_ALGORITHMS = {"dr_grpo": "dr_grpo", "cispo": "cispo"}
+_ALGORITHMS = {"dr_grpo": "dr_grpo", "cispo": "cispo", "sapo": "sapo"}
+_TEMPERATURES = {"tau": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
 _UNBOUNDED = 1e6
 """Stands for no upper bound of a correction."""
 _CORRECTION = (
@@ -33,13 +34,13 @@ def loss(draft: ImportDraft) -> None:
     kind = str(draft.value("loss_type"))
     algorithm = _ALGORITHMS.get(kind, "grpo")
     if draft.value("importance_sampling_level") == "sequence":
-        if algorithm == "cispo":
-            draft.drop("cispo has ratios of tokens only", "importance_sampling_level")
+        if algorithm in ("cispo", "sapo"):
+            draft.drop(f"{algorithm} has ratios of tokens only", "importance_sampling_level")
         else:
             algorithm = "gspo"
     draft.put("algorithm.type", algorithm, "loss_type", "importance_sampling_level")
     draft.put("trainer.reduction", _REDUCTIONS.get(kind, "per_token"), "loss_type")
-    if kind not in _REDUCTIONS or kind in ("sapo", "vespo", "luspo"):
+    if kind not in _REDUCTIONS or kind in ("vespo", "luspo"):
         draft.drop("this loss has no counterpart: GRPO's clipped loss is written in its place", "loss_type")
     elif kind == "bnpo":
         draft.drop("normalised over the optimizer step, not over each micro-batch", "loss_type")
@@ -57,7 +58,15 @@ def _scale(draft: ImportDraft, algorithm: str) -> None:
 
 
 def clipping(draft: ImportDraft) -> None:
-    """Sets the bounds of the ratio. CISPO's weight has only an upper bound, which TRL gives itself."""
+    """Sets the bounds of the ratio. CISPO's weight has only an upper bound, which TRL gives itself; SAPO has
+    temperatures instead.
+    """
+    if draft.values["algorithm"]["type"] == "sapo":
+        for key, name in _TEMPERATURES.items():
+            draft.put(f"algorithm.{key}", draft.number(name), name)
+        draft.drop("SAPO has no bounds", "epsilon", "epsilon_high", "delta")
+        return
+    draft.drop("no effect: this loss has no temperature", *_TEMPERATURES.values())
     low = draft.number("epsilon")
     high = draft.number("epsilon_high", low)
     if draft.values["algorithm"]["type"] == "cispo":

@@ -11,13 +11,43 @@ _ALGORITHMS = {
     "gae": "ppo",
     "grpo": "grpo",
     "grpo_vectorized": "grpo",
+    "grpo_passk": "pass_at_k",
+    "opo": "opo",
+    "gdpo": "gdpo",
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
 }
-_LOSSES = ("gspo", "cispo")
-_GROUP_RELATIVE = ("grpo", "gspo", "cispo", "dr_grpo")
+_LOSSES = {
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    "geo_mean": "gmpo",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
+    "dppo_tv": "dppo",
+    "dppo_kl": "dppo",
+}
+"""Algorithms by the names of verl's losses."""
+_GROUP_RELATIVE = ("grpo", "dr_grpo", *_LOSSES.values())
+_BOUNDS = {"dppo": ("threshold", "threshold_high")}
+"""Keys for verl's lower and upper bound, where they are not `clip` and `clip_high`."""
+_UNBOUNDED = ("sapo", "kl_cov")
+_WITHOUT_DUAL = {*_LOSSES.values()} - {"clip_cov"}
+_OWN_KEYS = {
+    "sapo": {"tau": f"{_ACTOR}.tau_pos", "tau_negative": f"{_ACTOR}.tau_neg"},
+    "clip_cov": {
+        "fraction": f"{_ACTOR}.policy_loss.clip_cov_ratio",
+        "low": f"{_ACTOR}.policy_loss.clip_cov_lb",
+        "high": f"{_ACTOR}.policy_loss.clip_cov_ub",
+    },
+    "kl_cov": {
+        "fraction": f"{_ACTOR}.policy_loss.kl_cov_ratio",
+        "penalty": f"{_ACTOR}.policy_loss.ppo_kl_coef",
+    },
+}
+"""Keys of single algorithms, and verl's settings of them."""
 _PENALISED = ("ppo", "reinforce_plus_plus")
 _REDUCTIONS = {
     "token-mean": "per_token",
@@ -38,13 +68,17 @@ def algorithm(draft: ImportDraft) -> None:
         draft.drop(f"has no counterpart: grpo is written (available: {', '.join(_ALGORITHMS)})", _ESTIMATOR)
     kind = _ALGORITHMS.get(estimator, "grpo")
     if loss in _LOSSES and kind == "grpo":
-        draft.put("algorithm.type", loss, _LOSS, _ESTIMATOR)
+        draft.put("algorithm.type", _LOSSES[loss], _LOSS, _ESTIMATOR)
+        if loss == "dppo_kl":
+            draft.put("algorithm.divergence", "kl", _LOSS)
     else:
         draft.put("algorithm.type", kind, _ESTIMATOR)
         if loss != "vanilla":
             draft.drop(f"has no counterpart with {estimator}: the clipped loss is written", _LOSS)
     name = "algorithm.norm_adv_by_std_in_grpo"
-    if _type(draft) in _GROUP_RELATIVE:
+    if _type(draft) == "pass_at_k":
+        draft.put("algorithm.normalize_std", draft.is_on(name), name)
+    elif _type(draft) in _GROUP_RELATIVE:
         draft.put_given("algorithm.normalize_std", draft.is_on(name), name)
     for key, owners in (("gamma", _PENALISED), ("lambd", ("ppo",))):
         if draft.has(f"algorithm.{key}") and _type(draft) not in owners:
@@ -74,7 +108,12 @@ def clipping(draft: ImportDraft) -> None:
     """Sets the bounds of the ratio; verl bounds it for negative advantages too, by 3 unless it is set."""
     low, high = (f"{_ACTOR}.clip_ratio_{side}" for side in ("low", "high"))
     both, dual = f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_c"
-    for key, name in (("clip", low), ("clip_high", high)):
+    _own_keys(draft)
+    if _type(draft) in _UNBOUNDED:
+        draft.drop("no effect: this loss has no bounds", low, high, both, dual)
+        return
+    keys = _BOUNDS.get(_type(draft), ("clip", "clip_high"))
+    for key, name in zip(keys, (low, high), strict=True):
         source = both if name in draft.settings and draft.value(name) is None else name
         value = draft.number(source)
         if value > 0:
@@ -82,12 +121,22 @@ def clipping(draft: ImportDraft) -> None:
             comment = f"{value:g} is no lower bound, as 1" if no_bound else ""
             draft.put(f"algorithm.{key}", 1.0 if no_bound else value, source, comment=comment)
     draft.drop_unused("no effect: clip_ratio_low and clip_ratio_high take precedence", both)
-    if _type(draft) in _LOSSES:
+    if _type(draft) in _WITHOUT_DUAL:
         draft.drop("no effect: this loss has no such bound", dual)
     elif draft.number(dual) > 1:
         draft.put("algorithm.dual_clip", draft.number(dual), dual)
     else:
         draft.drop("the bound has to be above 1", dual)
+
+
+def _own_keys(draft: ImportDraft) -> None:
+    """Sets what only this algorithm has, and notes what only others have."""
+    for kind, keys in _OWN_KEYS.items():
+        for key, name in keys.items():
+            if kind == _type(draft):
+                draft.put(f"algorithm.{key}", draft.number(name), name)
+            else:
+                draft.drop(f"no effect: only {kind} has it", name)
 
 
 def kl(draft: ImportDraft) -> None:

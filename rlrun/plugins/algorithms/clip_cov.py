@@ -9,8 +9,8 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.covariance import mark_tokens, token_covariances
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
-from rlrun.plugins.algorithms.objective import clip_terms, needs_of, objective
-from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
+from rlrun.plugins.algorithms.objective import clip_terms, objective
+from rlrun.plugins.types import Group, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,12 +39,7 @@ class ClipCov(GRPO):
     loss_formula = (
         "as `grpo`, or 0 on a `fraction` of the tokens, drawn among those with `low` < covariance < `high`"
     )
-
-    def __init__(self, params: ClipCovParams) -> None:
-        super().__init__(params)
-        self.needs: Needs = needs_of(
-            params, group_relative=params.subtract_mean, policy_log_probs=True, marks=True
-        )
+    further_needs = ("policy_log_probs", "marks")
 
     def marks(
         self, groups: Sequence[Group], advantages: Sequence[NDArray[np.float32]]

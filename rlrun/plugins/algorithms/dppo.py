@@ -6,8 +6,8 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.correction import MAX_LOG_RATIO
 from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
-from rlrun.plugins.algorithms.objective import needs_of, objective
-from rlrun.plugins.types import LossInputs, LossOutputs, Needs
+from rlrun.plugins.algorithms.objective import objective
+from rlrun.plugins.types import LossInputs, LossOutputs
 
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}
 """The thresholds of the authors' runs in verl, `examples/dppo_trainer`."""
@@ -35,10 +35,7 @@ class DPPO(GroupCompared):
     Params = DPPOParams
     params: DPPOParams
     loss_formula = "−ρA, or 0 where the token’s probability moved beyond `threshold` towards A"
-
-    def __init__(self, params: DPPOParams) -> None:
-        super().__init__(params)
-        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean, engine_ratio=True)
+    further_needs = ("engine_ratio",)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -ratio · advantage, or 0 on a token that is left out."""

@@ -1,10 +1,10 @@
-"""The bases of algorithms that share GRPO's advantages or its loss."""
+"""The bases of algorithms that share GRPO's advantages or its loss; GRPO has the first."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rlrun.plugins.algorithms.advantages import Comparison, group_relative, spread_over_tokens
 from rlrun.plugins.algorithms.objective import ClipParams, ObjectiveParams, clipped_objective, needs_of
@@ -27,10 +27,13 @@ class GroupCompared:
 
     api_version = 1
     advantage_formula = "as `grpo`"
+    further_needs: ClassVar[tuple[str, ...]] = ()
+    """Fields of `Needs` that the loss requires whatever terms are active."""
 
     def __init__(self, params: ComparedParams) -> None:
         self.params = params
-        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean)
+        further_needs = dict.fromkeys(self.further_needs, True)
+        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean, **further_needs)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""

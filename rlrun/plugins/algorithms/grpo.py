@@ -9,42 +9,22 @@ critic. A job uses the class below in two places:
 The framework masks tokens that are not trained, reduces the token losses and computes the gradient.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from rlrun.plugins.algorithms.advantages import Comparison, group_relative
-from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import shape_advantages
-from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
+from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective
+from rlrun.plugins.types import LossInputs, LossOutputs
 
 
-class GRPOParams(Comparison, ClipParams):
+class GRPOParams(ComparedParams, ClipParams):
     """The parameters of GRPO. The defaults are GRPO as published, except that no KL term is added."""
 
 
-class GRPO:
+class GRPO(GroupCompared):
     """Computes advantages relative to the group, and trains on them with PPO's clipped loss."""
 
     Params = GRPOParams
-    api_version = 1
+    params: GRPOParams
     advantage_formula = "(r − group mean) / (group std + 1e-6)"
     loss_formula = "max(−ρA, −clip(ρ, 1 − clip, 1 + clip_high)·A)"
-
-    def __init__(self, params: GRPOParams) -> None:
-        self.params = params
-        self.needs: Needs = needs_of(params, group_relative=params.subtract_mean)
-
-    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
-        params = self.params
-        differences = group_relative(groups, params.normalize_std, params.subtract_mean)
-        return shape_advantages(params, groups, differences)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.covariance import mark_tokens, token_covariances
 from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
-from rlrun.plugins.algorithms.objective import needs_of, objective
-from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
+from rlrun.plugins.algorithms.objective import objective
+from rlrun.plugins.types import Group, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +35,7 @@ class KLCov(GroupCompared):
     Params = KLCovParams
     params: KLCovParams
     loss_formula = "−ρA, plus `penalty`·|new − old| on the `fraction` of tokens with the largest covariances"
-
-    def __init__(self, params: KLCovParams) -> None:
-        super().__init__(params)
-        self.needs: Needs = needs_of(
-            params, group_relative=params.subtract_mean, policy_log_probs=True, marks=True
-        )
+    further_needs = ("policy_log_probs", "marks")
 
     def marks(
         self, groups: Sequence[Group], advantages: Sequence[NDArray[np.float32]]

@@ -14,9 +14,9 @@ from pydantic import Field
 from rlrun.plugins.algorithms.correction import MAX_LOG_RATIO
 from rlrun.plugins.algorithms.covariance import mark_tokens
 from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
-from rlrun.plugins.algorithms.objective import needs_of, objective
+from rlrun.plugins.algorithms.objective import objective
 from rlrun.plugins.algorithms.shaping import trained_mask
-from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
+from rlrun.plugins.types import Group, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,16 +44,7 @@ class M2PO(GroupCompared):
     loss_formula = (
         "−(policy / engine)·A, or 0 on outliers: the mean (log ratio)² of the others is below `threshold`"
     )
-
-    def __init__(self, params: M2POParams) -> None:
-        super().__init__(params)
-        self.needs: Needs = needs_of(
-            params,
-            group_relative=params.subtract_mean,
-            policy_log_probs=True,
-            trainer_log_probs=True,
-            marks=True,
-        )
+    further_needs = ("policy_log_probs", "trainer_log_probs", "marks")
 
     def marks(
         self, groups: Sequence[Group], advantages: Sequence[NDArray[np.float32]]

@@ -52,7 +52,7 @@ class CurriculumParams(Section):
     bins: int = Field(default=8, ge=2)
     """Largest number of bins. Each value is a bin, unless there are more values: numbers are then divided
     into bins of about as many rows, and texts are an error."""
-    memory: float = Field(default=128, gt=0)
+    memory: float = Field(default=64, gt=0)
     """Number of groups after which a result counts half as much, so that the choice follows the policy."""
     per_token: bool = False
     """Compare bins by the groups that differ per generated token, not per group. It prefers bins with short

@@ -4,6 +4,7 @@ weights."""
 import json
 import signal
 
+import psutil
 import pytest
 
 from tests.integration.jobs import Jobs
@@ -14,11 +15,14 @@ SETTINGS = {
     "checkpoint__export_interval": 3,
     "checkpoint__export_hf": True,
     "trainer__steps": 6,
+    "cluster__environment": {"JOB_NOTE": "plain", "JOB_TOKEN": "${env:JOB_TOKEN}"},
 }
+SECRET = "a-secret-of-this-test"
 
 
 @pytest.mark.slow
 def test_staleness_is_counted_and_a_killed_run_continues_bit_for_bit(jobs: Jobs) -> None:
+    jobs.environment["JOB_TOKEN"] = SECRET
     whole = jobs.run("whole", **SETTINGS)
     assert whole.code == 0, whole.output
     # engines get the weights of steps 2, 3 (a checkpoint), 4 and 6
@@ -31,12 +35,17 @@ def test_staleness_is_counted_and_a_killed_run_continues_bit_for_bit(jobs: Jobs)
     jobs.environment["HOLD"] = str(hold)
     killed = jobs.start("killed", **SETTINGS)
     killed.until_step(5)  # the reward holds the job in its sixth step; the last checkpoint is of the third
+    for name in ("trainer 0", "engine 0"):
+        assert psutil.Process(killed.pid(name)).environ()["JOB_NOTE"] == "plain"
     killed.signal(signal.SIGKILL)
     killed.wait()
     hold.unlink()
     resumed = jobs.run("killed", "--resume", **SETTINGS)
     assert resumed.code == 0, resumed.output
     assert resumed.curve == whole.curve
+
+    files = [path for path in jobs.folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
     models = whole.folder.models
     assert sorted(path.name for path in models.iterdir()) == ["step-3", "step-6"]

@@ -13,6 +13,9 @@ from rlrun.runner.contracts.placeholders import repeats
 from rlrun.runner.prompts.template import messages_of
 from rlrun.runner.prompts.tokenizer import Mask, Tokenizer, Tokens
 
+STEP_MASK = "step_loss_mask"
+"""The key of an assistant's message that says whether it is trained on: 1 (default) or 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
@@ -80,6 +83,9 @@ def encode_conversation(tokenizer: Tokenizer, row: Row) -> list[Demonstration]:
     once messages follow (Qwen3's template drops their thoughts), another sample begins, so that the policy is
     trained on the context from which it generates.
 
+    An assistant's message with `"step_loss_mask": 0`, a key of slime's rows, is context: none of its tokens
+    is trained on.
+
     Raises ValueError for a chat that does not end with an answer, or whose generation prompt is not a prefix
     of the answer's turn.
     """
@@ -89,12 +95,24 @@ def encode_conversation(tokenizer: Tokenizer, row: Row) -> list[Demonstration]:
             f"row {row.id}: SFT needs a demonstration; end the messages with an assistant's, or set the "
             "data source's response_key"
         )
-    marked = tokenizer.encode_marked(row, messages)
+    all_trained = all(_is_trained(row, message) for message in messages)
+    marked = tokenizer.encode_marked(row, messages) if all_trained else None  # marks do not tell turns apart
     chats = [(*marked, messages[-1])] if marked else _by_turn(tokenizer, row, messages)
     samples = [_demonstration(*chat) for chat in chats if chat[1].any()]
     if not samples:
-        raise ValueError(f"row {row.id}: the chat template renders no token of the assistant's turns")
+        why = "the chat template renders no token of the assistant's turns"
+        raise ValueError(f"row {row.id}: {why if all_trained else f'every {STEP_MASK} is 0'}")
     return samples
+
+
+def _is_trained(row: Row, message: Any) -> bool:
+    """Returns whether the tokens of an assistant's message are trained on."""
+    value = message.get(STEP_MASK)
+    if value is None:  # Parquet files have every key in every message
+        return True
+    if value not in (0, 1):
+        raise ValueError(f"row {row.id}: {STEP_MASK} of a message is {value!r}; it must be 0 or 1")
+    return bool(value)
 
 
 def _by_turn(tokenizer: Tokenizer, row: Row, messages: Sequence[Any]) -> list[tuple[Tokens, Mask, Any]]:
@@ -109,7 +127,7 @@ def _by_turn(tokenizer: Tokenizer, row: Row, messages: Sequence[Any]) -> list[tu
         ends = np.flatnonzero(np.isin(answer, tokenizer.eos_token_ids))
         end = len(before) + (ends[-1] + 1 if len(ends) else len(answer))
         mask = np.zeros(end, dtype=np.float32)
-        mask[len(before) :] = 1
+        mask[len(before) :] = _is_trained(row, message)
         if chats and np.array_equal(chats[-1][0], before[: len(chats[-1][0])]):
             _, earlier, _ = chats.pop()
             mask[: len(earlier)] = earlier

@@ -203,6 +203,34 @@ def test_every_answer_of_a_chat_is_trained_and_nothing_else(tmp_path: Path, temp
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
+@pytest.mark.parametrize(("turn", "trained"), [(1, "It is 6.<|im_end|>"), (3, "4<|im_end|>")])
+def test_a_turn_that_its_row_masks_is_context_alone(
+    tmp_path: Path, template: str, turn: int, trained: str
+) -> None:
+    messages = [dict(message) for message in CHAT.prompt]  # type: ignore[arg-type]
+    messages[turn]["step_loss_mask"] = 0
+    tokenizer = make(tmp_path, template)
+    [sample] = encode_conversation(tokenizer, Row("9", messages))
+    assert raw(tokenizer, sample.response[sample.mask > 0]) == trained
+    [whole] = encode_conversation(tokenizer, CHAT)
+    tokens = np.concatenate([sample.prompt, sample.response])
+    assert tokens.tolist() == np.concatenate([whole.prompt, whole.response])[: len(tokens)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("masks", "problem"),
+    [((0, 0), "row 9: every step_loss_mask is 0"), ((0.5, 1), "step_loss_mask of a message is 0.5")],
+)
+def test_masks_of_turns_that_leave_nothing_or_are_none_are_refused(
+    tmp_path: Path, masks: tuple[float, float], problem: str
+) -> None:
+    messages = [dict(message) for message in CHAT.prompt]  # type: ignore[arg-type]
+    messages[1]["step_loss_mask"], messages[3]["step_loss_mask"] = masks  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=problem):
+        encode_conversation(make(tmp_path), Row("9", messages))
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
 def test_the_tools_of_a_chat_stand_in_what_is_trained(tmp_path: Path, template: str) -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
     told = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + template

@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -460,3 +462,11 @@ async def test_a_mask_of_the_whole_vocabulary_is_refused(client: EngineClient) -
     assert "return_sampling_mask records the tokens within top_k or top_p" in answer["error"]["message"]
     body = {"input_ids": [5], "return_sampling_mask": [True, False], "sampling_params": {"top_k": 3}}
     assert (await post(client, "/generate", body))[0] == 400
+
+
+def test_an_engine_imports_neither_transformers_nor_the_compiler_of_torch():
+    code = "import sys, rlrun.runner.engines.native.http.server; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = loaded.stdout.split()
+    assert "torch" in names
+    assert not {"transformers", "torch._dynamo", "torch.distributed.tensor"} & set(names)

@@ -17,17 +17,18 @@ from rlrun.runner.engines.native.model import flash_ops
 from rlrun.runner.engines.native.model.batches import packed_prompts
 from rlrun.runner.engines.native.model.cache import (
     BlockPool,
+    KVCache,
     block_size,
     blocks_for,
     make_cache,
     token_bytes,
 )
 from rlrun.runner.engines.native.model.config import engine_architecture
+from rlrun.runner.engines.native.model.decoder_layers import OtherLayers
 from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.engines.native.model.image_tower import ImageTower
-from rlrun.runner.engines.native.model.transformers_layers import TransformersLayers
 from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
@@ -75,7 +76,7 @@ def load(setup: EngineSetup) -> LoadedEngine:
     # One block more than the tokens need: a sample's prompt and its response each begin a block.
     pool = BlockPool(blocks_for(cache_tokens, block) + 1, block)
     cache = make_cache(architecture, pool.total, dtype, device, paged=paged)
-    layers = None if own_layers else TransformersLayers(Path(setup.model_folder), architecture, cache, length)
+    layers = None if own_layers else _transformers_layers(setup, architecture, cache, length)
     model = Model(
         architecture,
         fuse(named, architecture),
@@ -93,6 +94,16 @@ def load(setup: EngineSetup) -> LoadedEngine:
     stops = Stops(architecture.vocab, end_token_ids(Path(setup.model_folder)), setup.model_folder)
     scheduler = Scheduler(model, pool, rows, stops, kept=setup.kept_samples, draft_tokens=setup.draft_tokens)
     return LoadedEngine(architecture, scheduler, stops, dtype, length, cache_tokens)
+
+
+def _transformers_layers(
+    setup: EngineSetup, architecture: Architecture, cache: KVCache, length: int
+) -> OtherLayers:
+    """Returns the layers of a family that only transformers computes."""
+    # its imports take longer than all other imports of an engine
+    from rlrun.runner.engines.native.model.transformers_layers import TransformersLayers
+
+    return TransformersLayers(Path(setup.model_folder), architecture, cache, length)
 
 
 def _image_tower(

@@ -20,7 +20,12 @@ from rlrun.runner.engines.native.model.device_copies import to_device
 from rlrun.runner.engines.native.model.engine_parts import EngineParts
 from rlrun.runner.engines.native.model.experts import route, routed_output
 from rlrun.runner.engines.native.model.image_tower import ShownImages
-from rlrun.runner.engines.native.model.layer_weights import ExpertWeights, LayerWeights, ModelWeights
+from rlrun.runner.engines.native.model.layer_weights import (
+    ExpertWeights,
+    LayerWeights,
+    ModelWeights,
+    Tensors,
+)
 from rlrun.runner.engines.native.model.recurrent import Recur
 from rlrun.runner.engines.native.model.torch_ops import Rotation, Scores
 
@@ -68,6 +73,18 @@ class ForwardPass:
     """Gets the experts `[T, K]` of each sparse layer."""
     images: ShownImages | None = None
     """The images of the tokens; None without images."""
+
+
+class OtherLayers(Protocol):
+    """Layers that are not rlrun's own and hold their parameters themselves: those of transformers."""
+
+    def load(self, named: Tensors) -> None: ...
+
+    def release(self) -> None: ...
+
+    def run(self, weights: ModelWeights, cache: KVCache, forward: ForwardPass) -> torch.Tensor: ...
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
 
 
 class DecoderLayers:

@@ -23,7 +23,13 @@ from rlrun.runner.engines.native.model import flash_ops, native_ops, torch_ops
 from rlrun.runner.engines.native.model.batches import DecodeBatch, Int32, Int64
 from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.config import weight_shapes
-from rlrun.runner.engines.native.model.decoder_layers import Attend, DecoderLayers, ForwardPass, Operations
+from rlrun.runner.engines.native.model.decoder_layers import (
+    Attend,
+    DecoderLayers,
+    ForwardPass,
+    Operations,
+    OtherLayers,
+)
 from rlrun.runner.engines.native.model.device_copies import to_device
 from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from rlrun.runner.engines.native.model.fused_weights import is_packable, pack_for_onednn
@@ -32,7 +38,6 @@ from rlrun.runner.engines.native.model.layer_weights import ModelWeights, withou
 from rlrun.runner.engines.native.model.page_lookups import continued_lookup, own_lookup, prompt_lookup
 from rlrun.runner.engines.native.model.recurrent import PromptRecurrence, Recur, RecurrentStates
 from rlrun.runner.engines.native.model.torch_ops import Scores
-from rlrun.runner.engines.native.model.transformers_layers import TransformersLayers
 
 PADDING_WEIGHTS = 100_000_000
 """Padding rows times weights whose product costs about as much as oneDNN's code for a new batch size."""
@@ -77,7 +82,7 @@ class Model:
         recurrent: RecurrentStates | None = None,
         tower: ImageTower | None = None,
         exact: bool = False,
-        layers: TransformersLayers | None = None,
+        layers: OtherLayers | None = None,
     ) -> None:
         """`length`: tokens of the longest sequence. `wide_head`: logits are computed in float32.
 
@@ -109,6 +114,7 @@ class Model:
         tables = rope_tables(architecture.rope, architecture.rotated_dim, length)
         self._cos, self._sin = (table.to(self.device) for table in tables)
         self.parts = engine_parts(architecture)
+        self._other = layers
         self._layers = layers or DecoderLayers(self.parts, ops, (self._cos, self._sin))
         self._layer_tensors: list[torch.Tensor | None] = []
         self._num_weights = sum(prod(shape) for shape in weight_shapes(architecture).values())
@@ -135,8 +141,8 @@ class Model:
     def release_weights(self) -> None:
         """Frees the weights until the next `replace_weights`."""
         self.weights = without_elements(self.weights)
-        if isinstance(self._layers, TransformersLayers):
-            self._layers.release()
+        if self._other is not None:
+            self._other.release()
         self._layer_tensors.clear()
         self._prepared = True
 
@@ -145,8 +151,8 @@ class Model:
         layer.
         """
         if not self._prepared:
-            if isinstance(self._layers, TransformersLayers):
-                self._layers.load(self.weights.named)
+            if self._other is not None:
+                self._other.load(self.weights.named)
                 if self._wide_head:
                     self.weights = replace(self.weights, head=self.weights.head.float())
             elif self._in_order:

@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup sglang lock lint page page-lint check test test-all durations older-cpus agent-clients docs parity cuda-traces gpu-check quickstart quickstart-model clean
+.PHONY: help setup sglang lock lint page page-lint check test test-all durations older-cpus agent-clients docs parity cuda-traces gpu-check quickstart quickstart-model release clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -127,6 +127,9 @@ gpu-check: setup  ## Check the CUDA paths on this host's GPUs (nine minutes; on 
 	$(BIN)/python -m benchmarks.gpu
 
 MODEL := rlrun/specs/recipes/quickstart/model
+release:  ## Build the wheel in dist/ and run the quickstart from it in a fresh environment (PYTHONS="python3.12 …")
+	$(PYTHON) -m scripts.release $(PYTHONS)
+
 quickstart-model: setup  ## Rebuild the model that the quickstart starts from (half an hour on two cores)
 	rm -rf build/quickstart
 	$(BIN)/python examples/quickstart/make_model.py $(MODEL)

@@ -80,7 +80,7 @@ def command(
         remove_converted,
         sources_of,
     )
-    from rlrun.cli.launch import end_process
+    from rlrun.cli.launch import end_process, run_job
     from rlrun.plugins.validation import load_checked_spec
 
     if resume and new:
@@ -107,11 +107,10 @@ def command(
     if unset := loaded.unset_references():
         raise SpecError(unset)
     from rlrun.runner.contracts.exit_codes import ExitCode
-    from rlrun.runner.job.launch import launch
 
     if not quiet:
         print_text(f"{own}: evaluates {model.shown}")
-    code = launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose)
+    code = run_job(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose)
     if code == ExitCode.DONE and model.checkpoint:
         remove_converted(converted)
     end_process(code)

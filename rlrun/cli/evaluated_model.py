@@ -130,7 +130,7 @@ def _given(run: RunFolder, path: str) -> Mapping[str, Any]:
 def convert_checkpoint(model: EvaluatedModel, folder: Path) -> None:
     """Writes the Hugging Face folder of a run's checkpoint, unless an earlier launch has written it."""
     from rlrun.cli.convert.execution import find_source, make_plan, write
-    from rlrun.converters.families.mapping import STRICT
+    from rlrun.converters.families.expected_tensors import STRICT
 
     assert model.run is not None
     if (folder / "config.json").is_file():

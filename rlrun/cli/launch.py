@@ -92,12 +92,22 @@ def command(
     if detach:
         _detach(Path(loaded.spec.runs_dir))
         return
-    from rlrun.runner.job.launch import launch
     from rlrun.runner.records.run_folder import RunFolder
 
     folder = RunFolder(Path(loaded.spec.runs_dir) / loaded.spec.name)
     resume = resume or (resume_if_exists and folder.was_launched)
-    end_process(launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose))
+    end_process(run_job(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose))
+
+
+def run_job(
+    loaded: "LoadedSpec", *, resume: bool, new: bool = False, quiet: bool = False, verbose: bool = False
+) -> int:
+    """Runs the job in this process, which is there for nothing else; returns the exit code of `launch`."""
+    from rlrun.runner.job.launch import launch
+    from rlrun.runner.prompts.tokenizer_import import need_only_tokenizers
+
+    need_only_tokenizers()
+    return launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose)
 
 
 def _refuse_submitted(spec: "Spec") -> None:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli import launch as launching
 from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Quiet, RunsDir
 from rlrun.cli.error_report import print_warnings
+from rlrun.cli.launch import end_process, run_job
 from rlrun.specs.problems.findings import SpecError
 
 
@@ -29,7 +29,6 @@ def command(
     """
     from rlrun.cli.run_states import find_run
     from rlrun.plugins.validation import load_checked_spec
-    from rlrun.runner.job.launch import launch
     from rlrun.runner.records.lock import launched_spec, read_lock
     from rlrun.specs.reading.reference import as_toml
 
@@ -39,4 +38,4 @@ def command(
     print_warnings(loaded.warnings())
     if unset := loaded.unset_references():
         raise SpecError(unset)
-    launching.end_process(launch(loaded, resume=True, quiet=quiet, verbose=verbose))
+    end_process(run_job(loaded, resume=True, quiet=quiet, verbose=verbose))

@@ -30,6 +30,10 @@ _OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+
 """Matches a requirement of an extra in a distribution's metadata."""
 
 
+_others: set["PluginEntry"] = set()
+"""The plugins of other distributions and of local files that were imported."""
+
+
 class PluginError(ValueError):
     """A plugin is missing, broken, ambiguous or has wrong parameters; the message says what to do."""
 
@@ -113,9 +117,19 @@ def load(kind: str, name: str) -> type[Any]:
         raise
     except (Exception, SystemExit) as error:  # importing a foreign module may raise anything
         raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error, entry)}") from error
+    if entry.distribution != "rlrun":
+        _others.add(entry)
     if fault := fault_of(kind, plugin):
         raise PluginError(f"{entry} ({entry.target}) {fault}")
     return plugin  # type: ignore[no-any-return]
+
+
+def has_loaded_others() -> bool:
+    """Returns whether this process may run code of plugins that do not belong to rlrun.
+
+    Rewards do not count: they run in processes of their own.
+    """
+    return any(entry.kind != "rewards" for entry in _others)
 
 
 def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 import zstandard
 
 from rlrun.runner.kernels.operators import in_order, load
-from tests.integration.jobs import Ended, Jobs
+from tests.integration.jobs import MAIN, Ended, Jobs
 from tests.waiting import PATIENCE
 
 SFT = """
@@ -29,6 +29,9 @@ lr = 3e-3
 dtype = "float32"
 global_batch_size = 8
 """
+
+LISTS_MODULES = "import atexit, sys; atexit.register(lambda: print('modules:', *sys.modules))\n"
+"""Shows what a command has imported when it ends."""
 
 DIFFERENCE = 0.0 if load() and in_order(torch.float32) else 1e-4
 """Of the log-probs of engine and trainer, at most: none where both compute with the same operators."""
@@ -137,7 +140,11 @@ def evaluated_and_shown(jobs: Jobs) -> tuple[Ended, Ended]:
         "temperature": 0.0,
     }
     evaluated = jobs.start(
-        "evaluated", eval={"interval": 2, "datasets": [dataset]}, checkpoint__export_hf=True, trainer__steps=3
+        "evaluated",
+        main=LISTS_MODULES + MAIN,
+        eval={"interval": 2, "datasets": [dataset]},
+        checkpoint__export_hf=True,
+        trainer__steps=3,
     )
     rows = jobs.folder / "demonstrations.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"say {i}", "answer": "yes"}) + "\n" for i in range(32)))
@@ -155,6 +162,13 @@ def test_evaluation_and_export(evaluated_and_shown: tuple[Ended, Ended]) -> None
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(ended.folder.model).config.vocab_size == 320
+
+
+def test_the_driver_never_imports_torch(evaluated_and_shown: tuple[Ended, Ended]) -> None:
+    ended, _ = evaluated_and_shown
+    imported = ended.output.rpartition("modules:")[2].split()
+    assert "transformers" in imported
+    assert "torch" not in imported
 
 
 def test_demonstrations_are_learnt_without_engines(evaluated_and_shown: tuple[Ended, Ended]) -> None:

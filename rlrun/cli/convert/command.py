@@ -82,7 +82,7 @@ def command(
     """Plans a conversion, writes it, and uploads it if asked to."""
     from rlrun.cli.convert import execution
     from rlrun.converters.convert.hub import upload
-    from rlrun.converters.families.mapping import Lenience
+    from rlrun.converters.families.expected_tensors import Lenience
 
     checkpoint, commit = execution.find_source(source, revision, step, model, whole=verify and not dry_run)
     to = execution.target_format(context.info_name or "", origin, target, checkpoint)

@@ -15,7 +15,7 @@ from rlrun.converters.convert.copying import ResourceLimits
 from rlrun.converters.convert.destination import check_free
 from rlrun.converters.convert.hub import local_folder
 from rlrun.converters.convert.verification import check_source
-from rlrun.converters.families.mapping import Lenience
+from rlrun.converters.families.expected_tensors import Lenience
 from rlrun.converters.folders.locate import Checkpoint, find_checkpoint
 from rlrun.converters.quantised.kinds import parse_kind
 from rlrun.converters.tensors.precision import parse_dtype, torch_threads

@@ -17,9 +17,10 @@ from rlrun.converters.convert.destination import write_atomically
 from rlrun.converters.convert.sources import cast_weight, checked_contents, config_of, optimizer_contents
 from rlrun.converters.convert.verification import verify_folder
 from rlrun.converters.families.adapted import group_bytes
+from rlrun.converters.families.expected_tensors import STRICT, Lenience
 from rlrun.converters.families.families import alias_names, check_family, map_to_parameters
 from rlrun.converters.families.lora import merge_adapter
-from rlrun.converters.families.mapping import STRICT, Lenience, Mapped
+from rlrun.converters.families.mapping import Mapped
 from rlrun.converters.families.tying import set_tying
 from rlrun.converters.folders.hf_folder import files_beside_weights
 from rlrun.converters.folders.locate import Checkpoint, Format

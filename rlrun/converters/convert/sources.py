@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from rlrun.converters.families.expected_tensors import Lenience
 from rlrun.converters.families.families import is_native, map_to_hf, map_to_parameters
 from rlrun.converters.families.lora import BASE_KINDS, LORA_BASE, LORA_SCALE, merge_trained
-from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters, to_hf
+from rlrun.converters.families.mapping import Mapped, StoredParameters, to_hf
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
 from rlrun.converters.folders.locate import Checkpoint

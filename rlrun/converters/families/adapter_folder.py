@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.families.mapping import STRICT, check_names
+from rlrun.converters.families.expected_tensors import STRICT, check_shapes
 from rlrun.converters.families.model_folder import write_safetensors
 from rlrun.converters.families.stored_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from rlrun.converters.tensors.content import plain
@@ -32,7 +32,7 @@ class AdapterFolder(OpenFiles):
         self._tensors = read_header(file_inside(folder, ADAPTER_WEIGHTS))
         expected = {tensor.name: tensor.shape for tensor in adapter_tensors(adapters)}
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        check_names(expected, shapes, f"{folder} (the adapters that [trainer.lora] describes)", STRICT)
+        check_shapes(expected, shapes, f"{folder} (the adapters that [trainer.lora] describes)", STRICT)
 
     def read(self, name: str) -> torch.Tensor:
         """Returns a factor, by peft's name, in float32."""

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from rlrun.converters.families.adapted import AdapterGroup, Convert, Table, Zeros, meta_tensor
-from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters, check_names
+from rlrun.converters.families.expected_tensors import Lenience
+from rlrun.converters.families.mapping import Mapped, StoredParameters, check_names
 from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.models.families.table import family_of

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.converters.families.adapters import AdaptedFamily
+from rlrun.converters.families.expected_tensors import Lenience
 from rlrun.converters.families.mapping import (
-    Lenience,
     Mapped,
     StoredParameters,
     alias_names_of,

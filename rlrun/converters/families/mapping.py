@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rlrun.converters.families.expected_tensors import Lenience, check_shapes, hf_shapes
 from rlrun.converters.families.expert_storage import each_expert
 from rlrun.converters.tensors.arranged import Paired, stack_contents, transpose
 from rlrun.converters.tensors.content import Content, Plain, plain
@@ -10,23 +11,9 @@ from rlrun.converters.tensors.heads import reorder
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_names import abbreviated
 from rlrun.models.families.table import family_named
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.tensor_names import hf_tensors, is_beside_policy, is_derived
-
-
-@dataclass(frozen=True, slots=True)
-class Lenience:
-    """Which differences between a checkpoint's tensors and its config are accepted."""
-
-    missing: bool = False
-    """Whether tensors that the config requires may be missing. They are then missing in the result."""
-    unknown: bool = False
-    """Whether tensors that are not part of the configured model are ignored."""
-
-
-STRICT = Lenience()
 
 
 @dataclass(slots=True)
@@ -61,28 +48,9 @@ def check_names(
     where: str,
     lenience: Lenience,
 ) -> Mapped:
-    """Returns the missing and the unknown names that are accepted.
-
-    Raises ValueError for all other missing or unknown names, and for wrong shapes.
-    """
-    mapped = Mapped(missing=sorted(expected.keys() - shapes), unknown=sorted(shapes.keys() - expected))
-    if mapped.missing and not lenience.missing:
-        raise ValueError(f"{where} lacks {abbreviated(mapped.missing)}, which its config.json requires")
-    if mapped.unknown and not lenience.unknown:
-        raise ValueError(
-            f"{where} has {abbreviated(mapped.unknown)}, which its config.json does not describe"
-        )
-    for name in expected.keys() & shapes.keys():
-        if shapes[name] != expected[name]:
-            raise ValueError(
-                f"{name} in {where} has shape {shapes[name]}, but its config.json requires {expected[name]}"
-            )
-    return mapped
-
-
-def hf_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every Hugging Face tensor of the model, in the order of writing."""
-    return {tensor.name: tensor.shape for tensor in hf_tensors(model)}
+    """Returns the missing and unknown names that are accepted. Raises ValueError as `check_shapes` does."""
+    missing, unknown = check_shapes(expected, shapes, where, lenience)
+    return Mapped(missing=missing, unknown=unknown)
 
 
 def to_parameters(

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import torch
 
+from rlrun.converters.families.expected_tensors import check_folder
 from rlrun.converters.families.expert_storage import each_expert
-from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
 from rlrun.converters.folders.hf_folder import INDEX, files_beside_weights, is_hf_folder, read_tensors
-from rlrun.converters.tensors.precision import is_code, keeps_precision
+from rlrun.converters.tensors.precision import keeps_precision
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_config
-from rlrun.models.decoder_config import quantisation
 from rlrun.models.hf_tensor import HfTensor
-from rlrun.models.tensor_names import is_beside_policy, is_derived
+from rlrun.models.tensor_names import is_beside_policy
 from rlrun.specs.derived.sglang_config import with_missing_keys
 
 SHARD_BYTES = 5 * 10**9
@@ -33,24 +32,11 @@ class WeightFolder(OpenFiles):
     """The weights of a model folder, memory-mapped; a context manager."""
 
     def __init__(self, folder: Path, model: Architecture, further: Collection[str] = ()) -> None:
-        """Opens the files. Raises ValueError if names or shapes are not those of the architecture; the folder
-        may also have the tensors named `further`, whose shapes are not checked.
-        """
+        """Opens the files. Raises ValueError as `check_folder` does."""
         super().__init__()
         self.folder = folder
-        _check_not_quantised(folder)
+        check_folder(folder, model, further)
         self._tensors = each_expert(read_tensors(folder), model)
-        shapes = {
-            name: tensor.shape
-            for name, tensor in self._tensors.items()
-            if not is_derived(name, model) and name not in further
-        }
-        check_names(hf_shapes(model), shapes, str(folder), STRICT)
-        for name in shapes:
-            if is_code(dtype := self._tensors[name].dtype):
-                raise ValueError(
-                    f"{name} in {folder} is {dtype}: it is quantised, and config.json does not say how"
-                )
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -59,15 +45,6 @@ class WeightFolder(OpenFiles):
         """Returns the tensor as stored. Its bytes are read when they are used."""
         tensor = self._tensors[name]
         return self._files.array(tensor.chunks[0], tensor.dtype)
-
-
-def _check_not_quantised(folder: Path) -> None:
-    """Raises ValueError for a quantised model folder, because engines could not be updated from it."""
-    if settings := quantisation(read_config(folder)):
-        raise ValueError(
-            f"{folder} is quantised ({settings.get('quant_method')}), and cannot be trained: dequantise it "
-            "first, with `rlrun convert hf-to-hf SRC DST --quantize none`, and set model.path to DST"
-        )
 
 
 def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:

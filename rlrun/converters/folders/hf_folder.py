@@ -1,13 +1,17 @@
 """Reads a model folder in Hugging Face format: its tensors, and the small files beside them."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlrun.converters.tensors.safetensors_format import read_header
-from rlrun.converters.tensors.stored import StoredTensor
+from rlrun.converters.tensors.safetensors_header import HeaderEntry, read_entries
 from rlrun.models.checked_names import abbreviated, file_inside
 from rlrun.models.json_files import read_json
 
+if TYPE_CHECKING:
+    from rlrun.converters.tensors.stored import StoredTensor
+
+Tensor = TypeVar("Tensor")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SUFFIXES_BESIDE_WEIGHTS = {".json", ".jinja", ".txt", ".model", ".py", ".tiktoken"}
@@ -19,14 +23,26 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / INDEX).exists() or (folder / SINGLE).exists()
 
 
-def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Returns all tensors of the folder by name. Raises ValueError if files are missing, broken, or do not
-    match the index.
+def read_tensors(folder: Path) -> "dict[str, StoredTensor]":
+    """Returns all tensors of the folder by name. Raises ValueError as `entries_of` does."""
+    from rlrun.converters.tensors.safetensors_format import read_header  # imports torch
+
+    return _read_files(folder, read_header)
+
+
+def entries_of(folder: Path) -> dict[str, HeaderEntry]:
+    """Returns what the headers say of all tensors of the folder, by name. It needs no torch.
+
+    Raises ValueError if files are missing, broken, or do not match the index.
     """
+    return _read_files(folder, read_entries)
+
+
+def _read_files(folder: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     index = _read_index(folder)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(set(index.values())) if index is not None else [SINGLE]:
-        for name, tensor in read_header(file_inside(folder, file)).items():
+        for name, tensor in read(file_inside(folder, file)).items():
             if index is not None and index.get(name) != file:
                 raise ValueError(f"{folder / file} holds {name}, which {INDEX} places in {index.get(name)}")
             tensors[name] = tensor

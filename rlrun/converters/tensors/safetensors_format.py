@@ -1,22 +1,15 @@
-"""Reads and writes headers of safetensors files (https://huggingface.co/docs/safetensors).
-
-A file has 8 bytes of header length (little endian), a JSON header with names, types, shapes and offsets, and
-the bytes of the tensors.
-"""
+"""Reads the tensors of safetensors files, and writes their headers (`safetensors_header` has the format)."""
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from rlrun.converters.tensors.safetensors_header import HeaderEntry, read_entries
 from rlrun.converters.tensors.stored import Chunk, StoredTensor
-from rlrun.models.checked_names import check_tensor_name
-from rlrun.models.foreign_files import open_regular
 
 DTYPES = {
     "F64": torch.float64,
@@ -37,8 +30,6 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-_MAX_HEADER = 100_000_000
-"""The limit of the safetensors library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +47,12 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a file, by name. Raises ValueError if the file is damaged."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
-            raise _broken(path, "it does not begin with the length of a header")
-        text = file.read(length)
-    try:
-        header = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError):
-        raise _broken(path, "its header is not valid JSON with one entry for each tensor") from None
-    if not isinstance(header, dict):
-        raise _broken(path, "its header is not a table")
-    header.pop("__metadata__", None)
-    tensors, begins = {}, {}
-    for name, entry in header.items():
-        check_tensor_name(name, path)
-        tensors[name], begins[name] = _tensor(path, 8 + length, name, entry)
-    _check_layout(path, size - 8 - length, tensors, begins)
-    return tensors
+    return {name: _stored(path, entry) for name, entry in read_entries(path).items()}
+
+
+def _stored(path: Path, entry: HeaderEntry) -> StoredTensor:
+    chunk = Chunk(path, entry.position, (0,) * len(entry.shape), entry.shape)
+    return StoredTensor(DTYPES[entry.dtype], entry.shape, (chunk,))
 
 
 def make_header(tensors: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int]]:
@@ -121,49 +99,3 @@ def _fill(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> Iterator[list[
         shard.append(name)
         filled += tensor.nbytes
     yield shard
-
-
-def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[StoredTensor, int]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str) or entry["dtype"] not in DTYPES:
-        raise _broken(path, f"{name} has an unknown type")
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise _broken(path, f"{name} has an invalid shape or invalid offsets")
-    dtype = DTYPES[entry["dtype"]]
-    chunk = Chunk(path, data + offsets[0], (0,) * len(shape), tuple(shape))
-    stored = StoredTensor(dtype, tuple(shape), (chunk,))
-    if offsets[1] - offsets[0] != stored.nbytes:
-        raise _broken(path, f"{name} has {offsets[1] - offsets[0]} bytes, its shape needs {stored.nbytes}")
-    return stored, offsets[0]
-
-
-def _check_layout(
-    path: Path, size: int, tensors: Mapping[str, StoredTensor], begins: Mapping[str, int]
-) -> None:
-    """Checks that the tensors fill the file without gaps or overlaps. Raises ValueError."""
-    end = 0
-    for name in sorted(tensors, key=lambda name: (begins[name], tensors[name].nbytes)):
-        if begins[name] != end:
-            raise _broken(path, f"{name} does not begin where the tensor before it ends")
-        end += tensors[name].nbytes
-    if end != size:
-        raise _broken(
-            path, f"it has {size} bytes of tensors, but its header lists {end}; the file may be truncated"
-        )
-
-
-def _naturals(value: Any) -> bool:
-    """Returns whether a value is a list of whole numbers that are not negative."""
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**62 for item in value)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return table
-
-
-def _broken(path: Path, problem: str) -> ValueError:
-    return ValueError(f"{path} cannot be read: {problem}; download or copy it again")

@@ -7,11 +7,14 @@ Tasks and settings are looked up in the library's source, since importing it tak
 import ast
 import random
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -119,13 +122,34 @@ def _seeded(seed: str) -> Iterator[None]:
         random.setstate(state)
 
 
+def import_library() -> Any:
+    """Returns the library, whose first import takes a second.
+
+    Two of its hundred tasks need cellpylib, whose import takes another second, since it brings matplotlib. So
+    it is imported when one of them uses it.
+    """
+    if "reasoning_gym" not in sys.modules and "cellpylib" not in sys.modules:
+        sys.modules["cellpylib"] = _ImportedOnUse("cellpylib")
+    return import_module("reasoning_gym")
+
+
+class _ImportedOnUse(ModuleType):
+    """Stands for a module that is imported when an attribute of it is used."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), attribute)
+
+
 def make_task(task: str, settings: dict[str, Any]) -> Any:
     """Returns a task's dataset, which also scores answers.
 
     Raises ValueError for an unknown task or wrong settings.
     """
-    import reasoning_gym  # importing it takes a second
-
+    reasoning_gym = import_library()
     dataset_names = reasoning_gym.factory.DATASETS
     if task not in dataset_names:
         raise _unknown(task, dataset_names)

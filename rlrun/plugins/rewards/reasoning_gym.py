@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlrun.plugins.data.reasoning_gym import make_task
+from rlrun.plugins.data.reasoning_gym import import_library, make_task
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Row, Sample
@@ -29,8 +29,7 @@ class ReasoningGym:
     late_score = 0.0
 
     def __init__(self, params: ReasoningGymParams) -> None:
-        import reasoning_gym  # noqa: F401  (a second, paid before the first sample's clock runs)
-
+        import_library()  # a second, paid before the first sample's clock runs
         self.params = params
         self._tasks: dict[str, Any] = {}
 

@@ -89,15 +89,14 @@ def check_weights(spec: ModelSpec, folder: Path) -> None:
 
     Reads only headers. Without this check a rank or an engine would fail later, with a less helpful message.
     """
-    from rlrun.converters.families.model_folder import WeightFolder
+    from rlrun.converters.families.expected_tensors import check_folder
     from rlrun.models.config_json import read_architecture
 
     if spec.implementation != "torchtitan":
         return
     model = read_architecture(folder)
     if not spec.random_init:
-        with WeightFolder(folder, model):
-            pass
+        check_folder(folder, model)
 
 
 def fingerprint(folder: Path) -> str:

@@ -29,6 +29,7 @@ from rlrun.runner.prompts.template import (
     template_problem,
     tools_of,
 )
+from rlrun.runner.prompts.tokenizer_import import import_auto_tokenizer
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
@@ -242,14 +243,14 @@ def load_tokenizer(folder: Path, code: Sequence[CodeFile] | None) -> Any:
     tokenizer, its config.json contradicts itself, or its Python files are needed or not those of `code`.
     """
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoTokenizer  # its import takes seconds and loads torch
 
     if problem := template_problem(folder, template=False):
         raise ValueError(problem)
     if code is not None:
         check_code(folder, code)
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=code is not None)
+        auto_tokenizer = import_auto_tokenizer(folder, own_code=code is not None)
+        return auto_tokenizer.from_pretrained(folder, trust_remote_code=code is not None)
     except StrictDataclassError as error:
         reason = str(error.__cause__ or error)
         raise ValueError(f"{folder}/config.json contradicts itself: {reason}") from error

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlrun.converters.convert.conversion import Options, plan_conversion
-from rlrun.converters.families.mapping import Lenience
+from rlrun.converters.families.expected_tensors import Lenience
 from rlrun.converters.folders.locate import find_checkpoint
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors

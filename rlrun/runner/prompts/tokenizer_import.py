@@ -1,0 +1,56 @@
+"""Imports transformers for its tokenizers alone.
+
+Where torch is installed, transformers imports torch's compiler and its distributed tensors before it reads a
+tokenizer: 5 of 8 CPU seconds. A driver uses neither. So the command that runs one says that its process needs
+tokenizers alone, and transformers is then imported as if torch were not installed.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlrun.plugins.registry import has_loaded_others
+from rlrun.runner.prompts.image_processor import PROCESSOR_FILE
+
+_QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+"""Keeps transformers from telling the user to install torch."""
+_only_tokenizers = False
+
+
+def need_only_tokenizers() -> None:
+    """Says that nothing in this process uses models of transformers: the process ends with its job.
+
+    Does nothing where the process has loaded plugins of others, which may use them.
+    """
+    global _only_tokenizers  # noqa: PLW0603  (transformers decides for the whole process, too)
+    _only_tokenizers = not has_loaded_others()
+
+
+def import_auto_tokenizer(folder: Path, *, own_code: bool) -> Any:
+    """Returns transformers' AutoTokenizer for the model in `folder`; its first import takes seconds.
+
+    Images are prepared with torch, and a model's own code (`own_code`) may use all of transformers.
+    """
+    light = _only_tokenizers and not own_code and not (folder / PROCESSOR_FILE).exists()
+    if light and "transformers" not in sys.modules:
+        _import_without_torch()
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _import_without_torch() -> None:
+    """Imports the root of transformers, which asks once for the whole process whether torch is installed."""
+    torch, quiet = sys.modules.get("torch"), os.environ.get(_QUIET)
+    nothing: Any = None
+    sys.modules["torch"] = nothing  # importlib then finds no torch
+    os.environ[_QUIET] = "1"
+    try:
+        import transformers  # noqa: F401
+    finally:
+        del sys.modules["torch"]
+        if torch is not None:
+            sys.modules["torch"] = torch
+        if quiet is None:
+            del os.environ[_QUIET]

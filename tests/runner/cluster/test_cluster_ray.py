@@ -1,6 +1,8 @@
 """Ray's start on a busy host, and the end of the processes that it needs."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +98,30 @@ def test_a_start_that_fails_is_tried_again(
 )
 def test_the_cure_depends_on_the_load(load: float, says: str) -> None:
     assert says in ray_session.not_started(TOO_SLOW, load, 2)
+
+
+START = """
+import sys
+from pathlib import Path
+import psutil
+from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.ray_session import start_here
+start_here(1, Path(sys.argv[1]))
+assert ray.get(ray.remote(lambda: 7).remote()) == 7
+for process in psutil.Process().children(recursive=True):
+    print(process.name(), *process.cmdline())
+"""
+
+
+def test_a_jobs_own_ray_starts_no_servers_that_nobody_asks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("r")  # a socket's path may have 107 bytes
+    run = subprocess.run(
+        [sys.executable, "-c", START, str(folder)], capture_output=True, text=True, check=True
+    )
+    for needed in ("gcs_server", "raylet"):
+        assert needed in run.stdout
+    for idle in ("dashboard.py", "monitor.py"):
+        assert idle not in run.stdout
 
 
 def test_a_cluster_is_lost_after_several_refused_connections_in_a_row() -> None:

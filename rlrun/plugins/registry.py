@@ -214,9 +214,11 @@ def _scan() -> Iterator[PluginEntry]:
     for distribution in metadata.distributions():
         if "[rlrun." not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        # each look-up parses all metadata, so only once; the remains of an interrupted uninstall have no name
-        name, version = distribution.name or "", distribution.version
-        if not name or name in seen:  # shadowed by a distribution earlier on the path
+        try:  # each look-up parses all metadata, so only once
+            name, version = distribution.name or "", distribution.version
+        except FileNotFoundError:  # what importlib_metadata, if imported, says of the remains of an uninstall
+            continue
+        if not name or name in seen:  # the same remains; or shadowed by a distribution earlier on the path
             continue
         seen.add(name)
         for point in distribution.entry_points:

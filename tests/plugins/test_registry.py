@@ -80,11 +80,16 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_installed() -> Non
     assert "exact_match" in str(caught.value)
 
 
+@pytest.mark.parametrize("backport", [False, True], ids=["Python's own", "importlib_metadata"])
 def test_remains_of_an_interrupted_uninstall_are_not_a_distribution(
-    install_plugin: InstallPlugin,
+    install_plugin: InstallPlugin, monkeypatch: pytest.MonkeyPatch, backport: bool
 ) -> None:
     folder = install_plugin("rewards", "words", "acme_words:Reward", GOOD)
     (folder / "acme-1.0.dist-info" / "METADATA").unlink()
+    if backport:  # it answers for Python's own where anything imports it
+        import importlib_metadata
+
+        monkeypatch.setattr("sys.meta_path", [importlib_metadata.MetadataPathFinder(), *sys.meta_path])
     assert "words" not in names("rewards")
     with pytest.raises(PluginError, match="no installed package 'acme' announces plugins"):
         registry.entries_of("acme")

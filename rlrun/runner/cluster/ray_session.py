@@ -148,7 +148,7 @@ def _start_nothing(node: Any, **options: Any) -> None:
 
 
 # A dashboard's server, which `ray.init` waits for although no page is asked for; the autoscaler's, which has
-# no nodes to add here; and one that follows workers' logs for the driver's terminal. Without them Ray starts in
+# no nodes to add; and one that follows workers' logs for the driver's terminal. Without them, Ray starts in
 # half of the time.
 for _name in ("start_api_server", "start_monitor", "start_log_monitor"):
     assert hasattr(ray._private.node.Node, _name), f"Ray {ray.__version__} has no Node.{_name}"

@@ -1,6 +1,6 @@
 """Compares the tensors of a checkpoint with those that its config requires, by names and shapes alone."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +27,10 @@ class Lenience:
 STRICT = Lenience()
 
 
-def check_folder(folder: Path, model: Architecture) -> None:
+def check_folder(folder: Path, model: Architecture, further: Collection[str] = ()) -> None:
     """Raises ValueError if the weights of a model folder are damaged, quantised, or not those of the model.
 
-    Reads headers only.
+    Reads headers only. `further`: tensors that the folder may also have, whose shapes are not checked.
     """
     if settings := quantisation(read_config(folder)):
         raise ValueError(
@@ -39,7 +39,11 @@ def check_folder(folder: Path, model: Architecture) -> None:
         )
     entries = entries_of(folder)
     stored = {name: entry.shape for name, entry in entries.items()}
-    parts = {name: part for name, part in expert_parts(stored, model).items() if not is_derived(name, model)}
+    parts = {
+        name: part
+        for name, part in expert_parts(stored, model).items()
+        if not is_derived(name, model) and name not in further
+    }
     shapes = {name: part.shape(stored[part.source]) for name, part in parts.items()}
     check_shapes(hf_shapes(model), shapes, str(folder), STRICT)
     for name, part in parts.items():

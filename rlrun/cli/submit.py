@@ -18,6 +18,7 @@ from rlrun.cli.arguments import (
 )
 from rlrun.cli.error_report import print_warnings
 from rlrun.runner.host.printed_text import print_text
+from rlrun.specs.problems.findings import SpecError
 
 if TYPE_CHECKING:
     from rlrun.plugins.submission import Submission
@@ -63,6 +64,8 @@ def command(
             print_text(f"== {folder.path / file}")
             print_text(text)
         return
+    if unset := loaded.unset_references():
+        raise SpecError(unset)
     _check_unused(folder, resume=resume)
     _check_secrets(job)
     folder.make()

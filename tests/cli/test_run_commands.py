@@ -377,7 +377,7 @@ def test_every_command_about_runs_has_the_option() -> None:
     }
     named = {name for name, each in commands.items() if any("--runs-dir" in key.opts for key in each.params)}
     assert named == {
-        *("launch", "resume", "status", "logs", "stop", "runs", "view", "diff", "doctor"),
+        *("launch", "resume", "submit", "status", "logs", "stop", "runs", "view", "diff", "doctor"),
         *("eval", "compare"),
         *("sweep launch", "sweep status"),
     }

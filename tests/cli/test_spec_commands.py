@@ -572,6 +572,7 @@ def test_plugins_list(rlrun: Command) -> None:
         "environments",
         "buffers",
         "trackers",
+        "launchers",
     }
 
 

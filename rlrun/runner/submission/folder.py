@@ -87,9 +87,3 @@ class SubmissionFolder:
         """Notes how an attempt ended."""
         with self.attempts.open("a") as file:
             file.write(attempt.model_dump_json() + "\n")
-
-
-def submissions(runs_dir: Path) -> list[SubmissionFolder]:
-    """Returns the submissions of a folder of runs, by name."""
-    paths = sorted((runs_dir / _FOLDER).glob("*/submission.json"))
-    return [SubmissionFolder(runs_dir, path.parent.name) for path in paths]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.runner.submission.folder import Attempt, SubmissionFolder, SubmittedJob, submissions
+from rlrun.runner.submission.folder import Attempt, SubmissionFolder, SubmittedJob
 from rlrun.runner.submission.prepare import prepare, submitted_spec
 from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.reading.loading import LoadedSpec
@@ -94,7 +94,7 @@ def test_a_submission_is_found_by_the_name_of_its_run(tmp_path: Path) -> None:
     job = SubmittedJob(launcher="slurm", params={"partition": "low"}, id="7")
     folder.write_job(job)
     folder.add_attempt(Attempt(id="7.0", code=75, step=4))
-    [found] = submissions(tmp_path)
+    found = SubmissionFolder(tmp_path, "job")
     assert found.read_job() == job
     assert found.read_attempts() == [Attempt(id="7.0", code=75, step=4)]
     assert found.run.path == tmp_path / "job"

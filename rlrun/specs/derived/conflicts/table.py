@@ -31,7 +31,7 @@ _JOB = (
         given("checkpoint.start_optimizer"), missing(on("checkpoint.start_from")), "no state is loaded"
     ),
     no_effect(
-        _given("checkpoint", "start_from", "export_interval"),
+        on("checkpoint.start_from"),
         f.NO_TRAINER,
         "engines serve the model of model.path, and nothing is trained",
     ),

@@ -1,13 +1,13 @@
 """How many tokens does the quickstart generate until it gets 95 % of held-out sums right?
 
-Launches the quickstart with rows in epochs (`uniform`), and with `type = "curriculum"`. Each job is evaluated
-every 2 steps, on 2048 sums. Tokens are the response tokens of all steps until then; those of evaluations do
-not count.
+Runs the quickstart's job in this process, with rows in epochs (`uniform`), and with `type = "curriculum"`.
+Each job is evaluated every 2 steps, on 512 sums. Tokens are the response tokens of all steps until then;
+those of evaluations do not count.
 
     python benchmarks/curriculum.py [--only NAME …] [--seeds 1 2 3] [--folder FOLDER]
 
-Prints one JSON line per job, and one per variant. A job takes two to five minutes on two cores. Jobs that are
-already in the folder are only read.
+Prints one JSON line per job, and one per variant. A job takes about a minute of one core. Jobs whose metrics
+are in the folder are only read.
 """
 
 import argparse

@@ -141,7 +141,7 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Ends every process of the cluster. A node goes with the first process of its namespace."""
-        for node in (*_NODES, "ctl"):
+        for node in _NODES:
             if node in self._pids:
                 with suppress(psutil.NoSuchProcess):
                     psutil.Process(self._pids[node]).kill()
@@ -149,6 +149,9 @@ class SlurmCluster:
             with suppress(OSError, ValueError):
                 os.kill(int((self.folder / file).read_text()), signal.SIGKILL)
         for process in self._held:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             process.kill()
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)

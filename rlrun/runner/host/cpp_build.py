@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlrun.runner.host.instruction_sets import compiler_flag
@@ -103,12 +103,8 @@ def _library_path(source: Path, compiler: str) -> Path:
 
 
 def _torch_folder() -> Path:
-    """Returns the folder of torch without importing it, which would take seconds.
-
-    `importlib.util.find_spec` finds none while another thread imports transformers without torch
-    (rlrun.runner.prompts.tokenizer_import).
-    """
-    spec = PathFinder.find_spec("torch")
+    """Returns the folder of torch without importing it, which would take seconds."""
+    spec = find_spec("torch")
     assert spec is not None, "operators are compiled only where torch is installed"
     assert spec.origin is not None, "torch has an __init__.py"
     return Path(spec.origin).parent

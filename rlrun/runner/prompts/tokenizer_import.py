@@ -5,8 +5,11 @@ tokenizer: 5 of 8 CPU seconds. A driver uses neither. So the command that runs o
 tokenizers alone, and transformers is then imported as if torch were not installed.
 """
 
+import importlib.util
 import os
 import sys
+import threading
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +44,22 @@ def import_auto_tokenizer(folder: Path, *, own_code: bool) -> Any:
 
 
 def _import_without_torch() -> None:
-    """Imports the root of transformers, which asks once for the whole process whether torch is installed."""
-    torch, quiet = sys.modules.get("torch"), os.environ.get(_QUIET)
-    nothing: Any = None
-    sys.modules["torch"] = nothing  # importlib then finds no torch
+    """Imports the root of transformers, which asks once for the whole process whether torch is installed.
+
+    Only this thread is told that it is not.
+    """
+    find_spec, quiet, asking = importlib.util.find_spec, os.environ.get(_QUIET), threading.get_ident()
+
+    def find_all_but_torch(name: str, package: str | None = None) -> ModuleSpec | None:
+        if name == "torch" and threading.get_ident() == asking:
+            return None
+        return find_spec(name, package)
+
+    importlib.util.find_spec = find_all_but_torch
     os.environ[_QUIET] = "1"
     try:
         import transformers  # noqa: F401
     finally:
-        del sys.modules["torch"]
-        if torch is not None:
-            sys.modules["torch"] = torch
+        importlib.util.find_spec = find_spec
         if quiet is None:
             del os.environ[_QUIET]

@@ -1,7 +1,6 @@
 """Building C++ operators: once, from the cache afterwards, and never fatal."""
 
 import logging
-import sys
 
 import pytest
 
@@ -101,9 +100,3 @@ def test_does_without_a_compiler(source, monkeypatch, caplog):
     cpp_build.load_operators.cache_clear()
     assert not cpp_build.load_operators(source)
     assert "/nowhere/c++" in caplog.text
-
-
-def test_torch_is_found_while_another_thread_pretends_that_there_is_none(monkeypatch):
-    """As rlrun.runner.prompts.tokenizer_import does while the driver reads its inputs."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert (cpp_build._torch_folder() / "__init__.py").is_file()

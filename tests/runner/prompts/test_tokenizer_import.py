@@ -88,3 +88,26 @@ def test_a_model_with_images_gets_all_of_transformers(site: Path, tmp_path: Path
     (seeing / "preprocessor_config.json").write_text("{}")
     _, available = read(seeing, site, "need_only_tokenizers()")
     assert available == "True"
+
+
+def test_other_threads_find_torch_meanwhile(folder: Path, site: Path) -> None:
+    """As the driver's main thread does, which compiles operators for the machine."""
+    watching = """
+import builtins, importlib.util, threading
+found, imported = [], builtins.__import__
+def look():
+    found.append(importlib.util.find_spec("torch") is not None)
+def watch(name, *args, **kwargs):
+    if name == "transformers":
+        module = imported(name, *args, **kwargs)
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return module
+    return imported(name, *args, **kwargs)
+builtins.__import__ = watch
+import atexit; atexit.register(lambda: print(found[0]))
+need_only_tokenizers()
+"""
+    *_, available, found = read(folder, site, watching)
+    assert (available, found) == ("False", "True")

@@ -2,18 +2,12 @@
 
 import os
 
+from rlrun.runner.cluster.ray_variables import RAY_SERVERS
 from rlrun.specs.safe_python import SAFE_PATH, protect_processes
 
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
+_ENVIRONMENT = RAY_SERVERS | {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # By default Ray gives its workers a lower priority than all other processes (nice 15).
-    "RAY_worker_niceness": "0",
-    # Otherwise the GCS keeps 3.4 KiB for every call, for a dashboard that is not running.
-    "RAY_task_events_report_interval_ms": "0",
-    # On a busy host a new process takes longer than 30 s until it listens.
-    "RAY_raylet_start_wait_time_s": "120",
     # Leaves time to save the job when the GCS or the raylet dies or hangs: calls between the job's processes
     # work without them. By default Ray ends the driver after 60 s, and the GCS takes a raylet for dead after
     # 15 s (one check every 3 s) and ends its processes.
@@ -21,9 +15,6 @@ _ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "200",
     # Arguments up to this many bytes are sent with the call; the object store would add 2 ms.
     "RAY_max_direct_call_object_size": str(1 << 20),
-    # Prestarted workers would lack the processes' environment variables and never be used.
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_worker_prestart": "0",
 }
 PROCESS_VARIABLES = {
     # Ray sets CUDA_VISIBLE_DEVICES, also in a cluster that was started with 1 here. Otherwise every rank

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from rlrun.runner.cluster.ray_variables import RAY_SERVERS
 from rlrun.runner.cluster.scratch import remove_leftovers, scratch_folder
 from rlrun.runner.host.atomic_files import write_text
 from rlrun.runner.host.printed_text import print_text
@@ -32,17 +33,6 @@ _SHIELDED = (signal.SIGTERM, signal.SIGUSR1)
 _POLL_S = 0.3
 _START_SECONDS = 300.0
 """How long a node waits for the head of its cluster."""
-_RAY = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # By default Ray gives its workers a lower priority than all other processes (nice 15).
-    "RAY_worker_niceness": "0",
-    # Prestarted workers would lack the processes' environment variables and never be used.
-    "RAY_enable_worker_prestart": "0",
-    # On a busy host a new process takes longer than 30 s until it listens.
-    "RAY_raylet_start_wait_time_s": "120",
-    # Otherwise the GCS keeps 3.4 KiB for every call, for a dashboard that is not running.
-    "RAY_task_events_report_interval_ms": "0",
-}
 
 
 def run_node(control: Path, rank: int, head: str, cpus: int, gpus: int) -> int:
@@ -70,7 +60,7 @@ def run_node(control: Path, rank: int, head: str, cpus: int, gpus: int) -> int:
 def ray_variables(control: Path) -> dict[str, str]:
     """Returns the variables of a process that belongs to the attempt's Ray cluster."""
     token = (control / TOKEN).read_text()
-    return _RAY | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    return RAY_SERVERS | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def make_control(control: Path) -> None:

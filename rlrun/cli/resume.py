@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from rlrun.cli import launch
 from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Quiet, RunsDir
 from rlrun.cli.error_report import print_warnings
-from rlrun.cli.launch import end_process, run_job
 from rlrun.specs.problems.findings import SpecError
 
 
@@ -38,4 +38,4 @@ def command(
     print_warnings(loaded.warnings())
     if unset := loaded.unset_references():
         raise SpecError(unset)
-    end_process(run_job(loaded, resume=True, quiet=quiet, verbose=verbose))
+    launch.end_process(launch.run_job(loaded, resume=True, quiet=quiet, verbose=verbose))

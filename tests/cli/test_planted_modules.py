@@ -144,6 +144,7 @@ def beside_a_spec(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 GROUPS = {"convert", "import", "plugins", "sweep"}
 ON_CPU = ("--set", "cluster.gpus_per_node=0")
+TO_SLURM = ("--set", 'submit={type = "slurm"}', "--set", "cluster.threads=1")
 FAST = {
     "validate": (("validate", "job.toml"), 0),
     "plan": (("plan", "job.toml"), 0),
@@ -151,6 +152,9 @@ FAST = {
     "sweep plan": (("sweep", "plan", "job.toml", "--sweep", "seed=1,2"), 0),
     "diff": (("diff", "job.toml", "ppo"), 0),
     "compare": (("compare", "run", "run"), 2),
+    "submit": (("submit", "job.toml", "--dry-run", *TO_SLURM), 0),
+    "attempt": (("attempt", "runs/.submitted/run", "--nodes", "1"), 2),
+    "node": (("node", "control", "--rank", "0"), 2),
     "runs": (("runs",), 0),
     "status": (("status", "run"), 0),
     "logs": (("logs", "run"), 0),

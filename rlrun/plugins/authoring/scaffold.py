@@ -286,6 +286,45 @@ TEMPLATES: Mapping[str, Template] = {
             """Ends the run. It is called once, even if `start` was not."""
         ''',
     ),
+    "launchers": Template(
+        "launcher",
+        "import shlex\nfrom collections.abc import Mapping\nfrom pathlib import Path\n\n"
+        "from rlrun.plugins.launchers.commands import attempt_words, call_tool, preparation, rlrun_command\n"
+        "from rlrun.plugins.submission import Submission, SubmittedState",
+        "Queues jobs of one machine with at(1), which starts them, with niceness `limit`, when it is not busy.",
+        '"""Niceness of the job, from 0 to 19."""',
+        '''
+        def files(self, job: Submission) -> Mapping[str, str]:
+            """Returns the script that runs an attempt of the job, which starts Ray on this machine."""
+            node = ['node "$RLRUN_CONTROL"', "--rank=0", "--head=127.0.0.1"]
+            node += [f"--cpus={job.cpus}", f"--gpus={job.gpus}"]
+            start = f"--start-nodes={shlex.quote(rlrun_command(job, *node))}"
+            attempt = rlrun_command(job, *attempt_words(job), "--id=$$", start)
+            log = shlex.quote(str(self.output(job.folder)))
+            lines = ["#!/bin/sh", f"exec >> {log} 2>&1", *preparation(job), f"exec nice -n {self.params.limit} {attempt}"]
+            return {"job.sh": "\\n".join(lines) + "\\n"}
+
+        def submit(self, job: Submission) -> str:
+            """Queues the script; at(1) answers `job 7 at Thu Nov 26 ...` on its standard error."""
+            asked = f"batch -f {shlex.quote(str(job.folder / 'job.sh'))} 2>&1"
+            return call_tool(["sh", "-c", asked]).rpartition("job ")[2].split()[0]
+
+        def state(self, id: str, folder: Path) -> SubmittedState:
+            """Looks for the job in the queue, where `=` marks what runs."""
+            for line in call_tool(["atq"]).splitlines():
+                if line.split()[0] == id:
+                    return SubmittedState("running" if " = " in line else "waiting", line)
+            return SubmittedState("ended", "at(1) no longer lists it")
+
+        def cancel(self, id: str, folder: Path) -> None:
+            """Takes the job out of the queue."""
+            call_tool(["atrm", id])
+
+        def output(self, folder: Path) -> Path:
+            """Returns the file with what the job printed."""
+            return folder / "output.txt"
+        ''',
+    ),
     "algorithms": Template(
         "algorithm",
         "from collections.abc import Sequence\nfrom typing import Any\n\nimport numpy as np\n\n"

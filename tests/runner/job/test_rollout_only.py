@@ -11,7 +11,7 @@ from rlrun.runner.rollouts.evaluation import EvalResult
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.debug import DebugSpec
-from tests.resolved_specs import resolved_rollout
+from tests.resolved_specs import resolved, resolved_rollout
 from tests.runner.loop_fakes import Engines, Journal, Prompts, policy
 
 SPEC = resolved_rollout(batch_size=2, samples_per_prompt=2, max_response_tokens=8)
@@ -69,7 +69,16 @@ async def test_a_step_begins_from_the_other_runs_checkpoint(folder: RunFolder) -
     await generate(job(folder, 4, Engines(), Journal()), Progress())
     rollouts = str(folder.path)
     assert checkpoint_before(DebugSpec(mode="train", rollouts=rollouts)) is None
-    assert await begin(DebugSpec(mode="train", rollouts=rollouts, step=1), None) == Progress()
+    debug = {"mode": "train", "rollouts": rollouts, "step": 1}
+    first = resolved(
+        {
+            "name": "again",
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "debug": {"mode": "train", "rollouts": rollouts, "step": 1},
+        }
+    )
+    assert await begin(first, None) == Progress()
     before = checkpoint_before(DebugSpec(mode="train", rollouts=rollouts, step=3))
     assert before == folder.checkpoints / "step-2"
     with pytest.raises(ValueError, match=r"no checkpoint of step 5, which step 6 started from"):

@@ -33,6 +33,10 @@ DATASET = EvalDatasetSpec(
     temperature=0.0,
     top_p=1.0,
     max_response_tokens=24,
+    top_k=7,
+    min_response_tokens=2,
+    stop=("y",),
+    stop_token_ids=(8,),
 )
 NOT_DEFAULT = Sampling(40, 0.7, 0.9, 5, 3, ("x",), (9,))
 
@@ -46,7 +50,7 @@ def test_training_samples_as_the_spec_says() -> None:
 
 def test_an_evaluation_has_its_own_settings_and_those_of_rollout() -> None:
     settings = rollout_settings(ROLLOUT, DATASET)
-    assert settings.sampling == Sampling(24, 0.0, 1.0, 5, 3, ("x",), (9,))
+    assert settings.sampling == Sampling(24, 0.0, 1.0, 7, 2, ("y",), (8,))
     assert (settings.purpose, settings.samples) == ("eval-held-out", 2)
     assert (settings.max_sample_tokens, settings.max_turn_tokens) == (44, 24)
     assert not settings.record_mask

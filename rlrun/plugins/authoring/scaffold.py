@@ -291,7 +291,7 @@ TEMPLATES: Mapping[str, Template] = {
         "import shlex\nfrom collections.abc import Mapping\nfrom pathlib import Path\n\n"
         "from rlrun.plugins.launchers.commands import attempt_words, call_tool, preparation, rlrun_command\n"
         "from rlrun.plugins.submission import Submission, SubmittedState",
-        "Queues jobs of one machine with at(1), which starts them, with niceness `limit`, when it is not busy.",
+        "Queues jobs of one machine with at(1), which starts them with niceness `limit`.",
         '"""Niceness of the job, from 0 to 19."""',
         '''
         def files(self, job: Submission) -> Mapping[str, str]:
@@ -301,8 +301,9 @@ TEMPLATES: Mapping[str, Template] = {
             start = f"--start-nodes={shlex.quote(rlrun_command(job, *node))}"
             attempt = rlrun_command(job, *attempt_words(job), "--id=$$", start)
             log = shlex.quote(str(self.output(job.folder)))
-            lines = ["#!/bin/sh", f"exec >> {log} 2>&1", *preparation(job), f"exec nice -n {self.params.limit} {attempt}"]
-            return {"job.sh": "\\n".join(lines) + "\\n"}
+            begin = ["#!/bin/sh", f"exec >> {log} 2>&1", *preparation(job)]
+            lines = [*begin, f"exec nice -n {self.params.limit} {attempt}"]
+            return {"job.sh": "".join(f"{line}\\n" for line in lines)}
 
         def submit(self, job: Submission) -> str:
             """Queues the script; at(1) answers `job 7 at Thu Nov 26 ...` on its standard error."""

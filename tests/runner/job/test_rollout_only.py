@@ -70,14 +70,7 @@ async def test_a_step_begins_from_the_other_runs_checkpoint(folder: RunFolder) -
     rollouts = str(folder.path)
     assert checkpoint_before(DebugSpec(mode="train", rollouts=rollouts)) is None
     debug = {"mode": "train", "rollouts": rollouts, "step": 1}
-    first = resolved(
-        {
-            "name": "again",
-            "model": {"path": "m"},
-            "data": {"path": "d"},
-            "debug": {"mode": "train", "rollouts": rollouts, "step": 1},
-        }
-    )
+    first = resolved({"model": {"path": "m"}, "data": {}, "debug": debug})
     assert await begin(first, None) == Progress()
     before = checkpoint_before(DebugSpec(mode="train", rollouts=rollouts, step=3))
     assert before == folder.checkpoints / "step-2"

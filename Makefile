@@ -51,7 +51,7 @@ sglang: .venv-sglang/.ready  ## Install the SGLang server that the tests need in
 	touch $@
 
 check: lint  ## Check style and types, and run the tests of what changed (two minutes)
-	$(PYTEST) -n 2 --dist loadfile $$($(BIN)/python scripts/touched_tests.py)
+	$(PYTEST) $(PARALLEL) $$($(BIN)/python scripts/touched_tests.py)
 
 lint: setup  ## Check style, types, the direction of imports, and the page's source
 	$(BIN)/ruff check .
@@ -79,17 +79,19 @@ $(PAGE_TOOLS): page/package.json page/package-lock.json
 # Whole jobs come last: they start processes of their own, and two at a time keep two cores busy.
 JOBS := tests/integration tests/fault
 PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest
+# Each file's tests in one process. A process that a test kills ends the run: xdist would replace it and wait for ever.
+PARALLEL := -n 2 --dist loadfile --max-worker-restart=0
 
 test: setup sglang  ## Run all tests but the slow ones (half an hour on two cores)
-	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) --junitxml=build/tests.xml
-	$(PYTEST) -n 2 --dist loadfile $(JOBS) --junitxml=build/jobs.xml
+	$(PYTEST) $(PARALLEL) $(JOBS:%=--ignore=%) --junitxml=build/tests.xml
+	$(PYTEST) $(PARALLEL) $(JOBS) --junitxml=build/jobs.xml
 
 durations:  ## Write how long each test file took in the last `make test` into tests/durations.json
 	$(BIN)/python scripts/touched_tests.py --record build/tests.xml build/jobs.xml
 
 test-all: setup sglang  ## Run all tests, slow ones included
-	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
-	$(PYTEST) -n 2 --dist loadfile $(JOBS) -m 'not gpu'
+	$(PYTEST) $(PARALLEL) $(JOBS:%=--ignore=%) -m 'not gpu'
+	$(PYTEST) $(PARALLEL) $(JOBS) -m 'not gpu'
 
 # Everything whose numbers come from the C++ operators, oneDNN or torch's own vectors (CONTRIBUTING.md).
 ARITHMETIC := tests/runner/kernels tests/runner/engines/native tests/runner/trainer tests/runner/weights \

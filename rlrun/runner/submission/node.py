@@ -16,15 +16,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from rlrun.runner.cluster.ray_variables import RAY_SERVERS
 from rlrun.runner.cluster.scratch import remove_leftovers, scratch_folder
 from rlrun.runner.host.atomic_files import write_text
+from rlrun.runner.host.network import free_port
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.safe_python import own_python
 
@@ -49,12 +47,13 @@ def run_node(control: Path, rank: int, head: str, cpus: int, gpus: int) -> int:
             return 1
         os.environ.update(ray_variables(control))
         command += [f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--disable-usage-stats", "--block"]
-        with subprocess.Popen(command, start_new_session=True) as ray:
-            scratch.note_session(ray.pid)
-            try:
-                return 0 if _watch(control, ray) else 1
-            finally:
-                _end_session(ray)
+        ray = subprocess.Popen(command, start_new_session=True)
+        scratch.note_session(ray.pid)
+        at_end = _watch(control, ray)
+    # the end of the block has killed it with all that it started
+    ray.kill()
+    ray.wait()
+    return 0 if at_end else 1
 
 
 def ray_variables(control: Path) -> dict[str, str]:
@@ -73,7 +72,7 @@ def _ray_command(control: Path, rank: int, head: str, folder: Path) -> list[str]
     start = own_python("-m", "ray.scripts.scripts", "start")
     start += [f"--node-ip-address={_own_address(head)}", f"--temp-dir={folder}"]
     if rank == 0:
-        port = _free_port(head)
+        port = free_port(head)
         write_text(control / HEAD, f"{head}:{port}")
         return [*start, "--head", f"--port={port}", "--include-dashboard=false"]
     address = _wait_for_head(control)
@@ -85,12 +84,6 @@ def _own_address(head: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((head, 9))
         return str(way.getsockname()[0])
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as listener:
-        listener.bind((address, 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait_for_head(control: Path) -> str | None:
@@ -134,22 +127,3 @@ def _note_signals(control: Path) -> None:
         print_text(f"got {signal.Signals(received.si_signo).name}", flush=True)
         with suppress(OSError):
             (control / TAKEN).touch()
-
-
-def _end_session(ray: "subprocess.Popen[bytes]") -> None:
-    """Kills Ray on this node, and every process that it started. SIGTERM is blocked in them."""
-    while members := list(_members(ray.pid)):
-        for member in members:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        ray.poll()
-        time.sleep(0.05)
-
-
-def _members(session: int) -> Iterator[psutil.Process]:
-    """Yields the living processes of a session, and those that these have started in other sessions."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-                yield from process.children(recursive=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlrun.converters.families.expert_storage import expert_parts
 from rlrun.converters.folders.hf_folder import entries_of
-from rlrun.converters.tensors.safetensors_header import ITEM_BYTES
+from rlrun.converters.tensors.safetensors_header import ITEM_BYTES, HeaderEntry
 from rlrun.models.architecture import Architecture
 from rlrun.models.checked_names import abbreviated
 from rlrun.models.config_json import read_config
@@ -27,10 +27,11 @@ class Lenience:
 STRICT = Lenience()
 
 
-def check_folder(folder: Path, model: Architecture, further: Collection[str] = ()) -> None:
-    """Raises ValueError if the weights of a model folder are damaged, quantised, or not those of the model.
+def check_folder(folder: Path, model: Architecture, further: Collection[str] = ()) -> dict[str, HeaderEntry]:
+    """Returns what the headers of a model folder's weights say, by name; reads nothing else.
 
-    Reads headers only. `further`: tensors that the folder may also have, whose shapes are not checked.
+    `further`: tensors that the folder may also have, whose shapes are not checked. Raises ValueError if the
+    weights are damaged, quantised, or not those of the model.
     """
     if settings := quantisation(read_config(folder)):
         raise ValueError(
@@ -51,6 +52,7 @@ def check_folder(folder: Path, model: Architecture, further: Collection[str] = (
             raise ValueError(
                 f"{name} in {folder} is {dtype}: it is quantised, and config.json does not say how"
             )
+    return entries
 
 
 def check_shapes(

@@ -15,7 +15,13 @@ from rlrun.converters.families.expected_tensors import check_folder
 from rlrun.converters.families.expert_storage import each_expert
 from rlrun.converters.folders.hf_folder import INDEX, files_beside_weights, is_hf_folder, read_tensors
 from rlrun.converters.tensors.precision import keeps_precision
-from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
+from rlrun.converters.tensors.safetensors_format import (
+    TensorInfo,
+    make_header,
+    make_index,
+    split_shards,
+    stored_tensors,
+)
 from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_config
@@ -35,8 +41,7 @@ class WeightFolder(OpenFiles):
         """Opens the files. Raises ValueError as `check_folder` does."""
         super().__init__()
         self.folder = folder
-        check_folder(folder, model, further)
-        self._tensors = each_expert(read_tensors(folder), model)
+        self._tensors = each_expert(stored_tensors(check_folder(folder, model, further)), model)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

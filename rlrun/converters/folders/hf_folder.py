@@ -1,8 +1,7 @@
 """Reads a model folder in Hugging Face format: its tensors, and the small files beside them."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rlrun.converters.tensors.safetensors_header import HeaderEntry, read_entries
 from rlrun.models.checked_names import abbreviated, file_inside
@@ -11,7 +10,6 @@ from rlrun.models.json_files import read_json
 if TYPE_CHECKING:
     from rlrun.converters.tensors.stored import StoredTensor
 
-Tensor = TypeVar("Tensor")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SUFFIXES_BESIDE_WEIGHTS = {".json", ".jinja", ".txt", ".model", ".py", ".tiktoken"}
@@ -25,9 +23,9 @@ def is_hf_folder(folder: Path) -> bool:
 
 def read_tensors(folder: Path) -> "dict[str, StoredTensor]":
     """Returns all tensors of the folder by name. Raises ValueError as `entries_of` does."""
-    from rlrun.converters.tensors.safetensors_format import read_header  # imports torch
+    from rlrun.converters.tensors.safetensors_format import stored_tensors  # imports torch
 
-    return _read_files(folder, read_header)
+    return stored_tensors(entries_of(folder))
 
 
 def entries_of(folder: Path) -> dict[str, HeaderEntry]:
@@ -35,22 +33,18 @@ def entries_of(folder: Path) -> dict[str, HeaderEntry]:
 
     Raises ValueError if files are missing, broken, or do not match the index.
     """
-    return _read_files(folder, read_entries)
-
-
-def _read_files(folder: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     index = _read_index(folder)
-    tensors: dict[str, Tensor] = {}
+    entries: dict[str, HeaderEntry] = {}
     for file in sorted(set(index.values())) if index is not None else [SINGLE]:
-        for name, tensor in read(file_inside(folder, file)).items():
+        for name, entry in read_entries(file_inside(folder, file)).items():
             if index is not None and index.get(name) != file:
                 raise ValueError(f"{folder / file} holds {name}, which {INDEX} places in {index.get(name)}")
-            tensors[name] = tensor
-    if index is not None and (missing := sorted(index.keys() - tensors.keys())):
+            entries[name] = entry
+    if index is not None and (missing := sorted(index.keys() - entries.keys())):
         raise ValueError(f"{folder} lacks {abbreviated(missing)}, which {INDEX} lists; download it again")
-    if not tensors:
+    if not entries:
         raise ValueError(f"{folder} has no tensors")
-    return tensors
+    return entries
 
 
 def files_beside_weights(folder: Path) -> dict[str, Path]:

@@ -47,11 +47,16 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a file, by name. Raises ValueError if the file is damaged."""
-    return {name: _stored(path, entry) for name, entry in read_entries(path).items()}
+    return stored_tensors(read_entries(path))
 
 
-def _stored(path: Path, entry: HeaderEntry) -> StoredTensor:
-    chunk = Chunk(path, entry.position, (0,) * len(entry.shape), entry.shape)
+def stored_tensors(entries: Mapping[str, HeaderEntry]) -> dict[str, StoredTensor]:
+    """Returns the tensors that headers describe, by name."""
+    return {name: _stored(entry) for name, entry in entries.items()}
+
+
+def _stored(entry: HeaderEntry) -> StoredTensor:
+    chunk = Chunk(entry.path, entry.position, (0,) * len(entry.shape), entry.shape)
     return StoredTensor(DTYPES[entry.dtype], entry.shape, (chunk,))
 
 

@@ -42,6 +42,8 @@ _MAX_HEADER = 100_000_000
 class HeaderEntry:
     """What a header says of a tensor."""
 
+    path: Path
+    """The file."""
     dtype: str
     """The format's name of the type, such as `BF16`."""
     shape: tuple[int, ...]
@@ -86,7 +88,7 @@ def _entry(path: Path, data: int, name: str, entry: object) -> HeaderEntry:
     offsets: Any = entry.get("data_offsets")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise _broken(path, f"{name} has an invalid shape or invalid offsets")
-    checked = HeaderEntry(dtype, tuple(shape), data + offsets[0])
+    checked = HeaderEntry(path, dtype, tuple(shape), data + offsets[0])
     if offsets[1] - offsets[0] != checked.nbytes:
         raise _broken(path, f"{name} has {offsets[1] - offsets[0]} bytes, its shape needs {checked.nbytes}")
     return checked

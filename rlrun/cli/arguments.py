@@ -93,6 +93,13 @@ LaunchRunsDir = Annotated[
     Path | None,
     typer.Option(_RUNS_DIR, help="Folder that holds the run folders. Default: runs_dir of the spec."),
 ]
+NewName = Annotated[str | None, typer.Option("--name", help="Name of the run; overrides the spec's `name`.")]
+NextFreeName = Annotated[
+    bool, typer.Option("--new", help="If the name is in use, take the next free one: NAME-2, NAME-3, …")
+]
+ShowLog = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Also print the messages of the driver's log.")
+]
 RunName = Annotated[
     str | None, typer.Argument(help="Name of the run. Default: the newest run.", autocompletion=_complete_run)
 ]

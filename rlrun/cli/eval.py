@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import AllowLocalPlugins, LaunchRunsDir, Overrides, Profiles, Quiet, launch_settings
+from rlrun.cli.arguments import (
+    AllowLocalPlugins,
+    LaunchRunsDir,
+    NextFreeName,
+    Overrides,
+    Profiles,
+    Quiet,
+    ShowLog,
+    launch_settings,
+)
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 
@@ -54,18 +63,14 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an evaluation with the samples that it has.")
     ] = False,
-    new: Annotated[
-        bool, typer.Option("--new", help="If the name is in use, take the next free one: NAME-2, NAME-3, …")
-    ] = False,
+    new: NextFreeName = False,
     name: Annotated[
         str | None, typer.Option(help="Name of the evaluation's run. Default: NAME-eval.")
     ] = None,
     runs_dir: LaunchRunsDir = None,
     allow_local_plugins: AllowLocalPlugins = False,
     quiet: Quiet = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Also print the messages of the driver's log.")
-    ] = False,
+    verbose: ShowLog = False,
 ) -> None:
     """Measure a model on the [[eval.datasets]] of a spec, without training.
 

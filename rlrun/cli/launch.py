@@ -11,9 +11,12 @@ import typer
 from rlrun.cli.arguments import (
     AllowLocalPlugins,
     LaunchRunsDir,
+    NewName,
+    NextFreeName,
     Overrides,
     Profiles,
     Quiet,
+    ShowLog,
     Specs,
     launch_settings,
     load,
@@ -43,10 +46,7 @@ def command(
             "--resume-if-exists", help="Continue the run if its name is in use, and start it otherwise."
         ),
     ] = False,
-    new: Annotated[
-        bool,
-        typer.Option("--new", help="If the name is in use, take the next free one: NAME-2, NAME-3, …"),
-    ] = False,
+    new: NextFreeName = False,
     start: Annotated[
         str | None,
         typer.Option(
@@ -62,16 +62,14 @@ def command(
             help="A run's spec.lock.json: refuse to launch if a value, a version or a file differs from it."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run; overrides the spec's `name`.")] = None,
+    name: NewName = None,
     runs_dir: LaunchRunsDir = None,
     allow_local_plugins: AllowLocalPlugins = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return as soon as the run's folder exists; the job continues.")
     ] = False,
     quiet: Quiet = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Also print the messages of the driver's log.")
-    ] = False,
+    verbose: ShowLog = False,
 ) -> None:
     """Run a job to its end; Ctrl-C stops it cleanly."""
     if (resume or resume_if_exists) and new:

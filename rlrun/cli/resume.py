@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli import launch
-from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Quiet, RunsDir
+from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Quiet, RunsDir, ShowLog
 from rlrun.cli.error_report import print_warnings
 from rlrun.specs.problems.findings import SpecError
 
@@ -18,9 +18,7 @@ def command(
     overrides: Overrides = None,
     allow_local_plugins: AllowLocalPlugins = False,
     quiet: Quiet = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Also print the messages of the driver's log.")
-    ] = False,
+    verbose: ShowLog = False,
 ) -> None:
     """Continue a run from its newest checkpoint, with the spec that it was launched with.
 

@@ -9,6 +9,7 @@ import typer
 from rlrun.cli.arguments import (
     AllowLocalPlugins,
     LaunchRunsDir,
+    NewName,
     Overrides,
     Profiles,
     Specs,
@@ -33,7 +34,7 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that exists, from its newest checkpoint.")
     ] = False,
-    name: Annotated[str | None, typer.Option(help="Name of the run; overrides the spec's `name`.")] = None,
+    name: NewName = None,
     runs_dir: LaunchRunsDir = None,
     allow_local_plugins: AllowLocalPlugins = False,
     dry_run: Annotated[

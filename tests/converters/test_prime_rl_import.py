@@ -128,23 +128,27 @@ def test_prime_rl_s_defaults_are_written_where_rlrun_s_differ() -> None:
         "normalize_std": False,
         "threshold": 0.2,
         "threshold_high": 0.2,
+        "log_ratio_coef": 0.001,
     }
     assert trainer["reduction"] == "per_token"
     assert "old_log_probs" not in trainer, "dppo takes the engine's of itself"
     assert trainer["weight_decay"] == 0.01
     assert draft.values["filters"] == [{"type": "nonzero_std"}]
     assert draft.values["cluster"] == {"placement": "disaggregated", "gpus_per_node": 2}
-    assert "squared log-ratios" in "\n".join(draft.messages())
 
 
 @pytest.mark.parametrize(
     ("settings", "algorithm"),
     [
-        ({"trainer.loss.dppo_mask_low": 0.1}, {"type": "dppo", "threshold": 0.1, "threshold_high": 0.2}),
-        ({"orchestrator.algo.type": "max_rl"}, {"type": "max_rl"}),
+        (
+            {"trainer.loss.dppo_mask_low": 0.1, "trainer.loss.kl_tau": 0.0},
+            {"type": "dppo", "threshold": 0.1, "threshold_high": 0.2},
+        ),
+        ({"orchestrator.algo.type": "max_rl"}, {"type": "max_rl", "log_ratio_coef": 0.001}),
         ({"trainer.loss.type": "custom"}, {"type": "grpo"}),
+        ({"trainer.loss.type": "ipo", "trainer.loss.kl_tau": 0.1}, {"type": "grpo", "log_ratio_coef": 0.1}),
     ],
-    ids=["dppo's bounds", "max_rl", "another loss"],
+    ids=["dppo's bounds", "max_rl", "another loss", "the penalty"],
 )
 def test_a_loss_is_the_nearest_of_rlrun_s(settings: dict[str, Any], algorithm: dict[str, Any]) -> None:
     written = of_settings(settings).values["algorithm"]

@@ -160,16 +160,16 @@ def _distillation(draft: ImportDraft, name: str) -> None:
 
 
 def loss(draft: ImportDraft) -> None:
-    """Sets the reduction and the old log-probs."""
+    """Sets the reduction, the old log-probs, and the penalty on ratios to the engine's log-probs."""
     draft.set("trainer.reduction", "per_token", (), "prime-rl divides by the number of tokens")
     kind = draft.values["algorithm"]["type"]
-    if draft.values["rollout"]["mode"] == "async" and kind != "dppo":
+    is_async, penalty = draft.values["rollout"]["mode"] == "async", "trainer.loss.kl_tau"
+    if draft.value("trainer.loss.type") == "custom" or not (is_async or kind == "dppo"):
+        draft.drop("no effect: the loss has no ratio to the engine's log-probs", penalty)
+    elif draft.number(penalty) > 0:
+        draft.put("algorithm.log_ratio_coef", draft.number(penalty), penalty)
+    if is_async and kind != "dppo":
         draft.set("trainer.old_log_probs", "rollout", (), "prime-rl's ratio is to the engine's log-probs")
-    if kind == "dppo":
-        draft.notes.append(
-            "trainer.loss: prime-rl also penalises squared log-ratios (trainer.loss.kl_tau), which has no "
-            "counterpart"
-        )
     draft.drop_unused("has no counterpart: the clipped loss is written", "trainer.loss.type")
 
 

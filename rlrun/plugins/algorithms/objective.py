@@ -1,9 +1,11 @@
 """The objective that policy-gradient algorithms share: the terms that are added to each algorithm's loss.
 
 An algorithm computes its policy loss for each token. `objective` multiplies it by the correction and the
-off-policy mask, adds the KL term, subtracts the entropy bonus, and collects the metrics:
+off-policy mask, adds the KL term, subtracts the entropy bonus, adds the penalty on the log of the ratio, and
+collects the metrics:
 
     loss = policy loss · correction weight · off-policy mask + kl.coef · KL - entropy_coef · entropy
+         + log_ratio_coef · (new - old log-prob)²
 
 All of these are `[T]` tensors over the response tokens of a micro-batch. The framework masks and reduces
 them.
@@ -40,6 +42,9 @@ class ObjectiveParams(Section):
     opsm: float | None = Field(default=None, gt=0)
     """Off-policy sequence masking: leave out whole samples with A < 0 whose mean engine - new log-prob
     exceeds this value. None: no masking."""
+    log_ratio_coef: float = Field(default=0.0, ge=0)
+    """Weight of (new - old log-prob)² in the loss, which holds the policy near the old one (Kimi K2.5,
+    https://arxiv.org/abs/2602.02276). 0: no such term."""
 
 
 class SymmetricClip(BaseModel):
@@ -118,7 +123,7 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
     """Returns an algorithm's policy loss with the shared terms, and the metrics of both.
 
     `pg_loss` `[T]` is the policy loss; `clipped` `[T]` is 1 on tokens where clipping changed it. The
-    correction and the off-policy mask change the weight of the policy loss only, never that of KL or entropy.
+    correction and the off-policy mask change the weight of the policy loss only, never that of other terms.
     """
     metrics: dict[str, Any] = {"clip_frac": clipped, "entropy": inputs.entropy.detach()}
     metrics["advantages"] = inputs.advantages
@@ -130,6 +135,10 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
         loss = _add_kl(params.kl.in_loss, inputs, loss, metrics)
     if params.entropy_coef > 0:
         loss = loss - params.entropy_coef * inputs.entropy
+    if params.log_ratio_coef > 0:
+        squared = (inputs.log_probs - inputs.old_log_probs) ** 2
+        metrics["log_ratio_squared"] = squared.detach()
+        loss = loss + params.log_ratio_coef * squared
     return LossOutputs(loss=loss, metrics=metrics)
 
 

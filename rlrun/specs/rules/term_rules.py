@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers
-from rlrun.specs.derived.old_policy import may_be_stale
+from rlrun.specs.derived.old_policy import may_be_stale, old_log_probs_of
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -15,16 +15,29 @@ OLD: KeyPath = ("trainer", "old_log_probs")
 
 def replayed_routing(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The routing of an earlier pass differs only after an optimizer step."""
-    if spec.trainer.moe.routing_replay != "trainer":
-        return
-    try:
-        optimizer_steps = batch_numbers(spec, needs.rollout).optimizer_steps
-    except ValueError:
-        return  # another rule reports the batch equation
-    if optimizer_steps == 1:
+    if spec.trainer.moe.routing_replay == "trainer" and _has_one_optimizer_step(spec, needs):
         path: KeyPath = ("trainer", "moe", "routing_replay")
         why = "with one optimizer step per rollout step the policy that is trained routes the same way"
         yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", BATCH_KEYS)
+
+
+def log_ratio_penalty(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """The log of a ratio that is 1 has nothing to penalise."""
+    path: KeyPath = ("algorithm", "log_ratio_coef")
+    unset = not spec.algorithm.params.get("log_ratio_coef")
+    if unset or old_log_probs_of(spec, needs) != "trainer" or not _has_one_optimizer_step(spec, needs):
+        return
+    why = "with one optimizer step the ratio to the trainer's log-probs is always 1"
+    cure = 'remove it, set trainer.old_log_probs = "rollout", or raise trainer.optimizer_steps'
+    yield no_effect(path, why, cure, (*BATCH_KEYS, OLD))
+
+
+def _has_one_optimizer_step(spec: Spec, needs: Needs) -> bool:
+    """Returns whether a step has one optimizer step; False where another rule reports the batch equation."""
+    try:
+        return batch_numbers(spec, needs.rollout).optimizer_steps == 1
+    except ValueError:
+        return False
 
 
 def stale_ratio(spec: Spec) -> Iterator[Finding]:

@@ -170,6 +170,16 @@ def test_off_policy_sequence_masking(delta: float) -> None:
     check({"opsm": delta}, weight)
 
 
+def test_the_penalty_on_the_log_of_the_ratio() -> None:
+    """Kimi K2.5 and prime-rl: + tau · (log π / π_old)², whatever the advantage, the clip and the mask are."""
+    samples, (plain, plain_gradients) = Samples(), loss_of({"opsm": 0.05})
+    losses, gradients = loss_of({"opsm": 0.05, "log_ratio_coef": 0.3})
+    places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
+    changes = [samples.new[i][t] - samples.old[i][t] for i, t in places]
+    assert losses == pytest.approx([loss + 0.3 * d * d for loss, d in zip(plain, changes, strict=True)])
+    assert gradients == pytest.approx([g + 0.6 * d for g, d in zip(plain_gradients, changes, strict=True)])
+
+
 @pytest.mark.parametrize("bound", [1.05, 3.0])
 def test_dual_clip(bound: float) -> None:
     """Dual-clip PPO, equation 5: max(min(ρA, clip(ρ)A), cA) where A < 0."""

@@ -1,9 +1,9 @@
 """Writes the pages of the documentation that repeat what the code says: `python -m scripts.reference_pages`.
 
 docs/cli.md has every command and option, docs/built-in-plugins.md every plugin, docs/combinations.md what
-does not go together, docs/coming-from.md the settings of other trainers, docs/algorithms.md the formula of
-every algorithm. docs/spec.md and docs/spec/ are
-written by `rlrun schema --markdown docs`.
+does not go together, docs/coming-from.md the settings of other trainers, docs/algorithms.md and the README of
+packages/rlrun-algorithms the formula of every algorithm. docs/spec.md and docs/spec/ are written by
+`rlrun schema --markdown docs`.
 """
 
 import json
@@ -31,6 +31,8 @@ from rlrun.specs.derived.conflicts.table import TOPICS
 from rlrun.specs.problems import other_trainers
 
 DOCS = Path(__file__).parents[1] / "docs"
+_PACKAGE = "../packages/rlrun-algorithms/README.md"
+"""The page of the algorithms of another distribution, from docs/."""
 _WRITTEN = "This page is written by `python -m scripts.reference_pages`; do not edit it.\n"
 _CLI = f"""\
 # The command line
@@ -81,20 +83,22 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of each page by its file name."""
+    """Returns the text of each page by its path from docs/."""
     commands = _commands("rlrun", typer.main.get_command(make_app([])), {})
     return {
         "cli.md": "\n".join([_CLI, *commands]),
         "built-in-plugins.md": "\n".join([_PLUGINS, *(_kind(kind) for kind in METHODS)]),
         "combinations.md": "\n".join([_COMBINATIONS, *_at_a_glance(), *(_topic(topic) for topic in TOPICS)]),
-        "algorithms.md": _with_algorithms((DOCS / "algorithms.md").read_text("utf-8")),
+        "algorithms.md": _with_algorithms("algorithms.md", "rlrun"),
+        _PACKAGE: _with_algorithms(_PACKAGE, "rlrun-algorithms"),
         "coming-from.md": _with_counterparts((DOCS / "coming-from.md").read_text("utf-8")),
     }
 
 
-def _with_algorithms(page: str) -> str:
-    """Returns the page with the table of algorithms as they are now."""
-    own = [entry for entry in entries("algorithms") if entry.distribution == "rlrun"]
+def _with_algorithms(name: str, distribution: str) -> str:
+    """Returns a page with the table of a distribution's algorithms as they are now."""
+    page = (DOCS / name).read_text("utf-8")
+    own = [entry for entry in entries("algorithms") if entry.distribution == distribution]
     head = "| `type` | paper | advantage | loss of a token | keys of its own | needs | has no |"
     table = "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *map(_algorithm, own)])
     return re.sub(r"(\| `type` \|.* advantage .*\n)(\|.*\n)+", lambda _: f"{table}\n", page, count=1)
@@ -114,11 +118,14 @@ def _algorithm(entry: PluginEntry) -> str:
     lacks = (
         f"`{name}`" for name in ObjectiveParams.model_fields if needs.rollout and _is_absent(fields.get(name))
     )
-    link = f"[`{entry.name}`](spec/algorithm.md#algorithms-{entry.name})"
+    is_built_in = entry.distribution == "rlrun"
+    shown_name = (
+        f"[`{entry.name}`](spec/algorithm.md#algorithms-{entry.name})" if is_built_in else f"`{entry.name}`"
+    )
     paper = re.search(r"https://arxiv.org/abs/([\d.]+\d)", sys.modules[plugin.__module__].__doc__ or "")
     shown = f"[{paper[1]}]({paper[0]})" if paper else ""
     cells = (
-        link,
+        shown_name,
         shown,
         plugin.advantage_formula,
         plugin.loss_formula,

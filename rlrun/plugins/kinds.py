@@ -32,7 +32,13 @@ _DECORATORS = {
     kind: f"; if it is a function, decorate it with @rlrun.{name}"
     for kind, name in (("rewards", "reward"), ("filters", "filter"), ("data", "data"))
 }
-PACKAGES: Mapping[tuple[str, str], str] = {("rewards", "ifbench"): "rlrun-ifbench"}
+PACKAGES: Mapping[tuple[str, str], str] = {
+    ("rewards", "ifbench"): "rlrun-ifbench",
+    **{
+        ("algorithms", name): "rlrun-algorithms"
+        for name in ("vespo", "luspo", "gpg", "topr", "gigpo", "a_star_po")
+    },
+}
 """The package that declares a plugin, by kind and name."""
 
 

@@ -113,7 +113,26 @@ def test_sapo_has_temperatures_and_no_bounds() -> None:
     assert draft.values["algorithm"] == {"type": "sapo", "tau": 1.0, "tau_negative": 1.5}
     assert draft.values["trainer"]["reduction"] == "per_sample_mean"
     assert "epsilon" in "\n".join(draft.messages())
-    assert "no temperature" in "\n".join(of_settings(settings | {"loss_type": "grpo"}).messages())
+    assert "only sapo has it" in "\n".join(of_settings(settings | {"loss_type": "grpo"}).messages())
+
+
+def test_vespo_has_the_shape_of_its_weight_and_no_correction() -> None:
+    draft = of_settings({"loss_type": "vespo", "vespo_k_neg": 4.0, "use_vllm": True})
+    assert draft.values["algorithm"] == {
+        "type": "vespo",
+        "k": 2.0,
+        "decay": 3.0,
+        "k_negative": 4.0,
+        "decay_negative": 2.0,
+    }
+    assert draft.values["trainer"]["reduction"] == "per_token"
+
+
+def test_luspo_has_ratios_of_whole_samples() -> None:
+    settings = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3}
+    draft = of_settings(settings)
+    assert draft.values["algorithm"] == {"type": "luspo", "clip": 2e-3}
+    assert draft.values["trainer"]["reduction"] == "per_sample_mean"
 
 
 def test_samples_and_micro_steps_become_prompts_and_optimizer_steps() -> None:

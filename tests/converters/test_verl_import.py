@@ -139,6 +139,7 @@ LOSS, ESTIMATOR = f"{ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator"
             {LOSS: "dppo_kl"},
             {"type": "dppo", "divergence": "kl", "threshold": 0.2, "threshold_high": 0.2},
         ),
+        ({ESTIMATOR: "gpg", LOSS: "gpg"}, {"type": "gpg"}),
         ({ESTIMATOR: "opo"}, {"type": "opo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
         ({ESTIMATOR: "gdpo"}, {"type": "gdpo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
         (

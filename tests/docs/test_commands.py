@@ -19,7 +19,6 @@ from tests.docs.pages import PAGES, ROOT, Page
 RUN = {"validate", "plan", "init", "schema", "recipes", "explain", "plugins list", "plugins show"}
 """Commands that are run: they start no job and read no run. All others are parsed."""
 NOT_RUN = {
-    "plugins show topr": "a plugin of an example, which is not installed",
     "validate quickstart --set model.path=/models/mistral": "a model of the reader's",
 }
 TRACKED = {"rlrun", "tests", "docs", "examples", "packages", "benchmarks", "scripts"}

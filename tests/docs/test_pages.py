@@ -40,7 +40,7 @@ PLUGIN_TABLES = {
     "filters": "filters",
     "trackers": "trackers",
 }
-OF_EXAMPLES = {"wordcount", "topr", "my_agent", "my_algorithm"}
+OF_EXAMPLES = {"wordcount", "my_agent", "my_algorithm"}
 """Plugins that pages show how to write."""
 WRONG_ON_PURPOSE = {"temprature", "learning_rate"}
 """Keys with which docs/first-job.md shows what an error looks like."""

@@ -1,5 +1,6 @@
 """Algorithms with nothing set in whole asynchronous jobs: their terms act on stale samples."""
 
+import json
 import math
 
 import pytest
@@ -14,6 +15,7 @@ ACTS = {
     "gmpo": "train/clip_frac",
     "gspo_token": "train/clip_frac",
     "kl_cov": "train/cov_frac",
+    "luspo": "train/clip_frac",
 }
 """The metric that is above 0 in a step in which the algorithm's own term acts."""
 USUAL = ("dppo", "m2po")
@@ -22,6 +24,7 @@ GENERATING = [
     name
     for name in names("algorithms")
     if (needs := build("algorithms", name, {}).needs).rollout and not needs.critic and not needs.teacher
+    if name != "a_star_po"
 ]
 
 
@@ -37,3 +40,16 @@ def test_an_asynchronous_job_trains(jobs: Jobs, name: str) -> None:
     if name in ACTS:
         acting = [line[ACTS[name]] for line in job.metrics]
         assert 0 < max(acting) < 1, acting
+
+
+def test_a_star_po_trains_on_single_samples_and_rewards_of_the_reference(jobs: Jobs) -> None:
+    rows = [{"prompt": f"say {i}", "reference_rewards": [0.0, 0.25 * (i % 4)]} for i in range(64)]
+    (jobs.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"data__metadata_columns": ["reference_rewards"], "rollout__samples_per_prompt": 1}
+    job = jobs.run("single", algorithm__type="a_star_po", **settings)
+    assert job.code == 0, job.output
+    assert min(line["train/grad_norm"] for line in job.metrics) > 0
+    assert all(math.isfinite(line["train/a_star_po_loss"]) for line in job.metrics)
+    without = jobs.run("without", algorithm__type="a_star_po", rollout__samples_per_prompt=1)
+    assert without.code != 0
+    assert "has no list of rewards in metadata.reference_rewards" in " ".join(without.output.split())

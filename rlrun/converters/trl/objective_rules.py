@@ -16,8 +16,17 @@ _REDUCTIONS = {
     "cispo": "per_token",
     "vespo": "per_token",
 }
-_ALGORITHMS = {"dr_grpo": "dr_grpo", "cispo": "cispo", "sapo": "sapo"}
-_TEMPERATURES = {"tau": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
+_ALGORITHMS = {"dr_grpo": "dr_grpo", "cispo": "cispo", "sapo": "sapo", "vespo": "vespo", "luspo": "luspo"}
+_OWN_KEYS = {
+    "sapo": {"tau": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"},
+    "vespo": {
+        "k": "vespo_k_pos",
+        "decay": "vespo_lambda_pos",
+        "k_negative": "vespo_k_neg",
+        "decay_negative": "vespo_lambda_neg",
+    },
+}
+"""Keys of the algorithms without bounds, and TRL's settings of them."""
 _UNBOUNDED = 1e6
 """Stands for no upper bound of a correction."""
 _CORRECTION = (
@@ -36,11 +45,13 @@ def loss(draft: ImportDraft) -> None:
     if draft.value("importance_sampling_level") == "sequence":
         if algorithm in ("cispo", "sapo"):
             draft.drop(f"{algorithm} has ratios of tokens only", "importance_sampling_level")
-        else:
+        elif algorithm not in ("vespo", "luspo"):
             algorithm = "gspo"
+    elif algorithm == "luspo":
+        draft.drop("luspo has ratios of whole samples only", "importance_sampling_level")
     draft.put("algorithm.type", algorithm, "loss_type", "importance_sampling_level")
     draft.put("trainer.reduction", _REDUCTIONS.get(kind, "per_token"), "loss_type")
-    if kind not in _REDUCTIONS or kind in ("vespo", "luspo"):
+    if kind not in _REDUCTIONS:
         draft.drop("this loss has no counterpart: GRPO's clipped loss is written in its place", "loss_type")
     elif kind == "bnpo":
         draft.drop("normalised over the optimizer step, not over each micro-batch", "loss_type")
@@ -58,18 +69,21 @@ def _scale(draft: ImportDraft, algorithm: str) -> None:
 
 
 def clipping(draft: ImportDraft) -> None:
-    """Sets the bounds of the ratio. CISPO's weight has only an upper bound, which TRL gives itself; SAPO has
-    temperatures instead.
+    """Sets the bounds of the ratio. CISPO's weight has only an upper bound, which TRL gives itself; SAPO and
+    VESPO have smooth weights instead.
     """
-    if draft.values["algorithm"]["type"] == "sapo":
-        for key, name in _TEMPERATURES.items():
+    kind = draft.values["algorithm"]["type"]
+    for owner, keys in _OWN_KEYS.items():
+        if owner != kind:
+            draft.drop(f"no effect: only {owner} has it", *keys.values())
+    if kind in _OWN_KEYS:
+        for key, name in _OWN_KEYS[kind].items():
             draft.put(f"algorithm.{key}", draft.number(name), name)
-        draft.drop("SAPO has no bounds", "epsilon", "epsilon_high", "delta")
+        draft.drop(f"{kind} has no bounds", "epsilon", "epsilon_high", "delta")
         return
-    draft.drop("no effect: this loss has no temperature", *_TEMPERATURES.values())
     low = draft.number("epsilon")
     high = draft.number("epsilon_high", low)
-    if draft.values["algorithm"]["type"] == "cispo":
+    if kind == "cispo":
         if high > 1:
             comment = "TRL bounds the weight by epsilon_high itself"
             draft.put("algorithm.clip_high", high - 1, "epsilon_high", comment=comment)
@@ -120,7 +134,7 @@ def correction(draft: ImportDraft) -> None:
         draft.drop("off: TRL applies it with use_vllm only", *_CORRECTION)
         return
     if draft.value("loss_type") == "vespo":
-        draft.drop("part of a loss that has no counterpart", *_CORRECTION)
+        draft.drop("no effect: the ratio of vespo is to the engine's log-probs", *_CORRECTION)
         return
     level, _, bounding = str(draft.value(_CORRECTION[1])).partition("_")
     if level not in ("token", "sequence") or bounding not in ("mask", "truncate"):

@@ -14,6 +14,7 @@ _ALGORITHMS = {
     "grpo_passk": "pass_at_k",
     "opo": "opo",
     "gdpo": "gdpo",
+    "gpg": "gpg",
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "reinforce_plus_plus": "reinforce_plus_plus",
@@ -33,7 +34,7 @@ _LOSSES = {
 _GROUP_RELATIVE = ("grpo", "dr_grpo", *_LOSSES.values())
 _BOUNDS = {"dppo": ("threshold", "threshold_high")}
 """Keys for verl's lower and upper bound, where they are not `clip` and `clip_high`."""
-_UNBOUNDED = ("sapo", "kl_cov")
+_UNBOUNDED = ("sapo", "kl_cov", "gpg")
 _WITHOUT_DUAL = {*_LOSSES.values()} - {"clip_cov"}
 _OWN_KEYS = {
     "sapo": {"tau": f"{_ACTOR}.tau_pos", "tau_negative": f"{_ACTOR}.tau_neg"},
@@ -72,8 +73,8 @@ def algorithm(draft: ImportDraft) -> None:
         if loss == "dppo_kl":
             draft.put("algorithm.divergence", "kl", _LOSS)
     else:
-        draft.put("algorithm.type", kind, _ESTIMATOR)
-        if loss != "vanilla":
+        draft.put("algorithm.type", kind, *((_ESTIMATOR, _LOSS) if loss == kind else (_ESTIMATOR,)))
+        if loss not in ("vanilla", kind):
             draft.drop(f"has no counterpart with {estimator}: the clipped loss is written", _LOSS)
     name = "algorithm.norm_adv_by_std_in_grpo"
     if _type(draft) == "pass_at_k":

@@ -28,6 +28,8 @@ MASKS = [["111", "1100110", "11", "01101"], ["1", "101110111", "1110"]]
 TRUNCATED = {(0, 1), (1, 2)}
 PARTS = [0.5, -0.25, 1.0, 0.0]
 """How much of a sample's reward is from a second one, by its place in the group."""
+REFERENCE_REWARDS = [[1.0, 0.0, 0.5], [2.0, -1.0]]
+"""Rewards of samples of the reference policy, which the rows of both groups have."""
 FAILED = 2
 """The place of the failed sample."""
 LONGEST = 16
@@ -53,6 +55,7 @@ class Rollout:
     parts: dict[str, float]
     """Its rewards by name."""
     group: int
+    reference_rewards: list[float]
 
     @property
     def group_mean(self) -> float:
@@ -71,6 +74,8 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
     groups = [group(rewards, own) for rewards, own in zip(REWARDS, lengths, strict=True)]
     found = []
     for i, (one, rewards) in enumerate(zip(groups, REWARDS, strict=True)):
+        row = replace(one.prompt.row, metadata={"reference_rewards": REFERENCE_REWARDS[i]})
+        one.prompt = replace(one.prompt, row=row)
         for j, (sample, bits) in enumerate(zip(one.samples, MASKS[i], strict=True)):
             mask = np.array([bit == "1" for bit in bits])
             old = -np.abs(rng.normal(1, 0.5, len(mask)))
@@ -91,7 +96,7 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
             facts = sample.reward, rewards, (i, j) in TRUNCATED, torch.tensor(mask), sample.value_after
             sample.rewards = {"right": sample.reward - PARTS[j], "short": PARTS[j] / 2}
             sample.reward_weights = {"right": 1.0, "short": 2.0}
-            found.append(Rollout(*facts, *made, sample.rewards, i))
+            found.append(Rollout(*facts, *made, sample.rewards, i, REFERENCE_REWARDS[i]))
     groups[0].samples.insert(FAILED, make_sample(length=3, status=Status.FAILED, id="0-9"))
     return groups, found
 

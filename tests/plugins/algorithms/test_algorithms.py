@@ -9,15 +9,16 @@ import torch
 
 from rlrun.plugins.algorithms.advantages import discounted_sums, leave_one_out, whiten
 from rlrun.plugins.algorithms.correction import Correction, correction_weight
-from rlrun.plugins.registry import PluginError, build, load, names
+from rlrun.plugins.registry import PluginError, build, load
 from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Group, Needs, Status, ValueInputs
+from tests.plugins.algorithms.shipped import SHIPPED
 
 SUPERVISED = {"sft", "dpo", "ipo", "simpo", "orpo"}
 MARKING = {"clip_cov", "kl_cov", "m2po"}
 RAW = [
     name
-    for name in names("algorithms")
+    for name in SHIPPED
     if "subtract_mean" in load("algorithms", name).Params.model_fields
     and name != "reinforce_plus_plus_baseline"
 ]
@@ -28,17 +29,18 @@ EVERYTHING = {
     "kl": {"in_loss": {"coef": 0.1}},
     "correction": {"type": "icepop"},
     "opsm": 0.1,
+    "log_ratio_coef": 0.2,
     "normalize_advantages": True,
     "distillation": {"coef": 0.5},
 }
 
 
-@pytest.mark.parametrize("name", names("algorithms"))
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_algorithm_keeps_the_contract(name: str) -> None:
     check_algorithm(name, {})
 
 
-@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in SUPERVISED])
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in SUPERVISED])
 def test_with_every_term_on(name: str) -> None:
     params = EVERYTHING | ({"correction": None} if name == "m2po" else {})
     check_algorithm(name, params)
@@ -75,7 +77,7 @@ def test_reinforce_plus_plus_baseline_whitens_raw_rewards_without_the_group_s_me
     assert not algorithm.needs.group_relative
 
 
-@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in {*SUPERVISED, "cispo"}])
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in {*SUPERVISED, "cispo"}])
 def test_the_first_step_is_plain_policy_gradient(name: str) -> None:
     """At ratio 1 every clipped loss is -A, and its gradient -A (GSPO: its sample's mean) on each token.
 
@@ -113,7 +115,7 @@ def test_grpo_alone_needs_neither_reference_nor_entropy() -> None:
 def test_correction_weighs_the_policy_loss_alone() -> None:
     """With every weight 0, only the KL and entropy terms remain."""
     far = micro_batch(rollout_log_probs=torch.full((12,), -40.0))
-    params = EVERYTHING | {"opsm": None}
+    params = EVERYTHING | {"opsm": None, "log_ratio_coef": 0.0}
     outputs = build("algorithms", "grpo", params).loss(far)
     kl_and_entropy = 0.1 * outputs.metrics["kl_loss"] - 0.01 * outputs.metrics["entropy"]
     torch.testing.assert_close(outputs.loss.detach(), kl_and_entropy)
@@ -177,7 +179,7 @@ def test_gspo_gives_every_token_of_a_sample_the_same_ratio() -> None:
 
 CLIPPED = [
     name
-    for name in names("algorithms")
+    for name in SHIPPED
     if "clip_high" in load("algorithms", name).Params.model_fields and name != "cispo"
 ]
 
@@ -213,7 +215,7 @@ def test_off_policy_masking_takes_whole_samples_that_the_engine_rates_higher(old
     assert left_out.tolist() == [1, 1, 0, 0, 0, 0]
 
 
-COMPARED = [name for name in names("algorithms") if name not in {*NOT_COMPARED, *SUPERVISED}]
+COMPARED = [name for name in SHIPPED if name not in {*NOT_COMPARED, *SUPERVISED}]
 
 
 @pytest.mark.parametrize("name", [name for name in COMPARED if "reinforce" not in name])
@@ -229,7 +231,7 @@ def test_failed_and_unscored_samples_are_not_compared() -> None:
     assert [array[0] for array in advantages] == [0.5, -0.5, 0, 0]
 
 
-@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in SUPERVISED])
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in SUPERVISED])
 def test_whitening_leaves_failed_and_unscored_samples_at_0(name: str) -> None:
     """They are in no statistic either; distillation alone needs no score."""
     params = {"normalize_advantages": True}

@@ -1,0 +1,1 @@
+"""Algorithms for rlrun that only one other trainer has."""

@@ -55,13 +55,19 @@ buffer = 16
 dtype = "float32"
 max_running = 64
 """
-SUPERVISED = """
+PAIRS = """
 [data]
 path = "pairs.jsonl"
 label_key = "good"
 response_key = "good"
 {rejected}
-
+"""
+LABELLED = """
+[data]
+path = "labelled.jsonl"
+response_key = "response"
+"""
+LENGTHS = """
 [rollout]
 max_prompt_tokens = 64
 max_response_tokens = 16
@@ -128,6 +134,7 @@ CASES = {
     "ipo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
     "simpo": Case("", "global_batch_size = 8", metric="train/reward_margin", lr=1e-3),
     "orpo": Case("", "global_batch_size = 8", metric="train/log_odds_ratio", lr=1e-3),
+    "kto": Case("", "global_batch_size = 8", metric="train/kto_right_frac", lr=1e-3),
 }
 
 
@@ -153,7 +160,12 @@ def prepare(folder: Path) -> None:
     make_tiny_model(folder / "model")
     prompts = [{"prompt": f"say {number}", "label": ""} for number in range(64)]
     pairs = [{"prompt": f"say {n}", "good": "ok", "bad": f"no {n} no {n}"} for n in range(64)]
-    for name, rows in (("prompts", prompts), ("pairs", pairs)):
+    # A prompt has a good and a bad response in turn, so that neighbours have different ones.
+    labelled = [
+        {"prompt": f"say {n // 2}", "response": f"no {n} no {n}" if n % 2 else "ok", "label": n % 2 == 0}
+        for n in range(64)
+    ]
+    for name, rows in (("prompts", prompts), ("pairs", pairs), ("labelled", labelled)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
 
 
@@ -173,9 +185,8 @@ def spec(name: str, case: Case) -> str:
     """Returns the spec of the job, as TOML."""
     head = HEAD.format(name=name, algorithm=f'type = "{name}"\n{case.algorithm}')
     needs = build("algorithms", name, {}).needs
-    supervised = not needs.rollout
-    rejected = 'rejected_key = "bad"' if needs.pairs else ""
-    body = SUPERVISED.format(rejected=rejected) if supervised else ROLLOUT
+    rows = LABELLED if needs.labels else PAIRS.format(rejected='rejected_key = "bad"' if needs.pairs else "")
+    body = ROLLOUT if needs.rollout else rows + LENGTHS
     export = str(case.export).lower()
     tail = TAIL.format(steps=case.steps, lr=case.lr, trainer=case.trainer, export=export)
     return "\n".join((head, body, case.more, tail))

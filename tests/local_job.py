@@ -154,7 +154,8 @@ async def _run(
     pool = EnginePool([EngineClient(server.start(), own=True)]) if server is not None else None
     model = fetch_model(spec.model)
     needs = needs_of(spec)
-    inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
+    kinds = {"rollout": needs.rollout, "pairs": needs.pairs, "labels": needs.labels}
+    inputs = read_inputs(spec, model.folder, **kinds)
     trainer = TrainerGroup([rank])
     parts = RunningJob(
         plan,

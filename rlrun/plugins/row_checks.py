@@ -1,4 +1,4 @@
-"""Checks that a job's rewards can score a row, before anything is generated for it."""
+"""Checks of rows before a job uses them: whether its rewards can score them, and the labels of KTO."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +22,24 @@ def row_check(rewards: Sequence[RewardSpec]) -> Callable[[Row], None]:
                 _check_one(spec, check_row, params, row)
 
     return check
+
+
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+"""What the labels of responses mean, as lower-case text."""
+
+
+def is_good(row: Row) -> bool:
+    """Returns whether the label of a row says that its response is good. Raises ValueError if it is not a
+    label.
+    """
+    good = _LABELS.get(str(row.label).lower())
+    if good is None:
+        found = "no label" if row.label is None else f"the label {row.label!r}"
+        raise ValueError(
+            f"row {row.id} has {found}: the algorithm needs true or false (or 1 or 0), for whether the "
+            "response is good; set data.label_key"
+        )
+    return good
 
 
 def _names_another(spec: RewardSpec, row: Row) -> bool:

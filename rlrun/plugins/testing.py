@@ -10,6 +10,7 @@ name and parameters, so it also finds a missing entry point.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -274,6 +275,9 @@ def _check_advantages(name: str, algorithm: Any) -> None:
     groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0]), group([0.0, 2.0])]
     groups[0].samples[1].loss_mask[:] = 0
     groups[2].samples[0].status = Status.FAILED
+    if algorithm.needs.labels:
+        for one in groups:
+            one.prompt = replace(one.prompt, row=replace(one.prompt.row, label=True))
     contracts.same_arrays(name, "advantages", algorithm.advantages, groups)
     if algorithm.needs.critic:
         contracts.same_arrays(name, "returns", algorithm.returns, groups)

@@ -48,7 +48,7 @@ class Row:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that the rewards need, as JSON values."""
     response: str | None = None
-    """The demonstration, for SFT and DPO; None if the policy answers the prompt."""
+    """The demonstration, for SFT, DPO and KTO; None if the policy answers the prompt."""
     rejected: str | None = None
     """The worse response of the pair, for DPO."""
     images: tuple[Image, ...] = ()

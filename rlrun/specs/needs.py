@@ -13,6 +13,9 @@ class Needs:
     """The advantages use rewards. False: another signal, such as a teacher, scores the tokens."""
     pairs: bool = False
     """Rows have a preferred and a rejected response, which are adjacent in one micro-batch (DPO)."""
+    labels: bool = False
+    """Rows have a response and a label that says whether it is good (KTO). A group has two samples: the row's
+    response, and the response of the step's next row to the same prompt, which is not trained."""
     reference: bool = False
     """Log-probs of the frozen reference policy."""
     teacher: bool = False

@@ -452,7 +452,8 @@ def test_init_leaves_nothing_that_is_not_valid(rlrun: Command, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "recipe"), [("sft", "sft"), ("dpo", "sft"), ("on_policy_distillation", "distillation")]
+    ("algorithm", "recipe"),
+    [("sft", "sft"), ("dpo", "sft"), ("kto", "sft"), ("on_policy_distillation", "distillation")],
 )
 def test_init_names_a_recipe_for_jobs_of_another_shape(
     rlrun: Command, tmp_path: Path, algorithm: str, recipe: str

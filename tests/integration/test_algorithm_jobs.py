@@ -53,3 +53,23 @@ def test_a_star_po_trains_on_single_samples_and_rewards_of_the_reference(jobs: J
     without = jobs.run("without", algorithm__type="a_star_po", rollout__samples_per_prompt=1)
     assert without.code != 0
     assert "has no list of rewards in metadata.reference_rewards" in " ".join(without.output.split())
+
+
+def test_kto_trains_on_labelled_responses(jobs: Jobs) -> None:
+    """Two responses to each prompt, the shorter of which is good, on two micro-batches per step."""
+    rows = [
+        {"prompt": f"say {n // 2}", "response": f"no {n} no" if n % 2 else "ok", "label": n % 2 == 0}
+        for n in range(64)
+    ]
+    (jobs.folder / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    head, _, rest = (jobs.folder / "job.toml").read_text().partition("[rollout]")
+    trainer = rest[rest.index("[trainer]") :].replace('[engine]\ndtype = "float32"\nmax_running = 64\n', "")
+    head = head.replace('path = "rows.jsonl"', 'path = "labelled.jsonl"\nresponse_key = "response"')
+    lengths = "[rollout]\nmax_prompt_tokens = 64\nmax_response_tokens = 16\n"
+    (jobs.folder / "kto.toml").write_text(head + lengths + trainer)
+    settings = {"trainer__global_batch_size": 8, "trainer__max_tokens_per_rank": 160}
+    job = jobs.run("kto", spec="kto.toml", algorithm__type="kto", **settings)
+    assert job.code == 0, job.output
+    assert job.metrics[0]["train/kto_loss"] == pytest.approx(0.5), "the policy begins as the reference"
+    assert job.metrics[-1]["train/kto_loss"] < 0.4
+    assert max(line["train/kto_divergence"] for line in job.metrics) > 0

@@ -62,7 +62,8 @@ class RowKeys(ImageKeys):
     """The prompt, with each `{column}` replaced by the row's value in that column; `{{` and `}}` are braces.
     None: the prompt is the value under `prompt_key`."""
     label_key: str = "label"
-    """Key of the label, which rewards compare the answer with. A row without this key has no label."""
+    """Key of the label, which rewards compare the answer with; for KTO, whether the response is good: true or
+    false, or 1 or 0. A row without this key has no label."""
     label_pattern: Pattern | None = None
     """Regular expression; the first group of its last match in that value is the label: `"#### (.*)"` takes
     the result of an answer of GSM8K. None: the whole value."""
@@ -76,8 +77,9 @@ class RowKeys(ImageKeys):
     system_prompt: str | None = None
     """System message that begins every prompt without a system message of its own. None: none is added."""
     response_key: str | None = None
-    """Key of the demonstration for SFT, or of the preferred answer for DPO. None: rows are prompts only; for
-    SFT, they are chats that end with an answer, and all of a chat's answers are trained."""
+    """Key of the demonstration for SFT, of the preferred answer for DPO, or of the labelled answer for KTO.
+    None: rows are prompts only; for SFT, they are chats that end with an answer, and all of a chat's answers
+    are trained."""
     rejected_key: str | None = None
     """Key of the rejected answer, for DPO. None: rows have no rejected answer."""
     last_answer: Literal["keep", "label", "drop"] = "keep"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.row_checks import row_check
+from rlrun.plugins.row_checks import is_good, row_check
 from rlrun.plugins.types import Group, Prompt, Row
 from rlrun.runner.host.remote_code import CodeFile
 from rlrun.runner.prompts.conversations import (
@@ -78,18 +78,20 @@ def read_inputs(
     *,
     rollout: bool,
     pairs: bool = False,
+    labels: bool = False,
     code: Sequence[CodeFile] | None = None,
 ) -> Inputs:
     """Reads everything; ValueError for data that cannot be used.
 
-    `rollout`: the policy answers the prompts. `pairs`: demonstrations are pairs of responses. `code`: the
-    model's Python files that may run.
+    `rollout`: the policy answers the prompts. `pairs`: demonstrations are pairs of responses. `labels`:
+    demonstrations are labelled as good or bad. `code`: the model's Python files that may run.
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args, code)
     limit = spec.rollout.max_prompt_tokens
     if not rollout:
         source = build("data", spec.data.type, spec.data.params)
-        demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
+        keep = len(source) <= EAGER_ROWS
+        demonstrations = Demonstrations(spec, tokenizer, keep=keep, pairs=pairs, labels=labels)
         stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
         return Inputs(tokenizer, stream, demonstrations, (), None)
     prompts: PromptStream | None = None
@@ -112,13 +114,18 @@ def read_inputs(
 
 
 class Demonstrations:
-    """Tokenises rows for SFT and DPO. A row's responses are tokenised with its prompt, and fetched later."""
+    """Tokenises rows for SFT, DPO and KTO. A row's responses are tokenised with its prompt, and fetched
+    later.
+    """
 
-    def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False) -> None:
+    def __init__(
+        self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False, labels: bool = False
+    ) -> None:
         """`keep`: keeps all responses, for datasets that are tokenised as a whole. `pairs`: each row has a
-        preferred and a rejected response.
+        preferred and a rejected response. `labels`: each row has a response and whether it is good.
         """
         self._pairs = pairs
+        self._labels = labels
         self._spec = spec
         self._tokenizer = tokenizer
         self._keep = keep
@@ -127,7 +134,14 @@ class Demonstrations:
     def encode(self, row: Row) -> EncodedPrompt:
         """Returns the prompt. Raises ValueError if a response is missing or too long."""
         template = self._spec.data.apply_chat_template
-        if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
+        if self._labels:
+            is_good(row)
+        if (
+            template
+            and not (self._pairs or self._labels)
+            and row.response is None
+            and not isinstance(row.prompt, str)
+        ):
             responses = encode_conversation(self._tokenizer, row)
             prompt = responses[0].prompt
         else:
@@ -160,6 +174,8 @@ class Demonstrations:
     def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
         """Returns the demonstrations of prompts that were encoded just before."""
         groups = [self._group(prompt) for prompt in prompts]
+        if self._labels:
+            add_mismatched(groups)
         if not self._keep:
             self._responses.clear()
         return groups
@@ -176,6 +192,17 @@ class Demonstrations:
             for number, encoded in enumerate(self._responses[prompt.row.id])
         ]
         return Group(prompt, samples)
+
+
+def add_mismatched(groups: Sequence[Group]) -> None:
+    """Adds to each group the response of the next group, which its prompt did not ask for and which is not
+    trained.
+    """
+    responses = [group.samples[0] for group in groups]
+    for group, own, other in zip(groups, responses, [*responses[1:], responses[0]], strict=True):
+        mask = np.zeros(len(other.tokens), np.float32)
+        mismatched = demonstration(own.prompt, 1, other.tokens, mask, other.text)
+        group.samples.append(replace(mismatched, images=other.images))
 
 
 def _trained_on_all(prompt: Tokens, response: Tokens, text: str | None) -> Demonstration:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlrun.plugins.data.columns import LABEL_NAMES, RESPONSE_NAMES, likely
 from rlrun.plugins.data.rows import RowKeys
 from rlrun.plugins.registry import PluginError, checked_params, load
-from rlrun.plugins.row_checks import row_check
+from rlrun.plugins.row_checks import is_good, row_check
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
 from rlrun.specs.problems.findings import Finding
@@ -159,11 +159,13 @@ def _prompt_check(rewards: Sequence[RewardSpec]) -> RowCheck:
 
 
 def _demonstration_check(needs: Needs) -> RowCheck:
-    """Returns a check that a row has the response, or the pair of responses, to train on."""
+    """Returns a check that a row has the response, or the pair of responses, to train on, and its label."""
 
     def check(row: Row) -> None:
         chat = not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant"
-        if row.response is None and (needs.pairs or not chat):
+        if needs.labels:
+            is_good(row)
+        if row.response is None and (needs.pairs or needs.labels or not chat):
             raise ValueError(f"row {row.id} has no demonstration; set response_key")
         if needs.pairs and row.rejected is None:
             raise ValueError(f"row {row.id} has no rejected answer; set rejected_key")

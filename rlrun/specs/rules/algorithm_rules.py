@@ -81,6 +81,9 @@ def groups(spec: Spec, needs: Needs) -> Iterator[Finding]:
         message = f"must be at least 2, found 1: {spec.algorithm.type} compares the samples of a prompt"
         cure = "set at least 2; 8 is common"
         yield Finding(("rollout", "samples_per_prompt"), message, cure, found=1)
+    if needs.labels and spec.trainer.global_batch_size == 1:
+        message = f"must be at least 2, found 1: {spec.algorithm.type} compares the responses of a step"
+        yield Finding(("trainer", "global_batch_size"), message, "set at least 2; 32 is common", found=1)
 
 
 def rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.types import ValueInputs
+from rlrun.plugins.types import Group, ValueInputs
 from rlrun.runner.batches.reduction import Reduction
 from tests.plugins.algorithms.rollouts import (
     Advantages,
@@ -396,7 +396,7 @@ def losses_of(name: str, step: list[Rollout], options: Options) -> list[torch.Te
 
 
 def test_every_shipped_algorithm_has_a_reference() -> None:
-    assert GRADIENTS.keys() | LIKELIHOODS.keys() | MARKING.keys() == set(SHIPPED)
+    assert GRADIENTS.keys() | LIKELIHOODS.keys() | MARKING.keys() | {"kto"} == set(SHIPPED)
 
 
 @pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
@@ -452,6 +452,64 @@ def test_the_rollouts_reach_the_bounds_of_every_algorithm_that_has_some(name: st
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_a_likelihood_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
     check_step(name, {}, reduction, LIKELIHOODS[name])
+
+
+def labelled() -> tuple[list[Group], list[Rollout], list[bool], float]:
+    """Rows with a response and a label, each beside a response that was not given to its prompt; and the mean
+    gain of the latter.
+    """
+    groups, step = rollouts()
+    samples = of_step(groups, [sample for one in groups for sample in one.samples])
+    labels, rows, gains = [True, False, True], [], []
+    for row, label in enumerate(labels):
+        own, other = samples[2 * row + 1], samples[2 * row]
+        other.loss_mask = np.zeros_like(other.loss_mask)
+        prompt = replace(own.prompt, row=replace(own.prompt.row, label=label))
+        rows.append(Group(prompt, [own, other]))
+        gains.append(float((other.policy_log_probs - other.reference_log_probs).sum()))
+    return rows, [step[number] for number in (1, 3, 5)], labels, sum(gains) / len(gains)
+
+
+@pytest.mark.parametrize("towards", [-1.0, 1.0], ids=["below the reference", "above it"])
+def test_kto_s_loss_and_gradient_are_the_paper_s(towards: float) -> None:
+    """KTO: lambda (1 - sigmoid(±beta (r - z0))), where z0 = max(0, mean gain of mismatched pairs)."""
+    groups, step, labels, gain = labelled()
+    shift = 0.0 if gain * towards > 0 else -2 * gain / len(groups[0].samples[1].tokens)
+    groups[0].samples[1].policy_log_probs = groups[0].samples[1].policy_log_probs + shift * 3
+    divergence = max(gain + shift * len(groups[0].samples[1].tokens), 0.0)
+    assert (divergence > 0) == (towards > 0)
+    algorithm = build("algorithms", "kto", {"beta": 0.3, "good_weight": 1.5, "bad_weight": 0.5})
+    advantages = algorithm.advantages(groups)
+    marks = algorithm.marks(groups, advantages)
+    inputs = loss_inputs(step, advantages[::2], marks=torch.from_numpy(np.concatenate(marks[::2])).double())
+    loss = algorithm.loss(inputs).loss
+    losses = []
+    for one, label in zip(step, labels, strict=True):
+        above = 0.3 * ((one.new - one.reference).sum() - divergence)
+        value = 1.5 / (1 + torch.exp(-above)) if label else 0.5 / (1 + torch.exp(above))
+        losses.append(((1.5 if label else 0.5) - value).expand(len(one.new)))
+    torch.testing.assert_close(loss[inputs.mask > 0], torch.cat(losses), rtol=1e-6, atol=1e-6)
+    means = inputs.sample_sum(loss * inputs.mask) / inputs.sample_sum(inputs.mask)
+    means.mean().backward()
+    torch.stack([own.mean() for own in losses]).mean().backward()
+    gradients = torch.cat([one.new.grad for one in step if one.new.grad is not None])
+    torch.testing.assert_close(inputs.log_probs.grad[inputs.mask > 0], gradients, rtol=1e-5, atol=1e-7)
+
+
+def test_kto_has_no_preference_between_pairs_at_the_reference() -> None:
+    """Where policy and reference are the same, each loss is half of its weight."""
+    groups, step, *_ = labelled()
+    for one in groups:
+        one.samples[1].policy_log_probs = one.samples[1].reference_log_probs
+    algorithm = build("algorithms", "kto", {"bad_weight": 3.0})
+    advantages = algorithm.advantages(groups)
+    marks = np.concatenate(algorithm.marks(groups, advantages)[::2])
+    assert not marks.any()
+    inputs = loss_inputs(step, advantages[::2], marks=torch.from_numpy(marks).double())
+    inputs = replace(inputs, reference_log_probs=inputs.log_probs.detach())
+    losses = algorithm.loss(inputs).loss[inputs.mask > 0]
+    expected = [half for half, one in zip((0.5, 1.5, 0.5), step, strict=True) for _ in one.new]
+    assert losses.tolist() == expected
 
 
 @pytest.mark.parametrize(

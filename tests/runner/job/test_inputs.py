@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.plugins.row_checks import is_good
 from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.job.inputs import Demonstrations, read_inputs
 from rlrun.runner.prompts.tokenizer import Tokenizer
@@ -38,6 +39,31 @@ def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
     assert preferred.id != rejected.id
     with pytest.raises(ValueError, match=r"row 8: the algorithm needs pairs; set data\.rejected_key"):
         demonstrations.encode(Row(id="8", prompt="What?", response="4"))
+
+
+def test_a_labelled_response_is_beside_that_of_the_next_row(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3")
+    spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
+    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True, labels=True)
+    rows = [Row(id=str(n), prompt=f"{n} + 2?", response="4" * (n + 1), label=n == 0) for n in range(3)]
+    prompts = [Prompt(row, place, demonstrations.encode(row)) for place, row in enumerate(rows)]
+    groups = demonstrations.groups(prompts)
+    assert [[sample.text for sample in group.samples] for group in groups] == [
+        ["4", "44"],
+        ["44", "444"],
+        ["444", "4"],
+    ]
+    for group in groups:
+        own, other = group.samples
+        assert own.loss_mask.all() and not other.loss_mask.any()
+        assert own.prompt is other.prompt and own.execution == other.execution and own.id != other.id
+    with pytest.raises(ValueError, match=r"row 8 has the label 'maybe': .* set data\.label_key"):
+        demonstrations.encode(Row(id="8", prompt="What?", response="4", label="maybe"))
+
+
+@pytest.mark.parametrize(("label", "expected"), [(True, True), (0, False), ("True", True), ("0", False)])
+def test_a_label_is_true_or_false_as_a_value_or_as_text(label: object, expected: bool) -> None:
+    assert is_good(Row(id="7", prompt="What?", label=label)) is expected
 
 
 def test_a_chat_is_trained_on_all_of_its_answers(tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def test_a_reward_without_need_of_a_label_takes_rows_without_one(tmp_path: Path)
         ("sft", {"prompt": "1?", "answer": "2"}, "no demonstration; set response_key"),
         ("dpo", {"prompt": "1?", "answer": "2"}, "no demonstration; set response_key"),
         ("sft", {"prompt": [{"role": "user", "content": "1?"}]}, "no demonstration; set response_key"),
+        ("kto", {"prompt": "1?", "label": True}, "no demonstration; set response_key"),
+        (
+            "kto",
+            {"prompt": "1?", "label": "maybe"},
+            "has the label 'maybe': the algorithm needs true or false",
+        ),
     ],
 )
 def test_demonstrations_are_asked_for(

@@ -264,11 +264,14 @@ MASKS = Feature(
 # Algorithms
 GENERATES = _algorithm("an algorithm that generates responses", lambda job: job.needed("rollout"))
 DEMONSTRATIONS = _algorithm(
-    "an algorithm that generates no samples (SFT, DPO)", lambda job: not job.needed("rollout")
+    "an algorithm that generates no samples (SFT, DPO, KTO)", lambda job: not job.needed("rollout")
 )
 PAIRS = _algorithm("an algorithm of pairs (DPO)", lambda job: job.needed("pairs"))
+LABELS = _algorithm("an algorithm of labelled responses (KTO)", lambda job: job.needed("labels"))
 NO_PAIRS = _algorithm("an algorithm that reads no pairs", lambda job: not job.needed("pairs"))
-NO_RATIO = _algorithm("a loss without a ratio", lambda job: not job.needed("old_log_probs"))
+NO_RATIO = _algorithm(
+    "a loss without a ratio", lambda job: not (job.needed("rollout") and job.needed("old_log_probs"))
+)
 CRITIC = _algorithm("an algorithm with a critic", lambda job: job.needed("critic"))
 NO_REFERENCE = _algorithm("an algorithm without a reference", lambda job: not job.needed("reference"))
 NO_TEACHER = _algorithm("an algorithm without a teacher", lambda job: not job.needed("teacher"))

@@ -122,6 +122,7 @@ _ALGORITHMS = (
         "remove it, or remove rollout.truncated",
     ),
     refused(f.OTHER_REDUCTION, f.PAIRS, "the loss of {algorithm} has one term per pair"),
+    refused(f.OTHER_REDUCTION, f.LABELS, "the loss of {algorithm} has one term per response"),
     no_effect(f.FLOAT32_HEAD, f.ALL_FLOAT32, "logits are float32 without it"),
     refused(
         f.CRITIC,

@@ -53,6 +53,26 @@ def _made_by(version: int, sample: Sample) -> Array:
     return current
 
 
+def with_proximal_shares(
+    sequences: Sequence[TrainSequence], groups: Sequence[Group], version: int
+) -> list[TrainSequence]:
+    """Returns the sequences with shares for interpolated old log-probs; the update makes `version` + 1."""
+    return with_arrays(
+        sequences, proximal_share=[_proximal_share(version, sample) for sample in samples_of(groups)]
+    )
+
+
+def _proximal_share(version: int, sample: Sample) -> Array:
+    """Returns `[R]` (version before the update - version of the token) / (version after it - version of the
+    token).
+    """
+    share = np.zeros(len(sample.tokens), np.float32)
+    for span in sample.versions:
+        age = max(version - span.version, 0)
+        share[span.start : span.end] = age / (age + 1)
+    return share
+
+
 def with_reference(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], log_probs: Sequence[Array]
 ) -> list[TrainSequence]:

@@ -112,6 +112,9 @@ class TrainSequence:
     old_log_probs: ResponseArray | None = None
     """`[R]` log-probs of the old policy. None: the loss uses the rollout's, or, with one optimizer step, the
     detached new ones; the spec decides."""
+    proximal_share: ResponseArray | None = None
+    """`[R]` where the policy before the update is on the way from the weights that made a token, 0, to the
+    trained policy, 1; None unless `old_log_probs = "interpolated"`."""
     reference_log_probs: ResponseArray | None = None
     """`[R]` log-probs of the reference; None unless the algorithm needs it."""
     values: ResponseArray | None = None

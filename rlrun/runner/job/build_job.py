@@ -83,6 +83,7 @@ def make_job(
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
         recompute_old=spec.trainer.old_log_probs == "trainer",
+        interpolate_old=spec.trainer.old_log_probs == "interpolated",
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
         weight_interval=spec.rollout.weight_update_interval,

@@ -178,6 +178,8 @@ class Job(RolloutJob):
     """None if neither rollout nor evaluation needs engines."""
     recompute_old: bool = True
     """`old_log_probs = "trainer"`."""
+    interpolate_old: bool = False
+    """`old_log_probs = "interpolated"`."""
     reference: FrozenModel | None = None
     """The reference, on the trainer's ranks or on engines; None if the algorithm does not need one."""
     teacher: FrozenModel | None = None

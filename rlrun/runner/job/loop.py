@@ -20,7 +20,12 @@ from functools import partial
 from rlrun.runner.batches.model_handle import PackedSteps
 from rlrun.runner.batches.passes import Passes
 from rlrun.runner.batches.ranks_by_prompt import ranks_by_prompt
-from rlrun.runner.batches.sequences import images_of, to_sequences, with_current_tokens
+from rlrun.runner.batches.sequences import (
+    images_of,
+    to_sequences,
+    with_current_tokens,
+    with_proximal_shares,
+)
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.contracts.update_metrics import combine_updates
@@ -108,6 +113,8 @@ async def prepare(
     sequences = to_sequences(batch.groups, patches)
     if job.true_on_policy:
         sequences = with_current_tokens(sequences, batch.groups, progress.version)
+    if job.interpolate_old:
+        sequences = with_proximal_shares(sequences, batch.groups, progress.version)
     critic_steps = None if job.critic is None else job.critic.pack(sequences)
     packed = PackedSteps(job.policy.pack(sequences), critic_steps)  # 5
     job.journal.doing("compiling and training" if compiling else "training")

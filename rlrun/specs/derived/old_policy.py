@@ -9,7 +9,7 @@ from typing import Literal
 from rlrun.specs.needs import Needs
 from rlrun.specs.sections.job import Spec
 
-OldLogProbs = Literal["trainer", "rollout"]
+OldLogProbs = Literal["trainer", "rollout", "interpolated"]
 
 
 def may_be_stale(spec: Spec) -> bool:

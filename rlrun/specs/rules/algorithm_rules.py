@@ -22,7 +22,7 @@ from rlrun.specs.rules.filter_rules import (
 )
 from rlrun.specs.rules.mask_rules import MASK_RULES
 from rlrun.specs.rules.shared_rules import is_given
-from rlrun.specs.rules.term_rules import log_ratio_penalty, replayed_routing
+from rlrun.specs.rules.term_rules import interpolated_log_probs, log_ratio_penalty, replayed_routing
 from rlrun.specs.sections.job import Spec
 
 LAYOUT_KEYS: tuple[KeyPath, ...] = (
@@ -136,6 +136,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     groups,
     rewards,
     log_ratio_penalty,
+    interpolated_log_probs,
     replayed_routing,
     *MASK_RULES,
     filters_of_single_samples,

@@ -32,6 +32,24 @@ def log_ratio_penalty(spec: Spec, needs: Needs) -> Iterator[Finding]:
     yield no_effect(path, why, cure, (*BATCH_KEYS, OLD))
 
 
+def interpolated_log_probs(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """Old log-probs are interpolated where samples may be stale and the exact ones would cost a pass."""
+    if spec.trainer.given("old_log_probs") != "interpolated":
+        return
+    if not may_be_stale(spec):
+        message = (
+            "samples are generated with the weights that are trained on them: nothing is between the two"
+        )
+        yield Finding(OLD, message, 'remove it, or set "rollout"', "rollout", "interpolated")
+    elif _has_one_optimizer_step(spec, needs):
+        message = "with one optimizer step the trainer's own log-probs are exact and cost no pass"
+        cure = 'set "trainer" with algorithm.correction, or raise trainer.optimizer_steps'
+        yield Finding(OLD, message, cure, "trainer", "interpolated", related=BATCH_KEYS)
+    elif needs.trainer_log_probs and needs.policy_log_probs:
+        message = f"{spec.algorithm.type} needs the trainer's log-probs before the update, which take a pass"
+        yield Finding(OLD, message, 'set "trainer"', "trainer", "interpolated")
+
+
 def _has_one_optimizer_step(spec: Spec, needs: Needs) -> bool:
     """Returns whether a step has one optimizer step; False where another rule reports the batch equation."""
     try:

@@ -220,11 +220,12 @@ class TrainerSpec(OptimizerSpec):
     as constants, and its gradients are clipped by themselves. 0: the layer is exported as it was."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
     """How the losses of tokens are reduced to one number (docs/algorithms.md)."""
-    old_log_probs: Literal["trainer", "rollout"] = derived()
+    old_log_probs: Literal["trainer", "rollout", "interpolated"] = derived()
     """The log-probs in the denominator of the ratio. `trainer`: the trainer computes them (it skips the pass
-    where a step has one optimizer step, because the ratio is 1). `rollout`: the engine's. Unset: the engine's
-    where samples may come from older weights (`rollout.mode = "async"`, `rollout.partial`) and the algorithm
-    has no correction, else the trainer's."""
+    where a step has one optimizer step, because the ratio is 1). `rollout`: the engine's. `interpolated`: no
+    pass; those of the policy before the update are estimated between the engine's and the trained policy's,
+    by the version of each token. Unset: the engine's where samples may come from older weights
+    (`rollout.mode = "async"`, `rollout.partial`) and the algorithm has no correction, else the trainer's."""
     non_finite: Literal["stop", "skip"] = "stop"
     """What happens when a loss or gradient is not finite. `stop`: the job ends. `skip`: the optimizer step is
     skipped and counted."""

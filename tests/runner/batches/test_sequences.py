@@ -1,8 +1,8 @@
 import numpy as np
 
-from rlrun.plugins.types import Group
+from rlrun.plugins.types import Group, VersionSpan
 from rlrun.runner.batches.reduction import token_scales
-from rlrun.runner.batches.sequences import to_sequences, with_reference
+from rlrun.runner.batches.sequences import to_sequences, with_proximal_shares, with_reference
 from tests.runner.loop_fakes import prompt, sample
 
 
@@ -25,3 +25,14 @@ def test_tokens_without_recorded_experts_are_left_to_the_router() -> None:
     assert routed_too.experts is not None and unanswered.experts is not None
     assert routed_too.experts[:, 0].tolist() == [1, 1, 1, 1, -1]
     assert unanswered.experts.tolist() == [[-1] * 6] * 3
+
+
+def test_the_share_of_a_token_grows_with_the_updates_since_it_was_made() -> None:
+    """A-3PO: (v_prox - v_behave) / (v_theta - v_behave), where the update of version 5 makes version 6."""
+    stale = sample(0, 0, length=4)
+    stale.versions = (VersionSpan(5, 0, 1), VersionSpan(4, 1, 2), VersionSpan(2, 2, 4))
+    groups = [Group(prompt(0), [stale, sample(0, 1, length=0)])]
+    with_shares, without = with_proximal_shares(to_sequences(groups), groups, 5)
+    assert with_shares.proximal_share is not None and without.proximal_share is not None
+    np.testing.assert_allclose(with_shares.proximal_share, [0, 1 / 2, 3 / 4, 3 / 4])
+    assert len(without.proximal_share) == 0

@@ -329,6 +329,27 @@ def test_the_ratio_can_be_taken_to_the_engine(start):
     assert metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(apart, rel=1e-4)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.75])
+def test_old_log_probs_can_be_between_the_engine_s_and_the_policy_s(start, share):
+    """A-3PO: log prox = log behave + alpha (log theta - log behave); alpha = 0 is the engine's."""
+    rank, spec = start(old_log_probs="interpolated", reduction="per_token", algorithm={"type": "grpo"})
+    sequences = [
+        dataclasses.replace(one, proximal_share=np.full(len(one.loss_mask), share, np.float32))
+        for one in make_sequences()
+    ]
+    steps = plan(sequences, spec)
+    log_probs = rank.policy.log_probs(sequences, all_micro_batches(steps))
+    (metrics,) = rank.policy.train(sequences, steps)
+    gaps = [
+        (sequence.rollout_log_probs - log_probs[i])[sequence.loss_mask > 0]
+        for i, sequence in enumerate(sequences)
+    ]
+    expected = (1 - share) * np.concatenate(gaps).mean()
+    assert metrics["train/approx_kl"] == pytest.approx(expected, rel=1e-4)
+    apart = np.abs(np.concatenate(gaps)).mean()
+    assert metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(apart, rel=1e-4)
+
+
 def test_a_sample_without_a_response_only_counts(start):
     rank, spec = start(algorithm={"type": "grpo"})
     sequences = make_sequences(4)

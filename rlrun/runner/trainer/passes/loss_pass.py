@@ -23,6 +23,7 @@ class LossPass:
     ) -> None:
         self._model, self._algorithm, self._device = model, algorithm, device
         self._old_is_rollout = spec.old_log_probs == "rollout"
+        self._old_is_exact = spec.old_log_probs == "trainer"
         self._mtp_weight = spec.mtp_loss
 
     def accumulate(
@@ -66,13 +67,13 @@ class LossPass:
     def _loss(
         self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter
     ) -> torch.Tensor:
-        old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
+        old = _old_log_probs(batch, log_probs.detach())
         token_losses, values = self._evaluate(log_probs, entropy, old, batch)
         loss = (token_losses * batch.weights).sum()
         meter.add_token_means(values, batch.weights)
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.loss_mask.sum()})
         if self._algorithm.needs.rollout:
-            _compare_with_rollout(log_probs.detach() if self._old_is_rollout else old, batch, meter)
+            _compare_with_rollout(old if self._old_is_exact else log_probs.detach(), batch, meter)
         return loss
 
     def _evaluate(
@@ -107,10 +108,21 @@ class LossPass:
         return outputs.loss, values
 
 
+def _old_log_probs(batch: LossBatch, policy: torch.Tensor) -> torch.Tensor:
+    """Returns the log-probs of the old policy; `policy` are those of the trained one.
+
+    Interpolated ones are AReaL's approximation of the policy before the update
+    (https://arxiv.org/abs/2512.06547): linear in the number of updates since a token was made.
+    """
+    if batch.proximal_share is not None:
+        return batch.rollout_log_probs + batch.proximal_share * (policy - batch.rollout_log_probs)
+    return policy if batch.old_log_probs is None else batch.old_log_probs
+
+
 def _compare_with_rollout(ours: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
     """Adds the difference between the engine's log-probs and the trainer's to the metrics.
 
-    `ours` are the old log-probs; where those are the engine's own, the log-probs of the trained policy.
+    `ours` are the trainer's old log-probs; where it has computed none, those of the trained policy.
     With `true_on_policy`, tokens that older weights made do not count.
     """
     compared = batch.loss_mask if batch.current is None else batch.loss_mask * batch.current

@@ -72,6 +72,7 @@ class LossBatch:
     advantages: torch.Tensor
     rollout_log_probs: torch.Tensor
     old_log_probs: torch.Tensor | None
+    proximal_share: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
     marks: torch.Tensor | None
     current: torch.Tensor | None

@@ -282,6 +282,7 @@ CORRECTION = Feature(
     lambda job: job.needed("trainer_log_probs"),
     related=("algorithm.type",),
 )
+OLD_INTERPOLATED = equal("trainer.old_log_probs", "interpolated", '"trainer"')
 OLD_GIVEN_FROM_ENGINES = equal("trainer.old_log_probs", "rollout", '"trainer"').when(
     lambda job: job.needed("old_log_probs"),
     'trainer.old_log_probs = "rollout"',

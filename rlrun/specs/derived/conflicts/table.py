@@ -112,7 +112,7 @@ _ALGORITHMS = (
     ),
     no_effect(
         f.TRAINER_REPLAY,
-        f.OLD_FROM_ENGINES,
+        (f.OLD_FROM_ENGINES, f.OLD_INTERPOLATED),
         "the trainer runs no pass for old log-probs whose routing could be replayed",
     ),
     no_effect(

@@ -152,6 +152,7 @@ FAST = {
     "sweep plan": (("sweep", "plan", "job.toml", "--sweep", "seed=1,2"), 0),
     "diff": (("diff", "job.toml", "ppo"), 0),
     "compare": (("compare", "run", "run"), 2),
+    "audit": (("audit", "run"), 2),
     "submit": (("submit", "job.toml", "--dry-run", *TO_SLURM), 0),
     "attempt": (("attempt", "runs/.submitted/run", "--nodes", "1"), 2),
     "node": (("node", "control", "--rank", "0"), 2),

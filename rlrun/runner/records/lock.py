@@ -58,7 +58,7 @@ def make_lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
             "sha256": fingerprint(model.folder),
             "code": None if model.code is None else [asdict(file) for file in model.code],
         },
-        "data": dict(_data_hashes(loaded.spec)),
+        "data": dict(data_hashes(loaded.spec)),
         "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "git": git_state(Path.cwd()),
         "platform": platform.platform(),
@@ -192,7 +192,7 @@ def _comparable(locked: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, "model": model, **unchanged}
 
 
-def _data_hashes(spec: Spec) -> Iterator[tuple[str, str]]:
+def data_hashes(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yields the key in the spec and the SHA-256 of every file that a data source names."""
     sources: list[tuple[str, DataSpec]] = [("data", spec.data)]
     sources += [(f"eval.datasets.{number}", dataset) for number, dataset in enumerate(spec.eval.datasets)]

@@ -432,7 +432,7 @@ MODES: dict[str, dict[str, object]] = {
     "ppo": {**SHORT, "algorithm__type": "ppo"},
     "dapo": {**SHORT, "algorithm__type": "dapo", "filters": [{"type": "nonzero_std"}]},
     "rloo": {**SHORT, "algorithm__type": "rloo", "rollout__top_p": 0.9, "rollout__truncated": "mask"},
-    "reference": {**SHORT, "algorithm__type": "grpo", "algorithm__kl_loss_coef": 0.01},
+    "reference": {**SHORT, "algorithm__kl__in_loss__coef": 0.01},
     "rollout-only": {**SHORT, "debug__mode": "rollout", "deterministic": False},
     "engines-log-probs": {**SHORT, "trainer__old_log_probs": "rollout"},
 }
@@ -472,7 +472,7 @@ def test_healthy_runs_of_demonstrations_agents_and_evaluations_have_no_violation
     check_healthy(jobs.run("sft", spec="sft.toml"))
     check_healthy(jobs.run("dpo", spec="dpo.toml", algorithm__type="dpo", data__rejected_key="rejected"))
     check_healthy(jobs.start("evaluation", word="eval", eval__datasets=[HELD_OUT]).wait())
-    agent = {"type": "agent", "command": [sys.executable, "agent.py"], "max_programs": 3}
+    agent = {"type": "agent", "command": [sys.executable, str(jobs.folder / "agent.py")], "max_programs": 3}
     few: dict[str, object] = {"rollout__batch_size": 3, "rollout__samples_per_prompt": 2, "trainer__steps": 2}
     limits: dict[str, object] = {"rollout__max_response_tokens": 96, "rollout__max_turn_tokens": 6}
     check_healthy(jobs.run("agents", **few, **limits, rollout__function=agent, debug__save_rollouts=True))

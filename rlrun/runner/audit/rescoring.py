@@ -13,9 +13,11 @@ from rlrun.specs.sections.scoring import RewardSpec
 
 REPEATABLE = (
     *("exact_match", "math", "deepscaler", "dapo", "f1", "gpqa"),
-    *("format", "length", "repetition"),
+    *("format", "length", "repetition", "reasoning_gym"),
 )
-"""Rewards that read nothing but the response and the label, so that they give the same value each time."""
+"""Rewards that read nothing but the response and the row, so that they give the same value each time."""
+READ_METADATA = ("reasoning_gym",)
+"""Those among them that read the row's metadata, which only whole records have."""
 
 
 class Rescorer:
@@ -31,6 +33,10 @@ class Rescorer:
         others = [reward.type for reward in rewards if reward.type not in REPEATABLE or reward.type_key]
         if others:
             raise NotChecked(f"the reward {others[0]} may give another value the second time")
+        if any(reward.type in READ_METADATA for reward in rewards) and not all(
+            sample.prompt.row.metadata for sample in samples
+        ):
+            raise NotChecked("rewards read the rows' metadata (debug.save_rollouts stores them)")
         copies = [replace(sample, reward=float("nan"), rewards={}, failure=None) for sample in samples]
         try:
             self._runner.run(self._score(copies, rewards))

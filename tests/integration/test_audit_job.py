@@ -376,6 +376,7 @@ def test_samples_that_are_not_all_stored_are_said_to_be_unchecked(copy: RunFolde
     outcomes = {outcome.check.name: outcome for outcome in audit(copy, ["reward_values"])}
     assert outcomes["advantages"].status == "not checked"
     assert "not all samples" in outcomes["advantages"].why_not
+    assert outcomes["metrics_recomputed"].why_not.startswith("only ranges")
 
 
 def test_data_that_changed_since_the_launch_is_said_to_be_unchecked(copy: RunFolder) -> None:

@@ -17,8 +17,10 @@ RELATIVE = 1e-5
 """Relative difference of a metric that rounding explains."""
 KEPT_REMOVED = 16
 """A step stores at most as many samples that it did not train on (rlrun.runner.records.sample_files)."""
-WAITING = ("rollout/dropped/staleness/", "rollout/dropped/buffer/", "rollout/dropped/generation/")
-"""Dropped groups that other metrics leave out."""
+UNSCORED = ("rollout/dropped/staleness/", "rollout/dropped/buffer/", "rollout/dropped/generation/")
+"""Groups that were dropped and that the metrics of rewards and lengths leave out."""
+ENOUGH_TO_TRAIN = 5
+"""The steps from which a run must have trained; rewards of fewer may be the same by chance."""
 GAP_IN_FLOAT32, GAP_IN_BFLOAT16 = 1e-3, 0.1
 """Nats between the log-probs of engine and trainer for the same weights, as a mean over tokens. In float32
 1e-6 is usual; in bfloat16 0.01, and more with a mixture of experts (docs/engines.md)."""
@@ -68,7 +70,11 @@ def recomputed(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     if batch.kind == "dropped":
         run.removed = (batch.step, batch.samples)
         return
-    computed = _evaluated(run, batch) if batch.kind == "eval" else _trained(run, batch, line)
+    scored = _scored(run, batch, line) if batch.kind == "step" else None
+    if batch.kind == "eval":
+        computed = _evaluated(run, batch)
+    else:
+        computed = _bounds(batch, line) if scored is None else _trained(run, batch, scored)
     without_tokens = not all(stored.has_tokens for stored in batch.samples)
     for name, value in computed.items():
         stated = line.get(name)
@@ -79,41 +85,39 @@ def recomputed(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         else:
             message = f"{name} is {stated:.6g}, and the stored samples give {value:.6g}"
             yield Violation(message, batch.step, file=f"{FILE}, {batch.file}")
+    if batch.kind == "step" and scored is None:
+        raise NotChecked("only ranges are compared in steps of which not all scored samples are stored")
 
 
-def _trained(run: AuditedRun, batch: Batch, line: Metrics) -> dict[str, float]:
-    dropped = sum(
-        v or 0 for k, v in line.items() if k.startswith("rollout/dropped/") and not k.startswith(WAITING)
-    )
-    rollout = run.spec.rollout
-    surplus = rollout.mode == "sync" and not rollout.partial and rollout.oversample != rollout.batch_size
-    step, removed = run.removed
-    others = removed if step == batch.step else []
-    if (
-        not run.is_whole(batch)
-        or dropped
-        or surplus
-        or len(others) >= KEPT_REMOVED
-        or run.spec.debug.mode == "train"
-    ):
-        return _bounds(run, batch, line)
-    waits = rollout.mode == "async" or rollout.partial
-    if waits and any(
-        k.startswith(("rollout/dropped_samples/", "rollout/failed/")) and v for k, v in line.items()
-    ):
-        raise NotChecked("samples of groups that waited for a batch were removed in an earlier step")
+def _trained(run: AuditedRun, batch: Batch, scored: list[StoredSample]) -> dict[str, float]:
     version = 0 if run.spec.debug.mode == "rollout" else batch.step - 1
-    computed = dict(rollout_metrics(groups_of([*batch.samples, *others]), version))
-    if any(each.sample.verdicts for each in batch.samples):
-        del computed["rollout/log_probs"]  # masks make generated tokens look like given ones
-    if all(stored.has_tokens for stored in batch.samples) and "train/response_tokens" in line:
-        computed["train/response_tokens"] = float(
-            sum(stored.sample.loss_mask.sum() for stored in batch.samples)
-        )
+    computed = dict(rollout_metrics(groups_of(scored), version))
+    if all(stored.has_tokens for stored in batch.samples):
+        masks = [float(stored.sample.loss_mask.sum()) for stored in batch.samples]
+        computed["train/response_tokens"] = sum(masks)
     return computed
 
 
-def _bounds(run: AuditedRun, batch: Batch, line: Metrics) -> dict[str, float]:
+def _scored(run: AuditedRun, batch: Batch, line: Metrics) -> list[StoredSample] | None:
+    """Returns all samples that a step's metrics are computed from; None if not all of them are stored."""
+    rollout = run.spec.rollout
+    waits = rollout.mode == "async" or rollout.partial
+    step, removed = run.removed
+    others = list(removed) if step == batch.step else []
+    if not run.is_whole(batch) or len(others) >= KEPT_REMOVED or run.spec.debug.mode == "train":
+        return None
+    dropped = [name for name, value in line.items() if value and name.startswith("rollout/dropped/")]
+    if not waits and (dropped or rollout.oversample != rollout.batch_size):
+        return None  # groups beyond the batch were scored and are not stored
+    if any(not name.startswith(UNSCORED) for name in dropped):
+        return None
+    lost = ("rollout/dropped_samples/", "rollout/failed/")
+    if waits and any(name.startswith(lost) and value for name, value in line.items()):
+        return None  # samples of a group that waited for its batch were removed in an earlier step
+    return [*batch.samples, *others]
+
+
+def _bounds(batch: Batch, line: Metrics) -> dict[str, float]:
     """Returns the ends of ranges that stored samples exceed; empty if the stated range holds them."""
     rewards = [
         s.sample.reward
@@ -221,13 +225,14 @@ def trains(run: AuditedRun) -> Iterator[Result]:
     """The policy changes: some step has a gradient and a learning rate."""
     if run.spec.debug.mode in ("rollout", "eval"):
         raise NotChecked(f"debug.mode is {run.spec.debug.mode!r}: nothing is trained")
-    norms = {s: m["train/grad_norm"] for s, m in run.steps.items() if m.get("train/grad_norm") is not None}
-    if norms and not any(norms.values()):
-        yield Violation(f"train/grad_norm is 0 in all {len(norms)} steps", max(norms), file=FILE)
-    rates = {s: m["train/lr"] for s, m in run.steps.items() if m.get("train/lr") is not None}
-    if rates and not any(rates.values()):
-        yield Violation(f"train/lr is 0 in all {len(rates)} steps", max(rates), file=FILE)
-    yield from (None for _ in norms)
+    for name in ("train/grad_norm", "train/lr"):
+        values = {step: value for step, line in run.steps.items() if (value := line.get(name)) is not None}
+        if len(values) < ENOUGH_TO_TRAIN:
+            raise NotChecked(f"the run has {len(values)} steps of training, {ENOUGH_TO_TRAIN} are needed")
+        if any(values.values()):
+            yield from (None for _ in values)
+        else:
+            yield Violation(f"{name} is 0 in all {len(values)} steps", max(values), file=FILE)
 
 
 def updates_sent(run: AuditedRun) -> Iterator[Result]:

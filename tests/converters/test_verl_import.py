@@ -197,6 +197,16 @@ def test_a_critic_has_verl_s_defaults() -> None:
                 "rejection": {"level": "geometric", "low": 0.5, "high": 2.0},
             },
         ),
+        (
+            {"rollout_is": "token", "rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.5},
+            {
+                "type": "mis",
+                "level": "token",
+                "mode": "truncate",
+                "high": 2.0,
+                "rejection": {"level": "outlier", "low": 0.367879, "high": 2.71828},
+            },
+        ),
     ],
 )
 def test_corrections(settings: dict[str, Any], written: dict[str, Any], tmp_path: Path) -> None:

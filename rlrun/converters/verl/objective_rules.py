@@ -1,5 +1,6 @@
 """Translates verl's settings about the loss: algorithm, clipping, KL, correction, optimizer and critic."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,16 @@ _REDUCTIONS = {
 _ESTIMATES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd", "muon": "muon"}
 _SCHEDULES = {"constant": "constant", "cosine": "cosine", "linear": "linear", "wsd": "wsd"}
-_REJECTION = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+_REJECTION = {
+    "token_k1": "token",
+    "seq_sum_k1": "sequence",
+    "seq_mean_k1": "geometric",
+    "token_k2": "token",
+    "seq_max_k2": "outlier",
+}
+"""Levels by verl's names. k1 has bounds of the ratio, k2 one of half the square of its log."""
+_MAX_LOG_RATIO = 20.0
+"""verl's own bound on the log of a ratio."""
 _IS = "algorithm.rollout_correction"
 
 
@@ -237,12 +247,16 @@ def _rejection(draft: ImportDraft) -> None:
     if draft.value(mode) is None:
         draft.drop("no effect without rollout_rs", threshold)
         return
-    level, bounds = _REJECTION.get(str(draft.value(mode))), _bounds(draft.value(threshold))
+    kind, bounds = str(draft.value(mode)), _bounds(draft.value(threshold))
+    level = _REJECTION.get(kind)
+    if kind.endswith("k2") and bounds is not None:
+        log_bound = min(math.sqrt(2 * bounds[0]), _MAX_LOG_RATIO)
+        bounds = [math.exp(log_bound)] if len(bounds) == 1 else None
     if level is None or bounds is None or bounds[-1] <= 1:
         draft.drop(f"has no counterpart (available: {', '.join(_REJECTION)}, with bounds)", mode, threshold)
         return
     low, high = bounds if len(bounds) == 2 else (1 / bounds[0], bounds[0])
-    value = {"level": level, "low": float(f"{low:.6g}"), "high": high}
+    value = {"level": level, "low": float(f"{low:.6g}"), "high": float(f"{high:.6g}")}
     for key, item in value.items():
         draft.put(f"algorithm.correction.rejection.{key}", item, mode, threshold)
 

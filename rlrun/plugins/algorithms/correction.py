@@ -27,10 +27,11 @@ Level = Literal["token", "sequence", "geometric"]
 
 
 class Rejection(Section):
-    """Leaves out tokens whose ratio is outside of bounds, whatever their weight is."""
+    """Leaves out tokens or samples whose ratio is outside of bounds, whatever their weight is."""
 
-    level: Level = "token"
-    """Each token's own ratio, the product over its sample's tokens, or their geometric mean."""
+    level: Level | Literal["outlier"] = "token"
+    """Each token's own ratio, the product over its sample's tokens, or their geometric mean. `outlier`: the
+    tokens' own, and one outside of the bounds leaves out its whole sample."""
     low: float = Field(ge=0)
     """Smallest ratio that is kept."""
     high: float = Field(gt=0)
@@ -167,11 +168,14 @@ def _ratio(level: Level, difference: Any, inputs: LossInputs) -> Any:
 
 
 def _rejection_mask(rejection: Rejection | None, difference: Any, inputs: LossInputs) -> Any:
-    """Returns 1 on every token whose ratio is outside of the bounds of `rejection`."""
+    """Returns 1 on every token that `rejection` leaves out."""
     if rejection is None:
         return difference.new_zeros(difference.shape)
-    ratio = _ratio(rejection.level, difference, inputs)
-    return ((ratio < rejection.low) | (ratio > rejection.high)).to(difference.dtype)
+    ratio = _ratio("token" if rejection.level == "outlier" else rejection.level, difference, inputs)
+    outside = ((ratio < rejection.low) | (ratio > rejection.high)).to(difference.dtype)
+    if rejection.level == "outlier":
+        return (inputs.sample_sum(outside * inputs.mask) > 0).to(difference.dtype)[inputs.sample]
+    return outside
 
 
 def _veto_mask(correction: Correction, difference: Any, inputs: LossInputs) -> Any:

@@ -129,12 +129,17 @@ def test_masked_importance_sampling(level: str, mode: str, veto: float | None) -
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-@pytest.mark.parametrize("rejected_by", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("rejected_by", ["token", "sequence", "geometric", "outlier"])
 def test_rejection_has_its_own_level_and_bounds(level: str, rejected_by: str) -> None:
-    """MIS with rejection sampling: weights are truncated, and tokens outside of other bounds are left out."""
+    """MIS with rejection sampling: weights are truncated, and tokens outside of other bounds are left out;
+    with outliers (verl's seq_max) the whole sample of such a trained token.
+    """
 
     def weight(samples: Samples, i: int, t: int) -> float:
-        kept = 0.7 <= ratio(samples, i, t, rejected_by) <= 1.2
+        trained = [u for u, counts in enumerate(samples.mask[i]) if counts]
+        judged = trained if rejected_by == "outlier" else [t]
+        own = "token" if rejected_by == "outlier" else rejected_by
+        kept = all(0.7 <= ratio(samples, i, u, own) <= 1.2 for u in judged)
         return min(ratio(samples, i, t, level), 1.4) if kept else 0.0
 
     rejection = {"level": rejected_by, "low": 0.7, "high": 1.2}

@@ -3,9 +3,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from rlrun.plugins.registry import build, names
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
 from tests.integration.jobs import Jobs
 from tests.integration.test_stale_ratio_job import STALE
 
@@ -73,3 +75,24 @@ def test_kto_trains_on_labelled_responses(jobs: Jobs) -> None:
     assert job.metrics[0]["train/kto_loss"] == pytest.approx(0.5), "the policy begins as the reference"
     assert job.metrics[-1]["train/kto_loss"] < 0.4
     assert max(line["train/kto_divergence"] for line in job.metrics) > 0
+
+
+def test_gigpo_discounts_the_reward_for_earlier_turns(jobs: Jobs) -> None:
+    """All samples of a prompt see the same tokens before their first answer, and before their second."""
+    settings = {
+        "rollout__function": {"type": "two_turns"},
+        "rollout__max_response_tokens": 32,
+        "rewards": [{"type": "random"}],
+    }
+    job = jobs.run("turns", algorithm__type="gigpo", debug__save_rollouts=True, trainer__steps=3, **settings)
+    assert job.code == 0, job.output
+    assert min(line["train/grad_norm"] for line in job.metrics) > 0
+    algorithm = build("algorithms", "gigpo", {"gamma": 0.5, "normalize_std": False})
+    scores = []
+    for group in read_groups(rollout_path(job.folder.rollouts, 1)):
+        for sample, own in zip(group.samples, algorithm.of_turns(group), strict=True):
+            first, second = own[sample.made][0], own[sample.made][-1]
+            assert not own[~sample.made].any() and not sample.made.all()
+            assert first == pytest.approx(0.5 * second)
+            scores.append(second)
+    assert np.any(scores)

@@ -163,7 +163,7 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             with TemporaryDirectory() as folder:
                 check_tracker(name, given, folder)
         case "algorithms":
-            check_algorithm(name, given)
+            _check_any_groups(name, given)
         case "buffers":
             check_buffer(name, given)
         case "launchers":
@@ -180,6 +180,16 @@ def _check_any_samples(name: str, params: Params) -> None:
             check_reward(name, params, [sample(text, label="42", id=f"{number}-0")])
         except ValueError as error:
             assert str(error), f"{name} refuses {text[:20]!r} without saying why"
+
+
+def _check_any_groups(name: str, params: Params) -> None:
+    """Asserts the contract of algorithms. A ValueError must say why it refuses rows without metadata."""
+    try:
+        check_algorithm(name, params)
+    except PluginError:
+        raise
+    except ValueError as error:
+        assert str(error), f"{name} refuses a row without saying why"
 
 
 def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
@@ -264,11 +274,11 @@ def check_algorithm(name: str, params: Params) -> None:
     algorithm = build("algorithms", name, params)
     inputs = micro_batch(num_samples=4 if algorithm.needs.pairs else 3)
     assert isinstance(algorithm.needs, Needs), f"{name}.needs is {algorithm.needs!r}, not Needs"
-    _check_advantages(name, algorithm)
     contracts.same_losses(name, algorithm.loss, inputs, inputs.log_probs)
     if algorithm.needs.critic:
         critic = value_micro_batch()
         contracts.same_losses(f"{name}.value", algorithm.value_loss, critic, critic.values)
+    _check_advantages(name, algorithm)
 
 
 def _check_advantages(name: str, algorithm: Any) -> None:

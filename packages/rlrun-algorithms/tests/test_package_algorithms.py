@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.testing import check_algorithm, group
+from rlrun.plugins.testing import check_algorithm, check_plugin, group
 from rlrun.plugins.types import Group, LossInputs, Sample, Status
 from rlrun.plugins.validation import load_checked_spec
 from tests.plugins.algorithms.rollouts import Rollout, check_step, clipped, loss_inputs, of_step, rollouts
@@ -145,6 +145,11 @@ def test_it_keeps_the_contract_with_every_term_on(name: str) -> None:
         "normalize_advantages": True,
     }
     check_algorithm(name, terms)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_check_of_plugins_passes(name: str) -> None:
+    check_plugin("algorithms", name)
 
 
 def inputs_of(name: str) -> LossInputs:

@@ -43,7 +43,7 @@ def test_ranks_that_die_or_hang_change_nothing_that_is_learnt(jobs: Jobs, refere
     processes = running.children()
     ended = running.wait()
     check(ended, went_on_from=[0, 4, 8])
-    assert "trainer 0 hangs: 'ping' did not end within 10 s" in ended.output
+    assert "trainer 0 hangs: 'ping' did not end within 10 s; its process is stopped (SIGSTOP)" in ended.output
     assert ended.curve == reference.curve
     assert_nothing_left(processes, ended)
 

@@ -18,6 +18,7 @@ from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 from rlrun.runner.host.failures import Failure
 from rlrun.runner.host.log_lines import LineFormatter
 from rlrun.runner.host.network import free_port
+from rlrun.runner.host.stacks import write_when_asked
 
 Self = TypeVar("Self")
 Parameters = ParamSpec("Parameters")
@@ -91,6 +92,7 @@ def redirect_output(log: Path) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable()
+    write_when_asked()
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -158,6 +158,11 @@ class Cluster:
         failures = (answer for answer in answers if isinstance(answer, ProcessFailure))
         return next((failure for failure in failures if failure.kind != "hung"), None)
 
+    async def stacks(self) -> list[str]:
+        """Makes every process write the stacks of its threads to its log; returns where each of them is."""
+        places = await asyncio.gather(*(process.where() for process in self._processes))
+        return [f"{process.name}: {place}" for process, place in zip(self._processes, places, strict=True)]
+
     async def lost(self) -> str:
         """Returns the cause when Ray no longer works."""
         while True:

@@ -15,6 +15,7 @@ from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.host.background import in_background, with_deadline
 from rlrun.runner.host.failures import Failure, ProcessFailure
 from rlrun.runner.host.repeated_crashes import fatal_signal
+from rlrun.runner.host.stacks import where
 
 ASIDE = "aside"
 """Ray's concurrency group for calls that are answered while the process is busy."""
@@ -93,7 +94,7 @@ class Process:
         try:
             answer = await with_deadline(pending, deadline)
         except TimeoutError:
-            what = f"{method!r} did not end within {deadline:g} s"
+            what = f"{method!r} did not end within {deadline:g} s; {await self.where()}"
             raise ProcessFailure(self.name, "hung", what, self.log) from None
         except ray.exceptions.RayActorError as death:
             crash = fatal_signal(self.log, self._log_start)
@@ -123,6 +124,12 @@ class Process:
     async def identify(self, deadline: float) -> None:
         """Asks for its process id and peak memory."""
         self.pid, self.peak_memory = await self.call("ping", deadline=deadline)
+
+    async def where(self) -> str:
+        """Makes the process write the stacks of its threads to its log; returns where it is."""
+        if self.pid is None:
+            return "its process has not started"
+        return await where(self.pid, self.log)
 
     def kill(self) -> None:
         """Ends the process at once."""

@@ -80,6 +80,13 @@ class ProcessFailure(JobError):
         return 2 if any(word in str(self).lower() for word in _CONSEQUENCES) else 1
 
     @property
+    def has_waited(self) -> bool:
+        """Whether a deadline ended a wait: of a call, or of a rank for its peers. Another process may be the
+        one that hangs.
+        """
+        return self.kind == "hung" or self.distance_from_cause == 2
+
+    @property
     def is_transient(self) -> bool:
         """Whether another try may succeed: the process died, hangs, or lost its peers or its device."""
         return self.distance_from_cause != 1 or _DEVICE_ERROR in str(self).lower()

@@ -80,6 +80,8 @@ class Attempts:
                     await self._start_again(failure)
                 return await self._attempt(resume=resume or failure is not None)
             except ProcessFailure as error:
+                if error.has_waited:
+                    await self._show_stacks()
                 failure = self._check_restartable(error)
 
     async def _attempt(self, *, resume: bool) -> None:
@@ -127,6 +129,12 @@ class Attempts:
             await self._journal.timed(
                 "writing the final model", write_model(job.trainer, self._folder, self._folder.model)
             )
+
+    async def _show_stacks(self) -> None:
+        """Shows where every process of the job is, before they are killed."""
+        self._say("where the processes are; their logs have the stacks of all threads:")
+        for place in await self._running.cluster.stacks():
+            self._say(f"  {place}")
 
     def _check_restartable(self, failure: ProcessFailure) -> ProcessFailure:
         """Returns the failure if the trainer can be started again, otherwise raises it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.stacks import where
 from rlrun.runner.scoring.protocol import Call, Outcome, RewardSetup, Setup, Shape, Task, schedule
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.safe_python import own_python
@@ -173,6 +174,12 @@ class RewardProcess:
         self.shapes = [Shape(*shape) for shape in answer["shapes"]]
         self._is_ready = True
 
+    async def _where(self) -> str:
+        """Returns where the process is, whose stack it writes to its log; "" without a log."""
+        if self._log is None or self._process is None:
+            return ""
+        return f"; {await where(self._process.pid, self._log)}"
+
     @property
     def _reader(self) -> ProcessOutput:
         assert self._answers is not None, "start() comes first"
@@ -193,7 +200,11 @@ class RewardProcess:
         while True:
             answer = await answers.next(deadline)
             if answer is None:
-                how = await self._ending() if answers.ended else f"{late} (scoring.timeout)"
+                how = (
+                    await self._ending()
+                    if answers.ended
+                    else f"{late} (scoring.timeout){await self._where()}"
+                )
                 await self.stop()
                 raise ProcessDied(how, call, late=not answers.ended)
             if "loading" in answer:

@@ -28,6 +28,7 @@ from rlrun.plugins import deadline
 from rlrun.plugins.failures import failure_of
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Rewarded, Sample
+from rlrun.runner.host.stacks import write_when_asked
 from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task, schedule
 from rlrun.runner.scoring.slime_names import reward_of_slime
 
@@ -48,6 +49,7 @@ def main() -> None:
     def send(answer: Answer) -> None:
         answers.write(json.dumps(answer, default=str).encode() + b"\n")
 
+    write_when_asked()
     setup: Setup = pickle.load(requests)
     _die_with_driver(setup.parent)
     os.environ[deadline.VARIABLE] = str(setup.timeout)

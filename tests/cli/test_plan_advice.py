@@ -35,8 +35,8 @@ CHECKPOINTED = 'trainer.activation_checkpointing = "full"'
 JOBS: list[tuple[str, str, int, str, str]] = [
     ("Qwen3-0.6B", "RTX 4090", 1, "", CHECKPOINTED),
     ("Qwen3-4B", "RTX 4090", 1, "[trainer.lora]\nrank = 16", CHECKPOINTED),
-    ("Qwen3-8B", "H100", 1, "", f'{CHECKPOINTED} and trainer.offload = "all"'),
-    ("Qwen3-8B", "H100", 8, "", CHECKPOINTED),
+    ("Qwen3-8B", "H100", 1, "", 'trainer.offload = "all"'),
+    ("Qwen3-8B", "H100", 4, "", CHECKPOINTED),
     ("Qwen3-14B", "A100-80GB", 8, "", CHECKPOINTED),
     ("Qwen3-30B-A3B", "H100", 8, "", f"engine.tensor = 4 and {CHECKPOINTED}"),
     ("Qwen3-32B", "H100", 16, "", f"engine.tensor = 2 and {CHECKPOINTED}"),

@@ -18,45 +18,63 @@ def activation_bytes(
     `wide_stream`: the residual stream is float32 between layers that compute in bfloat16.
 
     Without checkpointing these are all activations of every layer. With it, each layer keeps only what is not
-    recomputed, and the layer whose backward pass runs has all of its activations.
+    recomputed, and the layer whose backward pass runs has all of its activations. That of experts has the
+    gradients of their tokens besides.
     """
     parallel = trainer.parallel
     shared = parallel.tensor if parallel.sequence_parallel else 1
     whole = _layer(model, shared, parallel.tensor)
     entry = model.hidden / shared
+    if wide_stream:
+        # both sums of the stream take twice the memory, and SiLU's rounded result is kept (`model.target`)
+        whole += 2 * entry + model.intermediate / parallel.tensor
+        entry *= 2
     match trainer.activation_checkpointing:
         case "none":
-            kept, recomputed = whole + _routing(model, parallel.tensor), 0.0
+            kept, once = whole, 0.0
         case "full":
-            kept, recomputed = entry, whole
+            kept, once = entry, whole
         case "selective":
-            kept, recomputed = entry + _selected(model, shared, parallel.tensor), whole
-    kept += entry if wide_stream else 0
+            kept, once = entry + _selected(model, shared, parallel.tensor), whole
+    once += _expert_gradients(model, parallel.tensor)
     in_flight = parallel.pipeline  # the first stage has this many micro-batches between forward and backward
-    return int(tokens * (share.layers * kept * in_flight + recomputed) * ITEM_BYTES[trainer.dtype])
+    return int(tokens * (share.layers * kept * in_flight + once) * ITEM_BYTES[trainer.dtype])
 
 
 def _layer(model: Architecture, shared: int, tensor: int) -> float:
     """Returns the number of elements per token in a layer.
 
-    These are 6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (projected, normed,
-    rotated; the attention's output), and 4 feed-forward (gate, up, silu, product). Only those experts
-    count that a token is routed to, with the token's hidden state before and after each of them. Layers with
-    Gated DeltaNet count in proportion to their number.
+    These are 4 hidden (the residual stream before each norm, and the norms' outputs, which tensor-parallel
+    ranks have gathered as well), 2 queries (rotated, and the attention's output), 2 keys (rotated, and the
+    values), a query and a key more if they are normed or made of two parts, and 3 feed-forward (gate, up,
+    product). Only those experts count that a token is routed to, with 3 hidden each: the token's state, and
+    the expert's output in float32, which its score is multiplied with. Layers with Gated DeltaNet count in
+    proportion to their number.
+
+    They are what `rlrun plan --deep` traces, and what an H200 took (docs/gpu.md).
     """
     gates = 2 if model.output_gate else 0  # the gate, and its product with the attention's output
-    inner: float = (4 + gates) * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
+    each = 3 if model.qk_norm or model.latent else 2
+    inner: float = (each + gates) * model.heads * model.head_dim + each * model.kv_heads * model.head_dim
     if delta := model.delta:
         share = len(delta.layers) / model.layers
         inner = (1 - share) * inner + share * _delta_net(delta)
     if experts := model.experts:
         sparse = len(experts.layers) / model.layers
-        routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
-        routed += 4 * experts.shared
-        feed_forward = sparse * routed + (1 - sparse) * 4 * model.intermediate
+        routed = experts.per_token * 3 * (experts.intermediate + model.hidden)
+        routed += 3 * experts.shared
+        feed_forward = sparse * routed + (1 - sparse) * 3 * model.intermediate
     else:
-        feed_forward = 4 * model.intermediate
-    return 6 * model.hidden / shared + (inner + feed_forward) / tensor
+        feed_forward = 3 * model.intermediate
+    hidden = 4 * model.hidden / shared + (2 * model.hidden if shared > 1 else 0)
+    return hidden + (inner + feed_forward) / tensor
+
+
+def _expert_gradients(model: Architecture, tensor: int) -> float:
+    """Returns the elements per token that the backward pass of a sparse layer has at a time: the gradients of
+    the experts' inputs and outputs, of which those of the outputs are float32 too. Traces show 6 hidden.
+    """
+    return model.experts.per_token * 6 * model.hidden / tensor if model.experts else 0.0
 
 
 def _delta_net(delta: DeltaNet) -> float:
@@ -68,17 +86,6 @@ def _delta_net(delta: DeltaNet) -> float:
     """
     repeated = 2 * delta.value_heads * delta.key_dim
     return 2 * delta.channels + repeated + delta.value_heads * CHUNK + 5 * delta.values
-
-
-def _routing(model: Architecture, tensor: int) -> float:
-    """Returns the elements per token that routing adds to `_layer` without activation checkpointing.
-
-    Dry runs show four hidden states for each of a token's experts: their results are weighted in float32.
-    """
-    if model.experts is None:
-        return 0.0
-    sparse = len(model.experts.layers) / model.layers
-    return sparse * model.experts.per_token * 4 * model.hidden / tensor
 
 
 def _selected(model: Architecture, shared: int, tensor: int) -> float:
@@ -113,17 +120,20 @@ def image_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
 
 
 def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
-    """Returns the bytes of a chunk's logits with the softmax's two float32 tensors of their size, of kept
-    logits, and of the head's gradient.
+    """Returns the bytes of two chunks' logits (the softmax works in the place of one, while the next are
+    computed), of kept logits, and of the head's gradient.
 
-    With a float32 head no logits are kept, and the head's weights and gradient have a float32 copy each.
+    With a float32 head no logits are kept, the softmax has two float32 tensors of their size, and the head's
+    weights and gradient have a float32 copy each.
     """
     vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM_BYTES[trainer.dtype]
     rows = min(trainer.logits_chunk, tokens)
+    if item == 2 and trainer.head_dtype != "float32":
+        kept = min(all_logit_bytes(model, trainer, tokens), trainer.kept_logits * 2**20)
+        return min(2 * rows, tokens) * vocab * item + kept + vocab * model.hidden * item
     if trainer.head_dtype == "float32" and item < 4:
         return rows * vocab * (4 + 8) + vocab * model.hidden * (4 + 4)
-    kept = min(all_logit_bytes(model, trainer, tokens), trainer.kept_logits * 2**20)
-    return rows * vocab * (item + 8) + kept + vocab * model.hidden * item
+    return rows * vocab * (item + 8) + vocab * model.hidden * item
 
 
 def all_logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:

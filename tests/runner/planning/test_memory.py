@@ -174,7 +174,7 @@ def test_a_float32_head_takes_copies_and_wider_logits() -> None:
 
     vocabulary, head = QWEN3_8B.vocab, QWEN3_8B.vocab * QWEN3_8B.hidden
     wide = logits(head_dtype="float32", logits_chunk=512)
-    assert wide - logits(logits_chunk=512) == 512 * vocabulary * 2 + head * (8 - 2) - 64 * 2**20
+    assert wide - logits(logits_chunk=512) == 512 * vocabulary * (12 - 4) + head * (8 - 2) - 64 * 2**20
     assert logits(kept_logits=1000) - logits(kept_logits=0) == 1000 * 2**20
     everything = 8192 * vocabulary * 2
     assert logits(kept_logits=100_000) - logits(kept_logits=0) == everything
@@ -322,47 +322,76 @@ def test_activations_shrink_with_the_layout() -> None:
         spec = resolved_trainer(steps=1, parallel=ParallelSpec(**layout))
         return training_phase(QWEN3_8B, spec, gpu=True).part_bytes("activations")
 
-    assert activations() == activations(fsdp=8) == 4 * activations(tensor=4)
+    assert activations() == activations(fsdp=8)
+    # what the products read is gathered whole
+    assert activations() / 4 < activations(tensor=4) < activations() / 2.5
     assert activations(pipeline=2) == activations()  # half the layers, of two micro-batches in flight
+
+
+def cut(model: Architecture, layers: int) -> Architecture:
+    """Returns the model with its first layers only."""
+    experts = model.experts and replace(
+        model.experts, layers=frozenset(layer for layer in model.experts.layers if layer < layers)
+    )
+    return replace(model, layers=layers, experts=experts)
 
 
 @pytest.mark.parametrize(
     ("model", "settings", "traced"),
     [
-        (QWEN3_8B, {"parallel": {"fsdp": 8, "tensor": 4}}, 29.4),
+        (cut(QWEN3_8B, 8), {"parallel": {"fsdp": 8, "tensor": 4}, "activation_checkpointing": "none"}, 8.11),
+        (cut(QWEN3_8B, 8), {"parallel": {"fsdp": 8}, "activation_checkpointing": "none"}, 26.25),
         (
-            QWEN3_30B_A3B,
+            cut(QWEN3_30B_A3B, 6),
             {
                 "parallel": {"fsdp": 32, "tensor": 2, "expert": 16},
                 "activation_checkpointing": "selective",
             },
-            9.83,
+            5.59,
         ),
         (
-            DEEPSEEK_V3,
+            cut(DEEPSEEK_V3, 6),
             {"parallel": {"fsdp": 64, "tensor": 4, "expert": 64}, "activation_checkpointing": "full"},
-            6.58,
+            10.20,
         ),
     ],
-    ids=["Qwen3-8B", "Qwen3-30B-A3B", "DeepSeek-V3"],
+    ids=["Qwen3-8B-tensor", "Qwen3-8B", "Qwen3-30B-A3B", "DeepSeek-V3"],
 )
-def test_activations_are_near_what_a_dry_run_says(
+def test_training_is_near_what_a_dry_run_says(
     model: Architecture, settings: dict[str, Any], traced: float
 ) -> None:
-    """GiB by `rlrun plan --deep`: of docs/parallelism.md, and of a DeepSeek-V3 with full recomputation."""
+    """GiB of all purposes at the peak of a `dry_run` of eight sequences of 2,048 tokens."""
     spec = resolved_trainer(**({"steps": 1, "max_tokens_per_rank": 16384} | settings))
-    assert training_phase(model, spec, gpu=True).part_bytes("activations") == pytest.approx(
-        traced * GIB, rel=0.15
-    )
+    phase = training_phase(model, spec, gpu=True)
+    planned = phase.bytes - phase.part_bytes("CUDA and NCCL")
+    assert planned == pytest.approx(traced * GIB, rel=0.15)
 
 
 @pytest.mark.parametrize(
-    ("config", "traced"), [(SMALL_QWEN, 949431608), (SMALL_DEEPSEEK, 1071234552)], ids=["Qwen3", "DeepSeek"]
+    ("name", "layers", "measured"), [("0.6B", 28, 30.61), ("MoE", 12, 59.54)], ids=["Qwen3-0.6B", "MoE"]
+)
+def test_training_is_near_what_a_gpu_took(name: str, layers: int, measured: float) -> None:
+    """GiB of torch's tensors at the peak of a step on an H200, by the GPU kit (docs/gpu.md)."""
+    sizes = QWEN | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 16, "num_key_value_heads": 8}
+    if name == "MoE":
+        sizes |= {"model_type": "qwen3_moe", "tie_word_embeddings": False, "moe_intermediate_size": 768}
+        sizes |= {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    else:
+        sizes |= {"model_type": "qwen3", "tie_word_embeddings": True}
+    spec = resolved_trainer(steps=1, max_tokens_per_rank=16384, activation_checkpointing="none")
+    phase = training_phase(architecture(sizes), spec, gpu=True)
+    planned = phase.bytes - phase.part_bytes("CUDA and NCCL")
+    assert planned == pytest.approx(measured * GIB, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("config", "traced"), [(SMALL_QWEN, 656503616), (SMALL_DEEPSEEK, 742929028)], ids=["Qwen3", "DeepSeek"]
 )
 def test_experts_keep_what_a_dry_run_says_where_nothing_is_computed_again(
     config: dict[str, Any], traced: int
 ) -> None:
-    """Bytes by `rlrun plan --deep`, for 3413 tokens."""
+    """Bytes of activations and temporaries at the peak of a `dry_run`, for 3413 tokens."""
     spec = resolved_trainer(steps=1, max_tokens_per_rank=3413, activation_checkpointing="none")
     planned = training_phase(architecture(config), spec, gpu=True).part_bytes("activations")
     assert planned == pytest.approx(traced, rel=0.1)
@@ -379,15 +408,18 @@ def test_activations_shrink_with_what_is_computed_again() -> None:
     assert activations("full", 36) - activations("full", 35) == hidden
 
 
-@pytest.mark.parametrize(("kind", "traced"), [("none", 23.36), ("selective", 9.84)])
-def test_a_float32_residual_stream_is_near_what_a_dry_run_says(kind: str, traced: float) -> None:
-    """GiB by `dry_run` of a job with `true_on_policy` on GPUs: eight sequences of 2,048 tokens."""
+@pytest.mark.parametrize(("kind", "traced", "more"), [("none", 21.80, 8 * 5), ("selective", 9.84, 8 + 5)])
+def test_a_float32_residual_stream_is_near_what_a_dry_run_says(kind: str, traced: float, more: int) -> None:
+    """GiB by `dry_run` of a job with `true_on_policy` on GPUs: eight sequences of 2,048 tokens.
+
+    `more`: the hidden states that the stream takes besides; a feed-forward is as wide as three.
+    """
     settings = {"steps": 1, "max_tokens_per_rank": 16384, "parallel": {"fsdp": 8}}
     spec = resolved_trainer(**(settings | {"activation_checkpointing": kind}))
     model = replace(QWEN3_8B, layers=8)
     narrow, wide = (training_phase(model, spec, gpu=True, wide_stream=wide) for wide in (False, True))
     assert wide.part_bytes("activations") == pytest.approx(traced * GIB, rel=0.1)
-    assert wide.bytes - narrow.bytes == 8 * 16384 * QWEN3_8B.hidden * 2
+    assert wide.bytes - narrow.bytes == more * 16384 * QWEN3_8B.hidden * 2
 
 
 def test_a_checkpoint_has_parameters_and_moments() -> None:

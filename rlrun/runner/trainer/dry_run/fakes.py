@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from rlrun.runner.trainer.compat import fusion
 from rlrun.runner.trainer.compat.experts import AllToAllTokenDispatcher, GlooDist
 from rlrun.runner.trainer.compat.kernels import HAS_TRITON
 from rlrun.runner.trainer.compat.meshes import ShardingPropagator
@@ -59,14 +60,18 @@ def even_routing() -> Iterator[None]:
 
 
 @contextmanager
-def gpu_kernels() -> Iterator[None]:
-    """Runs the operators that a GPU would run, except Triton's kernels, whose results are only allocated."""
+def gpu_kernels(trace: MemoryTrace) -> Iterator[None]:
+    """Runs the operators that a GPU would run, except Triton's kernels and what torch compiles to such, whose
+    results are only allocated.
+    """
     exchange = staticmethod(dist.all_to_all)  # NCCL has it
     with ExitStack() as stack:
         stack.enter_context(as_on_gpu())
         stack.enter_context(without_launches())
         stack.enter_context(_replaced(GlooDist, "all_to_all", exchange))
         stack.enter_context(_replaced(functional, "rms_norm", _rms_norm))
+        stack.enter_context(_replaced(fusion, "fuses", lambda tensor: tensor.dtype.itemsize == 2))
+        stack.enter_context(_replaced(fusion, "compiled", trace.record_only_results))
         yield
 
 

@@ -70,11 +70,16 @@ class MemoryTrace(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._purpose == NOTHING:
             return result
-        purpose = self._purpose or (TEMPORARIES if torch._C._current_graph_task_id() != -1 else ACTIVATIONS)
-        self._record_new(tree_leaves(result), purpose)
+        self._record_new(tree_leaves(result), self._current_purpose)
         if func.namespace == "fsdp":
             self.record_as(tree_leaves((args, kwargs, result)), GATHERED, unless=(PARAMETERS, COPIES))
         return result
+
+    @property
+    def _current_purpose(self) -> str:
+        if self._purpose is not None:
+            return self._purpose
+        return TEMPORARIES if torch._C._current_graph_task_id() != -1 else ACTIVATIONS
 
     def restart_maxima(self) -> None:
         """Restarts the maxima from the current state."""
@@ -96,6 +101,17 @@ class MemoryTrace(TorchDispatchMode):
         def recording(*args: Any, **kwargs: Any) -> Result:
             with self.purpose(name):
                 return function(*args, **kwargs)
+
+        return recording
+
+    def record_only_results(self, function: Callable[..., Result]) -> Callable[..., Result]:
+        """Returns the function, of whose storages only those of its results are recorded."""
+
+        def recording(*args: Any, **kwargs: Any) -> Result:
+            with self.purpose(NOTHING):
+                result = function(*args, **kwargs)
+            self._record_new(tree_leaves(result), self._current_purpose)
+            return result
 
         return recording
 

@@ -96,7 +96,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
         for context in (fake, trace, record_logits_apart(trace), even_routing()):
             stack.enter_context(context)
         if spec.cluster.gpus_per_node:
-            stack.enter_context(gpu_kernels())
+            stack.enter_context(gpu_kernels(trace))
         for decoder in decoders:
             allocate(decoder, CPU, dims)
         settings = ModelSettings(

@@ -104,7 +104,7 @@ class SwiGLU(FeedForward):
 class Experts(GroupedExperts):
     """Experts that compute in the precision of their input; torchtitan's always compute in bfloat16.
 
-    bfloat16 on CUDA runs torchtitan's grouped products; everything else runs one expert after the other.
+    bfloat16 on CUDA runs grouped products, as torchtitan's do; everything else one expert after the other.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -115,13 +115,20 @@ class Experts(GroupedExperts):
         """Maps `[R, D]` routed tokens, sorted by expert, to `[R, D]`; padding rows come last and stay
         zero.
         """
-        if on_gpu(x_RD) and x_RD.dtype == torch.bfloat16:
-            result: torch.Tensor = super().forward(x_RD, num_tokens_per_expert_E)
-            return result
         gate, down, up = (
             weight.to_local() if isinstance(weight, DTensor) else weight
             for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
         )
+        if on_gpu(x_RD) and x_RD.dtype == torch.bfloat16:
+            ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+
+            def product(tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+                result: torch.Tensor = self._grouped_mm(
+                    A=tokens, B_t=weights.bfloat16().transpose(-2, -1), offs=ends
+                )
+                return result
+
+            return product(silu_mul(product(x_RD, gate), product(x_RD, up)), down)
         counts = self.counts(num_tokens_per_expert_E, len(x_RD))
         tokens_by_expert = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [

@@ -78,7 +78,7 @@ def test_gated_delta_net_on_gpus_keeps_what_fla_keeps(monkeypatch: pytest.Monkey
     lengths, rule = [100, 540], delta_net.DeltaRule.Config(shape=shape).build()
     tokens, channels, heads = sum(lengths), sum(shape.rows) * 2, 4
     half, trace = {"dtype": torch.bfloat16, "requires_grad": True}, MemoryTrace()
-    with FakeTensorMode(allow_non_fake_inputs=True), trace, gpu_kernels():
+    with FakeTensorMode(allow_non_fake_inputs=True), trace, gpu_kernels(trace):
         given = [torch.empty(tokens, channels, **half), torch.empty(tokens, heads, **half)]
         decay = torch.empty(tokens, heads, requires_grad=True)
         taps, documents = torch.empty(channels, 4, **half), Documents.of(lengths, torch.device("cpu"))

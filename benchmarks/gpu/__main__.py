@@ -40,6 +40,7 @@ def main() -> int:
         "--logs", type=Path, default=Path("build/gpu-check"), help="Folder of logs and results."
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the check that runs is ended as well
     chosen = [check for check in CHECKS if not options.only or check.name in options.only]
     options.logs.mkdir(parents=True, exist_ok=True)
     passed = True

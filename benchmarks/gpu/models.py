@@ -64,8 +64,26 @@ _SHAPES: dict[str, dict[str, Any]] = {
     },
     "MoE": _MOE
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16},
+    "Next": _MOE
+    | {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "shared_expert_intermediate_size": 512,
+    },
 }
-"""Qwen3-0.6B and 4B, and a mixture of experts of 2.4B parameters."""
+"""Qwen3-0.6B and 4B, a mixture of experts of 2.4B parameters, and a small Qwen3-Next, six of whose eight
+layers are Gated DeltaNet."""
 _TINY: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -76,7 +94,14 @@ _TINY: dict[str, Any] = {
     "vocab_size": 320,
     "initializer_range": 0.2,
 }
-_TINY_MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+_TINY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+_TINY_DELTA = {
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 96,
+}
+_TINY_PARTS = {"MoE": _TINY_EXPERTS, "Next": _TINY_EXPERTS | _TINY_DELTA}
 
 
 def model_folder(name: str, weights: str = "") -> Path:
@@ -87,7 +112,7 @@ def model_folder(name: str, weights: str = "") -> Path:
     if not folder.exists():
         config = _QWEN3 | _SHAPES[name]
         if not ON_GPU:
-            config |= _TINY | (_TINY_MOE if name == "MoE" else {})
+            config |= _TINY | _TINY_PARTS.get(name, {})
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config | {"dtype": weights or "bfloat16"}))
         if weights:

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.models import DEVICE, make_rank, make_sequences, make_spec, model_folder, pack_steps
-from benchmarks.gpu.results import Case, Goal, Measurement
+from benchmarks.gpu.models import (
+    DEVICE,
+    ON_GPU,
+    make_rank,
+    make_sequences,
+    make_spec,
+    model_folder,
+    pack_steps,
+)
+from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
 
@@ -26,8 +34,9 @@ GOALS = {
         Goal("repeats", "==", True),
     ),
 }
-"""`mean_difference_over_transformers`: how far log-probs are from float32's, divided by how far transformers'
-own in bfloat16 are. `repeats`: the same log-probs, bit for bit, when they are computed again."""
+"""`mean_difference_over_transformers`: how far log-probs are from float32's, divided by how far those are
+that transformers computes with a bfloat16 model. `repeats`: the same log-probs, bit for bit, when they are
+computed again."""
 
 
 def parity(name: str, dtype: str, *, share: bool = False) -> Measurement:
@@ -55,8 +64,7 @@ def parity(name: str, dtype: str, *, share: bool = False) -> Measurement:
         "repeats": not difference(log_probs, again).any(),
     }
     if dtype == "bfloat16":
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            rounded, _ = log_probs_and_norm(model, sequences, step, spec.rollout.temperature)
+        rounded, _ = log_probs_and_norm(model.bfloat16(), sequences, step, spec.rollout.temperature)
         mean = float(difference(rounded, expected).mean())
         figures["mean_difference_over_transformers"] = figures["mean_difference"] / mean
     return Measurement(figures, GOALS[dtype])
@@ -100,10 +108,17 @@ def difference(log_probs: Mapping[int, np.ndarray], others: Mapping[int, np.ndar
     return np.concatenate([np.abs(values - others[index]) for index, values in log_probs.items()])
 
 
+def gated_delta_net() -> Measurement:
+    if not ON_GPU:
+        raise Skipped("fla's kernels need a GPU")
+    return parity("Next", "bfloat16")
+
+
 CASES: Mapping[str, Case] = {
     "dense float32": partial(parity, "0.6B", "float32"),
     "dense bfloat16": partial(parity, "0.6B", "bfloat16"),
     "MoE bfloat16": partial(parity, "MoE", "bfloat16"),
     "MoE float32": partial(parity, "MoE", "float32"),
+    "Gated DeltaNet": gated_delta_net,
     "shared prefixes": partial(parity, "0.6B", "bfloat16", share=True),
 }

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from benchmarks.gpu.models import DEVICE
 from benchmarks.gpu.results import Case, Goal, Measurement
 from rlrun.runner.batches.prefixes import shared_forest
-from rlrun.runner.trainer.cpu_ops.attention import cut_attention, tree_attention
 from rlrun.runner.trainer.model.attention import AttentionSettings, Documents, packed_attention
+from rlrun.runner.trainer.ops.attention import cut_attention, tree_attention
 
 LENGTHS = [70, 1, 129, 40]
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64

@@ -13,7 +13,7 @@ from rlrun.specs.processor import PRETENDED_SET
 
 ROOT = Path(__file__).parents[3]
 KERNELS = Path(__file__).parent
-CPU_OPS = ROOT / "tests" / "runner" / "trainer" / "cpu_ops"
+CPU_OPS = ROOT / "tests" / "runner" / "trainer" / "ops"
 
 
 def run_tests(instruction_set: str, *arguments: object) -> None:

@@ -16,12 +16,12 @@ from rlrun.models.architecture import Experts as ExpertShape
 from rlrun.models.low_precision import LowPrecision
 from rlrun.runner.trainer.compat import experts, modules
 from rlrun.runner.trainer.compat.meshes import ParallelDims
-from rlrun.runner.trainer.cpu_ops.library import on_gpu
-from rlrun.runner.trainer.cpu_ops.products import linear_product
 from rlrun.runner.trainer.model.attention import Documents
 from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts
 from rlrun.runner.trainer.model.layers import Experts, PackedAttention
 from rlrun.runner.trainer.model.low_precision.converted_experts import LowPrecisionProducts
+from rlrun.runner.trainer.ops.library import on_gpu
+from rlrun.runner.trainer.ops.products import linear_product
 
 
 class Parts(DecoderParts):

@@ -24,11 +24,11 @@ from rlrun.runner.trainer.compat.kernels import (
     chunked_delta_rule,
 )
 from rlrun.runner.trainer.compat.modules import Conv1d, GQAttention, Module, RMSNorm
-from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm
-from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.model.attention import Documents
 from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts, matrix
 from rlrun.runner.trainer.model.layers import Matrix, SwiGLU, local
+from rlrun.runner.trainer.ops.elementwise import rms_norm
+from rlrun.runner.trainer.ops.library import on_gpu
 from rlrun.runner.trainer.transfers import to_device
 
 PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba")

@@ -15,10 +15,10 @@ from rlrun.runner.trainer.compat import fusion
 from rlrun.runner.trainer.compat.experts import AllToAllTokenDispatcher, GlooDist
 from rlrun.runner.trainer.compat.kernels import HAS_TRITON
 from rlrun.runner.trainer.compat.meshes import ShardingPropagator
-from rlrun.runner.trainer.cpu_ops.library import as_on_gpu
 from rlrun.runner.trainer.dry_run.memory_trace import LOGITS, NOTHING, MemoryTrace
 from rlrun.runner.trainer.model import head
 from rlrun.runner.trainer.model.layers import Experts
+from rlrun.runner.trainer.ops.library import as_on_gpu
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from torch.nn.functional import linear, pad, silu
 from rlrun.models.adapters import DOWN, GATE_UP, Adapter, ExpertAdapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.runner.trainer.compat.lora import convert_to_lora, shard_expert_factors
-from rlrun.runner.trainer.cpu_ops.elementwise import silu_mul
-from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.layers import Experts
+from rlrun.runner.trainer.ops.elementwise import silu_mul
+from rlrun.runner.trainer.ops.library import on_gpu
 
 ADAPTER = ".lora_"
 """The names of adapters' parameters contain this, and those of no other parameters."""

@@ -1,6 +1,6 @@
 """Causal attention within each document of a packed batch, at the cost of the sum of their squared lengths.
 
-float32, or on a CPU ─▶ cpu_ops (C++ kernels, or scaled_dot_product_attention per document)
+float32, or on a CPU ─▶ ops (C++ kernels, or scaled_dot_product_attention per document)
 half precision on CUDA ─▶ varlen (torch's variable-length flash attention)
 """
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.runner.trainer.cpu_ops.attention import cut_attention
-from rlrun.runner.trainer.cpu_ops.attention import packed_attention as document_attention
-from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.model.routing import Routing
 from rlrun.runner.trainer.model.varlen import Branches, Spans, offsets_of, varlen_attention
+from rlrun.runner.trainer.ops.attention import cut_attention
+from rlrun.runner.trainer.ops.attention import packed_attention as document_attention
+from rlrun.runner.trainer.ops.library import on_gpu
 from rlrun.runner.trainer.transfers import to_device
 
 
@@ -75,7 +75,7 @@ class AttentionSettings:
     window: int | None = None
     """How many keys a query sees, its own included; None: all up to its own."""
     sinks: torch.Tensor | None = None
-    """`[N]` logit of each head's attention sink (`cpu_ops.sinks`)."""
+    """`[N]` logit of each head's attention sink (`ops.sinks`)."""
     splits: int | None = None
     """In how many parts the kernel of GPUs sums over the keys; None: it decides by the batch."""
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rlrun.runner.trainer.compat.modules import Linear
-from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear, ordered_product
-from rlrun.runner.trainer.cpu_ops.softmax import log_softmax, softmax_gradients_
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.target import target_log_softmax
+from rlrun.runner.trainer.ops.products import add_weight_gradient_, linear, ordered_product
+from rlrun.runner.trainer.ops.softmax import log_softmax, softmax_gradients_
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from torch.nn.functional import linear
 
 from rlrun.runner.trainer.compat.experts import GroupedExperts
 from rlrun.runner.trainer.compat.modules import FeedForward, Linear, Module, RMSNorm
-from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
-from rlrun.runner.trainer.cpu_ops.library import on_gpu
-from rlrun.runner.trainer.cpu_ops.products import linear_product
 from rlrun.runner.trainer.model.attention import AttentionSettings, Documents, packed_attention
+from rlrun.runner.trainer.ops.elementwise import rms_norm, silu_mul
+from rlrun.runner.trainer.ops.library import on_gpu
+from rlrun.runner.trainer.ops.products import linear_product
 
 
 class PackedAttention(Module):

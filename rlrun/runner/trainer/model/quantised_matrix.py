@@ -14,7 +14,7 @@ from rlrun.models.adapters import check_base, quantised_matrices
 from rlrun.models.architecture import Architecture
 from rlrun.runner.trainer.compat.lora import replace_linear
 from rlrun.runner.trainer.compat.modules import Linear
-from rlrun.runner.trainer.cpu_ops.products import linear
+from rlrun.runner.trainer.ops.products import linear
 
 
 class QuantisedMatrix(Linear):

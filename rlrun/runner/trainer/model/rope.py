@@ -7,7 +7,7 @@ import torch
 from rlrun.models.architecture import Architecture
 from rlrun.models.computation.rope_tables import rope_tables
 from rlrun.runner.trainer.compat.modules import RoPE
-from rlrun.runner.trainer.cpu_ops.elementwise import rotate
+from rlrun.runner.trainer.ops.elementwise import rotate
 from rlrun.runner.trainer.transfers import to_device
 
 

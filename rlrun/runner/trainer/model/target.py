@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional
 
 from rlrun.runner.trainer.compat.modules import Embedding, FeedForward, RMSNorm
-from rlrun.runner.trainer.cpu_ops.softmax import log_softmax
 from rlrun.runner.trainer.model.rope import TableRoPE
+from rlrun.runner.trainer.ops.softmax import log_softmax
 
 Rotation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

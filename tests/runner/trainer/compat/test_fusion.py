@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlrun.runner.trainer.compat import fusion
-from rlrun.runner.trainer.cpu_ops import elementwise, softmax
+from rlrun.runner.trainer.ops import elementwise, softmax
 
 TOKENS, HEADS, WIDTH, VOCABULARY = 9, 3, 16, 50
 

@@ -79,6 +79,23 @@ def test_experts_that_are_told_and_counted_are_so_in_compiled_layers(folder):
         np.testing.assert_allclose(own_after[i], after[i], atol=1e-4)
 
 
+@pytest.mark.slow
+def test_layers_are_not_compiled_again_for_other_numbers_of_documents(folder):
+    """Under torch 2.11 they were, until torch gave up and ran them uncompiled."""
+    torch._dynamo.reset()
+    counted = torch._dynamo.utils.counters["stats"]
+    spec = make_spec(folder, compile=True, max_tokens_per_rank=4000)
+    rank = make_rank(folder, spec)
+    graphs = []
+    for documents in range(3, 13):
+        sequences = make_sequences(documents)
+        rank.policy.train(sequences, plan(sequences, spec))
+        graphs.append(counted["unique_graphs"])
+    rank.close()
+    assert graphs[0] > 0
+    assert graphs[1:] == graphs[:1] * 9
+
+
 @pytest.mark.parametrize(("on_cpu", "cure"), [(True, "install g\\+\\+"), (False, "needs triton")])
 def test_what_is_missing_is_said(monkeypatch, on_cpu, cure):
     monkeypatch.setattr(compiling, "ON_CPU", on_cpu)

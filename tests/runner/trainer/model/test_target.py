@@ -8,7 +8,6 @@ import torch
 
 from rlrun.models.computation.rope_tables import rope_tables
 from rlrun.models.config_json import read_architecture
-from rlrun.runner.trainer.cpu_ops.softmax import log_softmax
 from rlrun.runner.trainer.model import target
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
@@ -21,6 +20,7 @@ from rlrun.runner.trainer.model.target import (
     rotation,
     target_log_softmax,
 )
+from rlrun.runner.trainer.ops.softmax import log_softmax
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.tiny_models import make_tiny_model
 

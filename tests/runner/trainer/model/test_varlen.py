@@ -13,7 +13,7 @@ from rlrun.runner.batches.prefixes import shared_forest
 from rlrun.runner.trainer.model import varlen
 from rlrun.runner.trainer.model.varlen import Branches, Spans, varlen_attention
 from tests.runner.batches.forests import random_sequences
-from tests.runner.trainer.cpu_ops.test_tree_attention import gathered
+from tests.runner.trainer.ops.test_tree_attention import gathered
 
 SCALE = 0.3
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ import torch
 
 from rlrun.converters.quantised.fp8_weights import BLOCK
 from rlrun.runner.trainer.compat.modules import Linear
-from rlrun.runner.trainer.cpu_ops.library import on_gpu
+from rlrun.runner.trainer.ops.library import on_gpu
 
 _MAX = torch.finfo(torch.float8_e4m3fn).max
 

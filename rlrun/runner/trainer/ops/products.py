@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from rlrun.runner.kernels.operators import operators, packs
 from rlrun.runner.trainer.compat.kernels import HAS_ONEDNN, onednn_linear
-from rlrun.runner.trainer.cpu_ops.library import serves, serves_in_order
+from rlrun.runner.trainer.ops.library import serves, serves_in_order
 
 
 def linear_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The trainer's CPU operators against plain torch: one operator at a time, and a packed training step.
 
-    OMP_NUM_THREADS=1 python benchmarks/cpu_ops.py [--documents 64] [--repeat 5]
+    OMP_NUM_THREADS=1 python benchmarks/trainer_ops.py [--documents 64] [--repeat 5]
 
 Prints JSON: CPU milliseconds (the best of several, the two sides in turn), and plain torch's time over ours.
 Documents are equally long (`fixed`) or lognormal with the same mean (`varied`); a step is the forward and the
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.runner.trainer.cpu_ops import attention, elementwise, softmax
+from rlrun.runner.trainer.ops import attention, elementwise, softmax
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, INNER, VOCABULARY, LAYERS = 256, 4, 2, 64, 768, 4096, 6
 PACK_TOKENS, MEAN_LENGTH, CHUNK, EPS = 4096, 163, 1024, 1e-6

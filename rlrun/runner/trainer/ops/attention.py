@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.runner.kernels.operators import operators
-from rlrun.runner.trainer.cpu_ops.library import serves, serves_in_order
-from rlrun.runner.trainer.cpu_ops.sinks import sink_gradients, with_sinks
+from rlrun.runner.trainer.ops.library import serves, serves_in_order
+from rlrun.runner.trainer.ops.sinks import sink_gradients, with_sinks
 
 
 def packed_attention(  # noqa: PLR0917

@@ -1,7 +1,7 @@
 import pytest
 
 from rlrun.runner.kernels.operators import set_order
-from rlrun.runner.trainer.cpu_ops import library
+from rlrun.runner.trainer.ops import library
 
 
 @pytest.fixture(params=["in order", "blocks", "plain"])

@@ -6,7 +6,7 @@ import torch
 
 from rlrun.runner.kernels.operators import operators
 from rlrun.runner.trainer.compat.fusion import fused
-from rlrun.runner.trainer.cpu_ops.library import serves
+from rlrun.runner.trainer.ops.library import serves
 
 
 def log_softmax(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:

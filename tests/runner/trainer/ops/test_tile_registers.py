@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.host.cpp_build import find_compiler
-from rlrun.runner.trainer.cpu_ops import library
+from rlrun.runner.trainer.ops import library
 from tests.waiting import PATIENCE
 
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlrun.runner.trainer.cpu_ops.products import add_weight_gradient_, linear, weight_gradient
+from rlrun.runner.trainer.ops.products import add_weight_gradient_, linear, weight_gradient
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rlrun.runner.kernels.operators import operators
 from rlrun.runner.trainer.compat.fusion import fused
-from rlrun.runner.trainer.cpu_ops.library import serves
+from rlrun.runner.trainer.ops.library import serves
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlrun.runner.trainer.cpu_ops import library
-from rlrun.runner.trainer.cpu_ops.attention import packed_attention
-from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, rotate, silu_mul
-from rlrun.runner.trainer.cpu_ops.softmax import log_softmax, softmax_gradients_
+from rlrun.runner.trainer.ops import library
+from rlrun.runner.trainer.ops.attention import packed_attention
+from rlrun.runner.trainer.ops.elementwise import rms_norm, rotate, silu_mul
+from rlrun.runner.trainer.ops.softmax import log_softmax, softmax_gradients_
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 LENGTHS = (1, 31, 32, 33, 70, 5)

@@ -7,8 +7,8 @@ import json
 import torch
 
 from rlrun.runner.kernels.operators import set_order
-from rlrun.runner.trainer.cpu_ops.attention import packed_attention
-from tests.runner.trainer.cpu_ops.test_cpu_ops import agree, dense_attention, leaf
+from rlrun.runner.trainer.ops.attention import packed_attention
+from tests.runner.trainer.ops.test_ops import agree, dense_attention, leaf
 
 LENGTHS = ((16, 24, 32), (32, 64), (1, 33, 70))
 WIDTHS = (8, 16, 20, 32, 64, 128)

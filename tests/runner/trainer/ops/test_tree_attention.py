@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlrun.runner.batches.prefixes import shared_forest
-from rlrun.runner.trainer.cpu_ops.attention import packed_attention
+from rlrun.runner.trainer.ops.attention import packed_attention
 from tests.runner.batches.forests import random_sequences
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 3e-2}

@@ -1,6 +1,8 @@
 """Functions that are compiled on GPUs: torch captures each whole, and its graph computes what is written."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlrun.runner.trainer.compat import fusion
 from rlrun.runner.trainer.ops import elementwise, softmax
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
+from tests.tiny_models import make_tiny_model
 
 TOKENS, HEADS, WIDTH, VOCABULARY = 9, 3, 16, 50
 
@@ -65,6 +69,24 @@ def test_a_compiled_function_computes_what_is_written(
         # each may round where the other does not
         torch.testing.assert_close(ours.float(), plain.float(), atol=0.02, rtol=0.02)
     assert captured
+
+
+def test_layers_that_are_computed_again_have_the_same_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Selective recomputation watches the operations of a layer, of which compiled functions hide theirs."""
+    for module in (elementwise, softmax):
+        monkeypatch.setattr(module, "serves", lambda *tensors: False)
+    monkeypatch.setattr(fusion, "fuses", lambda tensor: tensor.dtype.itemsize == 2)
+    monkeypatch.setattr(fusion, "compiled", partial(torch.compile, backend="aot_eager"))
+    folder, found = make_tiny_model(tmp_path / "model", scale=0.1), []
+    for recomputed in ("none", "selective", "full"):
+        spec = make_spec(folder, dtype="bfloat16", activation_checkpointing=recomputed)
+        rank, sequences = make_rank(folder, spec), make_sequences(5)
+        [metrics] = rank.policy.train(sequences, plan(sequences, spec))
+        rank.close()
+        found.append((metrics["train/loss"], metrics["train/grad_norm"]))
+    assert found == found[:1] * 3
 
 
 def test_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from rlrun.models.json_files import read_json_object
 from rlrun.plugins.registry import PluginError
 from rlrun.plugins.types import Needs, Prompt
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.audit.check import NotChecked
+from rlrun.runner.audit.check import NotChecked, Violation
 from rlrun.runner.audit.rescoring import Rescorer
 from rlrun.runner.audit.stored_sample import StoredSample, read_sample
 from rlrun.runner.contracts.errors import RunFolderError
@@ -28,6 +28,7 @@ from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.settings import RolloutSettings, rollout_settings
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.rollout import RolloutFunctionSpec
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths
 
 Metrics = Mapping[str, float | None]
@@ -50,6 +51,10 @@ class Batch:
         """Returns the file and the line of a sample."""
         return f"{self.file}:{stored.line}"
 
+    def violation(self, stored: StoredSample, message: str) -> Violation:
+        """Returns what is wrong with one of its samples."""
+        return Violation(message, self.step, (stored.id,), self.place(stored))
+
 
 class AuditedRun:
     """One run."""
@@ -70,8 +75,8 @@ class AuditedRun:
         }
         """The metrics of each step."""
         self.state = folder.current_state()
-        self.trained: dict[int, tuple[int, set[str]]] = {}
-        """The step that trained on each prompt, and the ids of its samples there; `trained_once` fills it."""
+        self.trained: dict[int, int] = {}
+        """The step that trained on each prompt; `trained_once` fills it."""
         self.removed: tuple[int, Sequence[StoredSample]] = (-1, ())
         """A step, and the samples that it stored and did not train on; `recomputed` sets it."""
         self._taken: dict[int, Prompt] = {}
@@ -170,16 +175,13 @@ class AuditedRun:
         """Returns an evaluation dataset of the spec; None for training, or a name that it does not have."""
         return next((each for each in self.spec.eval.datasets if each.name == name), None)
 
-    def settings(self, batch: Batch, stored: StoredSample) -> RolloutSettings:
+    def settings(self, stored: StoredSample) -> RolloutSettings:
         """Returns how a sample was to be generated."""
-        return rollout_settings(
-            self.spec.rollout, self.dataset(stored.dataset) if batch.kind == "eval" else None
-        )
+        return rollout_settings(self.spec.rollout, self.dataset(stored.dataset))
 
-    def rollout_type(self, batch: Batch, stored: StoredSample) -> str:
-        """Returns the type of the rollout plugin that answered a prompt."""
-        dataset = self.dataset(stored.dataset) if batch.kind == "eval" else None
-        return (self.spec.rollout if dataset is None else dataset).function.type
+    def rollout_function(self, stored: StoredSample) -> RolloutFunctionSpec:
+        """Returns the rollout plugin that answered a prompt."""
+        return (self.dataset(stored.dataset) or self.spec.rollout).function
 
     def batches(self) -> Iterator[Batch]:
         """Yields the files of samples, by step; each is read when it is its turn."""

@@ -58,7 +58,7 @@ def _expected(run: AuditedRun, batch: Batch, stored: StoredSample) -> int | None
         )
         if steered or lost or earlier or run.spec.debug.mode == "train":
             return None
-    return run.settings(batch, stored).samples
+    return run.settings(stored).samples
 
 
 def trained_once(run: AuditedRun, batch: Batch) -> Iterator[Result]:
@@ -66,13 +66,12 @@ def trained_once(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     if batch.kind != "step":
         return
     for stored in batch.samples:
-        step, ids = run.trained.setdefault(stored.index, (batch.step, set()))
-        ids.add(stored.id)
+        step = run.trained.setdefault(stored.index, batch.step)
         if step == batch.step:
             yield None
         else:
             message = f"step {step} has trained on prompt {stored.index} already"
-            yield Violation(message, batch.step, (stored.id,), batch.place(stored))
+            yield batch.violation(stored, message)
 
 
 def versions(run: AuditedRun, batch: Batch) -> Iterator[Result]:
@@ -84,7 +83,7 @@ def versions(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         if not spans:
             if stored.tokens and stored.sample.status.is_finished:
                 message = "no version of weights is named for its tokens"
-                yield Violation(message, batch.step, (stored.id,), batch.place(stored))
+                yield batch.violation(stored, message)
             continue
         covers = spans[0].start == 0 and spans[-1].end == stored.tokens
         covers = covers and all(first.end == second.start for first, second in pairwise(spans))
@@ -100,7 +99,7 @@ def versions(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             message = f"version {numbers[0]} is too old: the spec allows {oldest} to {newest}"
         else:
             message = ""
-        yield Violation(message, batch.step, (stored.id,), batch.place(stored)) if message else None
+        yield batch.violation(stored, message) if message else None
 
 
 def _allowed(run: AuditedRun, batch: Batch) -> tuple[int, int]:
@@ -134,7 +133,7 @@ def data_order(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             message = (
                 f"it answers row {own.id}, and place {stored.index} of seed {run.spec.seed} is row {row.id}"
             )
-            yield Violation(message, batch.step, (stored.id,), batch.place(stored))
+            yield batch.violation(stored, message)
 
 
 def labels(run: AuditedRun, batch: Batch) -> Iterator[Result]:
@@ -145,7 +144,7 @@ def labels(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             continue
         message = f"its label is {own.label!r}, and row {row.id} has {row.label!r}"
         same = _same(own.label, row.label)
-        yield None if same else Violation(message, batch.step, (stored.id,), batch.place(stored))
+        yield None if same else batch.violation(stored, message)
 
 
 def rendered(run: AuditedRun, batch: Batch) -> Iterator[Result]:
@@ -159,7 +158,7 @@ def rendered(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         own = stored.sample.prompt
         if not stored.has_prompt or own.row.id != prompt.row.id:
             continue
-        if run.needs.rollout and run.rollout_type(batch, stored) not in ("single_turn", "multi_turn_tools"):
+        if run.needs.rollout and run.rollout_function(stored).type not in ("single_turn", "multi_turn_tools"):
             raise NotChecked("the rollout makes prompts of its own")
         if np.array_equal(own.tokens, prompt.tokens):
             yield None
@@ -167,7 +166,7 @@ def rendered(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             message = (
                 f"its prompt has {len(own.tokens)} tokens, and its row renders to {len(prompt.tokens)} others"
             )
-            yield Violation(message, batch.step, (stored.id,), batch.place(stored))
+            yield batch.violation(stored, message)
 
 
 def _repeated(run: AuditedRun, batch: Batch) -> Iterator[tuple[StoredSample, Prompt]]:

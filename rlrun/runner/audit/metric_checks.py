@@ -179,9 +179,7 @@ def stored_gap(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         message = (
             f"engine and trainer differ by {difference:.3g} nats per token, at most {limit:g} is expected"
         )
-        yield (
-            Violation(message, batch.step, (stored.id,), batch.place(stored)) if difference > limit else None
-        )
+        yield (batch.violation(stored, message) if difference > limit else None)
 
 
 def _gap_limit(run: AuditedRun) -> float:

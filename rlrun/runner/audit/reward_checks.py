@@ -44,7 +44,7 @@ def reward_sums(run: AuditedRun, batch: Batch) -> Iterator[Result]:
                 message = (
                     f"its reward is {sample.reward:g}, and {_sum_of(weights, sample.rewards)} is {total:g}"
                 )
-        yield Violation(message, batch.step, (stored.id,), batch.place(stored)) if message else None
+        yield batch.violation(stored, message) if message else None
 
 
 def reward_values(run: AuditedRun, batch: Batch) -> Iterator[Result]:
@@ -68,7 +68,7 @@ def reward_values(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             if wrong:
                 before, now = own.get(wrong[0]), scored.rewards[wrong[0]]
                 message = f"its reward {wrong[0]} is {before}, and scoring it again gives {now:g}"
-                yield Violation(message, batch.step, (stored.id,), batch.place(stored))
+                yield batch.violation(stored, message)
             else:
                 yield None
 
@@ -175,6 +175,6 @@ def advantages(run: AuditedRun, batch: Batch) -> Iterator[Result]:
                 f"the advantage of token {at} is {sample.advantages[at]:.6g}, and {run.spec.algorithm.type} "
                 f"computes {expected[at]:.6g} from the rewards of its group"
             )
-            yield Violation(message, batch.step, (sample.id,), batch.place(stored))
+            yield batch.violation(stored, message)
         else:
             yield None

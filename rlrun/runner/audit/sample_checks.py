@@ -31,10 +31,10 @@ def lengths(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     for stored in _with_tokens(batch):
         sample, trained = stored.sample, int(stored.sample.loss_mask.sum())
         if stored.tokens != len(sample.tokens):
-            yield _violation(batch, stored, f"it says {stored.tokens} tokens and has {len(sample.tokens)}")
+            yield batch.violation(stored, f"it says {stored.tokens} tokens and has {len(sample.tokens)}")
         elif stored.trained_tokens != trained:
             message = f"it says {stored.trained_tokens} trained tokens, and its loss mask has {trained}"
-            yield _violation(batch, stored, message)
+            yield batch.violation(stored, message)
         else:
             yield None
 
@@ -46,14 +46,14 @@ def known_tokens(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         wrong = tokens[(tokens < 0) | (tokens >= run.vocabulary_size)]
         if len(wrong):
             message = f"token {wrong[0]} is not one of the model's {run.vocabulary_size}"
-            yield _violation(batch, stored, message)
+            yield batch.violation(stored, message)
         else:
             yield None
 
 
 def decoded(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     """The text that rewards read is what the policy's tokens decode to."""
-    chosen = [stored for stored in _with_tokens(batch) if _has_own_text(run, batch, stored)]
+    chosen = [stored for stored in _with_tokens(batch) if _has_own_text(run, stored)]
     spans = [_spans(stored) for stored in chosen]
     flat = [
         stored.sample.tokens[start:end]
@@ -73,8 +73,8 @@ def decoded(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         if agrees:
             yield None
         else:
-            yield _violation(
-                batch, stored, f"its tokens decode to {_quote(text)}, the response is {_quote(stored_text)}"
+            yield batch.violation(
+                stored, f"its tokens decode to {_quote(text)}, the response is {_quote(stored_text)}"
             )
     if len(chosen) < len(_with_tokens(batch)):
         raise NotChecked("the text of some samples is their rollout's, or some of their tokens are masked")
@@ -83,7 +83,7 @@ def decoded(run: AuditedRun, batch: Batch) -> Iterator[Result]:
 def ended(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     """A completed response ends with its only end token or a stop string; a truncated one is full."""
     for stored in _generated_once(run, batch):
-        sample, settings = stored.sample, run.settings(batch, stored)
+        sample, settings = stored.sample, run.settings(stored)
         room = min(settings.max_turn_tokens, settings.sampling.max_new_tokens)
         if stored.has_prompt:
             room = min(room, settings.max_sample_tokens - len(sample.prompt.tokens))
@@ -104,23 +104,23 @@ def ended(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             message = f"it has {len(sample.tokens)} tokens, fewer than {settings.sampling.min_new_tokens}"
         else:
             message = ""
-        yield _violation(batch, stored, message) if message else None
+        yield batch.violation(stored, message) if message else None
 
 
 def within_limits(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     """Prompts and responses are no longer than the spec allows."""
     for stored in batch.samples:
-        settings, prompt = run.settings(batch, stored), len(stored.sample.prompt.tokens)
+        settings, prompt = run.settings(stored), len(stored.sample.prompt.tokens)
         limit = settings.max_sample_tokens - settings.sampling.max_new_tokens
         several = (
-            run.rollout_type(batch, stored) not in ("single_turn", "multi_turn_tools")
+            run.rollout_function(stored).type not in ("single_turn", "multi_turn_tools")
             or not run.needs.rollout
         )
         longest = settings.max_sample_tokens if several else settings.sampling.max_new_tokens
         if prompt > (settings.max_sample_tokens if several else limit):
-            yield _violation(batch, stored, f"its prompt has {prompt} tokens, at most {limit} are allowed")
+            yield batch.violation(stored, f"its prompt has {prompt} tokens, at most {limit} are allowed")
         elif stored.tokens > longest:
-            yield _violation(batch, stored, f"it has {stored.tokens} tokens, at most {longest} are allowed")
+            yield batch.violation(stored, f"it has {stored.tokens} tokens, at most {longest} are allowed")
         else:
             yield None
 
@@ -131,16 +131,16 @@ def masks(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         mask = stored.sample.loss_mask
         if not np.isin(mask, (0.0, 1.0)).all():
             value = mask[~np.isin(mask, (0.0, 1.0))][0]
-            yield _violation(batch, stored, f"its loss mask has the value {value:g}")
+            yield batch.violation(stored, f"its loss mask has the value {value:g}")
         elif not run.needs.rollout or not stored.sample.status.is_finished:
             yield None
         else:
-            message = _mask_problem(run, batch, stored)
-            yield _violation(batch, stored, message) if message else None
+            message = _mask_problem(run, stored)
+            yield batch.violation(stored, message) if message else None
 
 
-def _mask_problem(run: AuditedRun, batch: Batch, stored: StoredSample) -> str:
-    sample, kind = stored.sample, run.rollout_type(batch, stored)
+def _mask_problem(run: AuditedRun, stored: StoredSample) -> str:
+    sample, kind = stored.sample, run.rollout_function(stored).type
     mask = sample.loss_mask
     if kind == "single_turn" and not _is_masked_by_spec(run, stored) and not mask.all():
         count = int((mask == 0).sum())
@@ -184,11 +184,11 @@ def log_probs(run: AuditedRun, batch: Batch) -> Iterator[Result]:
         values += [] if stored.sample.policy_log_probs is None else [stored.sample.policy_log_probs]
         message = ""
         for array in values:
-            least = -math.inf if run.settings(batch, stored).sampling.temperature == 0 else LEAST_LOG_PROB
+            least = -math.inf if run.settings(stored).sampling.temperature == 0 else LEAST_LOG_PROB
             wrong = ~np.isfinite(array) | (array > FLOAT_NOISE) | (array < least)
             if wrong.any() and not message:
                 message = f"the log-prob of token {int(wrong.argmax())} is {array[wrong.argmax()]:.6g}"
-        yield _violation(batch, stored, message) if message else None
+        yield batch.violation(stored, message) if message else None
 
 
 def _with_tokens(batch: Batch) -> list[StoredSample]:
@@ -202,16 +202,15 @@ def _generated_once(run: AuditedRun, batch: Batch) -> list[StoredSample]:
     return [
         stored
         for stored in _with_tokens(batch)
-        if run.rollout_type(batch, stored) == "single_turn" and stored.sample.status.is_finished
+        if run.rollout_function(stored).type == "single_turn" and stored.sample.status.is_finished
     ]
 
 
-def _has_own_text(run: AuditedRun, batch: Batch, stored: StoredSample) -> bool:
+def _has_own_text(run: AuditedRun, stored: StoredSample) -> bool:
     """Returns whether the framework decoded a sample's text, from tokens that its arrays tell apart."""
     if not run.needs.rollout:
         return True
-    dataset = run.dataset(stored.dataset) if batch.kind == "eval" else None
-    function = (run.spec.rollout if dataset is None else dataset).function
+    function = run.rollout_function(stored)
     if not stored.sample.status.is_finished:
         return False
     if function.type == "single_turn":
@@ -239,7 +238,3 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 def _quote(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}…")
-
-
-def _violation(batch: Batch, stored: StoredSample, message: str) -> Violation:
-    return Violation(message, batch.step, (stored.id,), batch.place(stored))

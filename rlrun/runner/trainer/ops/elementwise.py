@@ -40,7 +40,7 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Returns silu(gate) · up (Shazeer 2020, arXiv:2002.05202)."""
     if torch.compiler.is_compiling():
-        return functional.silu(gate) * up
+        return _silu_mul_plainly(gate, up)
     result: torch.Tensor = _SiluMul.apply(gate, up)
     return result
 

@@ -154,8 +154,7 @@ async def _run(
     pool = EnginePool([EngineClient(server.start(), own=True)]) if server is not None else None
     model = fetch_model(spec.model)
     needs = needs_of(spec)
-    kinds = {"rollout": needs.rollout, "pairs": needs.pairs, "labels": needs.labels}
-    inputs = read_inputs(spec, model.folder, **kinds)
+    inputs = read_inputs(spec, model.folder, needs)
     trainer = TrainerGroup([rank])
     parts = RunningJob(
         plan,

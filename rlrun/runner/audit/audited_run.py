@@ -145,7 +145,7 @@ class AuditedRun:
     def _inputs(self) -> Inputs | NotChecked:
         spec = self.spec
         try:
-            inputs = read_inputs(spec, self.model_folder, rollout=self.needs.rollout, pairs=self.needs.pairs)
+            inputs = read_inputs(spec, self.model_folder, self.needs)
         except (ValueError, OSError, ImportError) as error:
             return NotChecked(f"the data cannot be read again: {error}")
         asyncio.run(inputs.close())

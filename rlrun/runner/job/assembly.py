@@ -167,6 +167,4 @@ async def _start_scorer(
 
 
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:
-    needs = needs_of(spec)
-    kinds = {"rollout": needs.rollout, "pairs": needs.pairs, "labels": needs.labels}
-    return await in_background(read_inputs, spec, model.folder, **kinds, code=model.code)
+    return await in_background(read_inputs, spec, model.folder, needs_of(spec), code=model.code)

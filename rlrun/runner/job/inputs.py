@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.row_checks import is_good, row_check
-from rlrun.plugins.types import Group, Prompt, Row
+from rlrun.plugins.types import Group, Needs, Prompt, Row
 from rlrun.runner.host.remote_code import CodeFile
 from rlrun.runner.prompts.conversations import (
     Demonstration,
@@ -75,23 +75,21 @@ class Inputs:
 def read_inputs(
     spec: Spec,
     model_folder: Path,
+    needs: Needs,
     *,
-    rollout: bool,
-    pairs: bool = False,
-    labels: bool = False,
     code: Sequence[CodeFile] | None = None,
 ) -> Inputs:
     """Reads everything; ValueError for data that cannot be used.
 
-    `rollout`: the policy answers the prompts. `pairs`: demonstrations are pairs of responses. `labels`:
-    demonstrations are labelled as good or bad. `code`: the model's Python files that may run.
+    `needs`: those of the algorithm, which say whether the policy answers the prompts. `code`: the model's
+    Python files that may run.
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args, code)
     limit = spec.rollout.max_prompt_tokens
-    if not rollout:
+    if not needs.rollout:
         source = build("data", spec.data.type, spec.data.params)
         keep = len(source) <= EAGER_ROWS
-        demonstrations = Demonstrations(spec, tokenizer, keep=keep, pairs=pairs, labels=labels)
+        demonstrations = Demonstrations(spec, tokenizer, needs, keep=keep)
         stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
         return Inputs(tokenizer, stream, demonstrations, (), None)
     prompts: PromptStream | None = None
@@ -118,14 +116,11 @@ class Demonstrations:
     later.
     """
 
-    def __init__(
-        self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False, labels: bool = False
-    ) -> None:
-        """`keep`: keeps all responses, for datasets that are tokenised as a whole. `pairs`: each row has a
-        preferred and a rejected response. `labels`: each row has a response and whether it is good.
+    def __init__(self, spec: Spec, tokenizer: Tokenizer, needs: Needs, *, keep: bool) -> None:
+        """`needs`: those of the algorithm, which say what a row must have. `keep`: keeps all responses, for
+        datasets that are tokenised as a whole.
         """
-        self._pairs = pairs
-        self._labels = labels
+        self._needs = needs
         self._spec = spec
         self._tokenizer = tokenizer
         self._keep = keep
@@ -134,11 +129,11 @@ class Demonstrations:
     def encode(self, row: Row) -> EncodedPrompt:
         """Returns the prompt. Raises ValueError if a response is missing or too long."""
         template = self._spec.data.apply_chat_template
-        if self._labels:
+        if self._needs.labels:
             is_good(row)
         if (
             template
-            and not (self._pairs or self._labels)
+            and not (self._needs.pairs or self._needs.labels)
             and row.response is None
             and not isinstance(row.prompt, str)
         ):
@@ -147,7 +142,7 @@ class Demonstrations:
         else:
             prompt, preferred = encode_demonstration(self._tokenizer, row, template)
             responses = [_trained_on_all(prompt, preferred, row.response)]
-        if self._pairs:
+        if self._needs.pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: the algorithm needs pairs; set data.rejected_key")
             rejected_row = replace(row, response=row.rejected)
@@ -174,7 +169,7 @@ class Demonstrations:
     def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
         """Returns the demonstrations of prompts that were encoded just before."""
         groups = [self._group(prompt) for prompt in prompts]
-        if self._labels:
+        if self._needs.labels:
             add_mismatched(groups)
         if not self._keep:
             self._responses.clear()

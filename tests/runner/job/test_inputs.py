@@ -6,19 +6,21 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.row_checks import is_good
-from rlrun.plugins.types import Prompt, Row
+from rlrun.plugins.types import Needs, Prompt, Row
 from rlrun.runner.job.inputs import Demonstrations, read_inputs
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from tests.chat_templates import make_chat_tokenizer
 from tests.resolved_specs import resolved
 from tests.tiny_models import make_tiny_model
 
+SFT = Needs(rollout=False)
+
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_row_met_twice_in_one_batch_is_demonstrated_twice(tmp_path: Path, keep: bool) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
     spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
-    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=keep)
+    demonstrations = Demonstrations(spec, Tokenizer(folder), SFT, keep=keep)
     row = Row(id="7", prompt="What is 2 + 2?", response="4")
     prompts = [Prompt(row, place, demonstrations.encode(row)) for place in range(2)]
     first, second = demonstrations.groups(prompts)
@@ -29,7 +31,7 @@ def test_a_row_met_twice_in_one_batch_is_demonstrated_twice(tmp_path: Path, keep
 def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
     spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
-    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True, pairs=True)
+    demonstrations = Demonstrations(spec, Tokenizer(folder), Needs(rollout=False, pairs=True), keep=True)
     row = Row(id="7", prompt="What is 2 + 2?", response="4", rejected="not 4")
     [group] = demonstrations.groups([Prompt(row, 3, demonstrations.encode(row))])
     preferred, rejected = group.samples
@@ -44,7 +46,7 @@ def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
 def test_a_labelled_response_is_beside_that_of_the_next_row(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
     spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
-    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True, labels=True)
+    demonstrations = Demonstrations(spec, Tokenizer(folder), Needs(rollout=False, labels=True), keep=True)
     rows = [Row(id=str(n), prompt=f"{n} + 2?", response="4" * (n + 1), label=n == 0) for n in range(3)]
     prompts = [Prompt(row, place, demonstrations.encode(row)) for place, row in enumerate(rows)]
     groups = demonstrations.groups(prompts)
@@ -69,7 +71,7 @@ def test_a_label_is_true_or_false_as_a_value_or_as_text(label: object, expected:
 def test_a_chat_is_trained_on_all_of_its_answers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3")
     spec = resolved({"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}})
-    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True)
+    demonstrations = Demonstrations(spec, Tokenizer(folder), SFT, keep=True)
     turns = [("user", "1?"), ("assistant", "one"), ("user", "2?"), ("assistant", "two")]
     row = Row(id="7", prompt=[{"role": role, "content": content} for role, content in turns])
     [group] = demonstrations.groups([Prompt(row, 0, demonstrations.encode(row))])
@@ -92,7 +94,7 @@ def test_a_chat_whose_earlier_turns_are_rendered_anew_is_several_samples_that_co
             "trainer": {"steps": 1},
         }
     )
-    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=False)
+    demonstrations = Demonstrations(spec, Tokenizer(folder), SFT, keep=False)
     turns = [("user", "1?"), ("assistant", "one"), ("user", "2?"), ("assistant", "two")]
     row = Row(id="7", prompt=[{"role": role, "content": content} for role, content in turns])
     [group] = demonstrations.groups([Prompt(row, 4, demonstrations.encode(row).tokens)])
@@ -136,4 +138,4 @@ def test_tools_that_the_policy_cannot_be_told_of_end_the_job_before_it_starts(
         }
     )
     with pytest.raises(ValueError, match=message):
-        read_inputs(spec, folder, rollout=True)
+        read_inputs(spec, folder, Needs())

@@ -66,6 +66,8 @@ def sample(
         text=text,
         reward=reward,
         policy_log_probs=np.full(count, -1.0, dtype=np.float32),
+        policy_entropies=np.linspace(2.0, 0.5, count, dtype=np.float32),
+        policy_squared_probs=np.linspace(0.2, 0.7, count, dtype=np.float32),
         reference_log_probs=np.full(count, -1.5, dtype=np.float32),
         teacher_log_probs=np.full(count, -0.5, dtype=np.float32),
         values=np.linspace(0.0, 1.0, count, dtype=np.float32),

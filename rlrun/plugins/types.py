@@ -168,6 +168,12 @@ class Sample:
     policy_log_probs: NDArray[np.float32] | None = None
     """`[R]` log-probs of the policy before the update, from the trainer or, for advantages, from the engine;
     None unless a pass computed them or `needs.policy_log_probs`."""
+    policy_entropies: NDArray[np.float32] | None = None
+    """`[R]` entropies of the policy's distribution before the update; None unless
+    `needs.policy_entropies`."""
+    policy_squared_probs: NDArray[np.float32] | None = None
+    """`[R]` sums of the squared probabilities of that distribution; None unless
+    `needs.policy_squared_probs`."""
     reference_log_probs: NDArray[np.float32] | None = None
     """`[R]` log-probs of the reference, for advantages; None unless `needs.reference`."""
     teacher_log_probs: NDArray[np.float32] | None = None

@@ -1,6 +1,11 @@
 """What an algorithm needs: algorithms declare it, and the rules, the defaults and the runner read it."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Statistic = Literal["policy_entropies", "policy_squared_probs"]
+"""A number of the policy's distribution at each response token. By the same name, each is a field of `Needs`
+and of `Sample`, and an output of the pass before the update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,11 @@ class Needs:
     which also has `returns` and `value_loss`."""
     policy_log_probs: bool = False
     """Log-probs of the policy, set on samples before `advantages` is called."""
+    policy_entropies: bool = False
+    """Entropies of the policy before the update, set on samples before `advantages` is called."""
+    policy_squared_probs: bool = False
+    """Sums of the policy's squared probabilities before the update, set on samples before `advantages` is
+    called."""
     entropy_grad: bool = False
     """The loss contains the entropy."""
     old_log_probs: bool = True
@@ -39,3 +49,8 @@ class Needs:
     "rollout" where the spec does not set it. A correction excludes it."""
     group_relative: bool = False
     """Advantages compare the samples of a group, so n must be at least 2."""
+
+    @property
+    def policy_statistics(self) -> tuple[Statistic, ...]:
+        """Returns the statistics of the policy that are needed; they take a pass before the update."""
+        return tuple(name for name in get_args(Statistic) if getattr(self, name))

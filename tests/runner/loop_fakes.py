@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.step_clock import Span
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
+from rlrun.specs.needs import Statistic
 
 Result = TypeVar("Result")
 
@@ -198,18 +199,23 @@ class Trainer:
     async def compute(
         self,
         role: Role,
-        output: Output,
+        outputs: Sequence[Output],
         sequences: Sequence[TrainSequence],
         micro_batches: MicroBatches,
         *,
         data_ranks: Sequence[int],
-    ) -> list[np.ndarray]:
-        self.events.append(f"{role} {output}")
+    ) -> dict[Output, list[np.ndarray]]:
+        self.events.append(f"{role} {' '.join(outputs)}")
+        return {name: [self._numbers(role, name, one) for one in sequences] for name in outputs}
+
+    def _numbers(self, role: Role, output: Output, one: TrainSequence) -> np.ndarray:
         if output == "values":
             assert role == "critic"
-            return [np.append(np.full(len(one.loss_mask), 0.5), 0.75).astype(np.float32) for one in sequences]
+            return np.append(np.full(len(one.loss_mask), 0.5), 0.75).astype(np.float32)
+        if output in get_args(Statistic):
+            return np.full(len(one.loss_mask), 0.25 * len(output), np.float32)
         shift = {"policy": 0, "reference": 0, "teacher": 1}[role]
-        return [one.rollout_log_probs - shift for one in sequences]
+        return one.rollout_log_probs - shift
 
     async def train(
         self,

@@ -152,6 +152,7 @@ def advantages(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     needs = run.needs
     missing = [name for name in ("reference", "teacher", "critic") if getattr(needs, name)]
     missing += ["policy's log-probs"] if needs.policy_log_probs else []
+    missing += [name.replace("_", "'s ", 1).replace("_", " ") for name in needs.policy_statistics]
     if missing:
         raise NotChecked(f"advantages depend on the {missing[0]}, which no sample stores")
     if not needs.rollout:

@@ -89,17 +89,13 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
     return sequences
 
 
-def concatenate_log_probs(log_probs: Mapping[int, Array]) -> JoinedArrays:
-    """Returns log-probs by index as indices, lengths and one long array."""
-    return (
-        list(log_probs),
-        [len(array) for array in log_probs.values()],
-        _concatenate(list(log_probs.values())),
-    )
+def join_arrays(arrays: Mapping[int, Array]) -> JoinedArrays:
+    """Returns arrays by index as indices, lengths and one long array."""
+    return list(arrays), [len(array) for array in arrays.values()], _concatenate(list(arrays.values()))
 
 
-def split_log_probs(indices: Sequence[int], lengths: Sequence[int], values: Array) -> dict[int, Array]:
-    """Inverts `concatenate_log_probs`."""
+def split_arrays(indices: Sequence[int], lengths: Sequence[int], values: Array) -> dict[int, Array]:
+    """Inverts `join_arrays`."""
     arrays = np.split(values, np.cumsum(lengths)[:-1])
     return dict(zip(indices, arrays, strict=True)) if len(indices) else {}
 

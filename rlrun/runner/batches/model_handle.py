@@ -36,13 +36,13 @@ class RemoteModels(Protocol):
     async def compute(
         self,
         role: Role,
-        output: Output,
+        outputs: Sequence[Output],
         sequences: Sequence[TrainSequence],
         micro_batches: MicroBatches,
         *,
         data_ranks: Sequence[int],
-    ) -> list[NDArray[np.float32]]:
-        """Returns the output of one model, one array per sequence."""
+    ) -> dict[Output, list[NDArray[np.float32]]]:
+        """Returns outputs of one model from a single pass, each with one array per sequence."""
 
     async def train(
         self,
@@ -73,13 +73,25 @@ class ModelHandle:
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
     ) -> list[NDArray[np.float32]]:
         """Returns `[R]` log-probs of each sequence's response under the model's current weights."""
-        return await self._compute("log_probs", sequences, steps)
+        return (await self.outputs(["log_probs"], sequences, steps))["log_probs"]
 
     async def values(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
     ) -> list[NDArray[np.float32]]:
         """Returns `[R + 1]` values of each sequence: before each response token, and after the last."""
-        return await self._compute("values", sequences, steps)
+        return (await self.outputs(["values"], sequences, steps))["values"]
+
+    async def outputs(
+        self,
+        names: Sequence[Output],
+        sequences: Sequence[TrainSequence],
+        steps: Sequence[TrainStep] | None = None,
+    ) -> dict[Output, list[NDArray[np.float32]]]:
+        """Returns several outputs from a single pass, each with `[R]` numbers of each sequence."""
+        micro_batches = all_micro_batches(self.pack(sequences) if steps is None else steps)
+        return await self.ranks.compute(
+            self.role, names, sequences, micro_batches, data_ranks=self.data_ranks
+        )
 
     async def train(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
@@ -87,11 +99,3 @@ class ModelHandle:
         """Takes the optimizer steps and returns the metrics of each."""
         steps = self.pack(sequences) if steps is None else steps
         return await self.ranks.train(self.role, sequences, steps, data_ranks=self.data_ranks)
-
-    async def _compute(
-        self, output: Output, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None
-    ) -> list[NDArray[np.float32]]:
-        micro_batches = all_micro_batches(self.pack(sequences) if steps is None else steps)
-        return await self.ranks.compute(
-            self.role, output, sequences, micro_batches, data_ranks=self.data_ranks
-        )

@@ -56,7 +56,7 @@ class Passes:
         Only what the algorithm's needs name is computed.
         """
         needs = self.algorithm.needs
-        if needs.old_log_probs or self.compare is not None:
+        if needs.old_log_probs or needs.policy_statistics or self.compare is not None:
             sequences = await self._old_log_probs(clock, groups, sequences, packed.policy)
         if needs.reference:
             assert self.reference is not None
@@ -86,20 +86,28 @@ class Passes:
         """Returns the sequences with old log-probs.
 
         With one optimizer step the policy's own log-probs are the old ones, so no pass is spent on them
-        unless advantages depend on them, or the loss cannot compare all of them with those of engines.
+        unless advantages depend on them or on statistics of the policy, or the loss cannot compare all of
+        them with those of engines. The samples get the statistics.
         """
         needs, several = self.algorithm.needs, len(steps) > 1
+        statistics = needs.policy_statistics
         are_old = self.recompute_old and needs.old_log_probs
         is_compared_here = self.compare is not None and (several or not self.trains_policy)
         log_probs = None
-        if (are_old and (several or needs.policy_log_probs)) or is_compared_here:
+        if (are_old and (several or needs.policy_log_probs)) or statistics or is_compared_here:
             with clock.part("log_prob"):
-                log_probs = await self.policy.log_probs(sequences, steps)
+                outputs = await self.policy.outputs(["log_probs", *statistics], sequences, steps)
+            log_probs = outputs["log_probs"]
+            for name in statistics:
+                for sample, values in zip(samples_of(groups), outputs[name], strict=True):
+                    setattr(sample, name, values)
         if self.compare is not None and log_probs is not None:
             self.compare(sequences, log_probs)
-        if not are_old:
-            log_probs = None  # those of the engines are the old ones
-        if needs.old_log_probs and (needs.policy_log_probs or log_probs is not None):
+        # Statistics belong to these log-probs, also where the old ones are those of engines.
+        before = log_probs if are_old or statistics else None
+        if needs.old_log_probs and (needs.policy_log_probs or before is not None):
             for number, sample in enumerate(samples_of(groups)):
-                sample.policy_log_probs = sample.log_probs if log_probs is None else log_probs[number]
+                sample.policy_log_probs = sample.log_probs if before is None else before[number]
+        if not are_old:
+            return sequences  # the old log-probs are those of the engines
         return with_arrays(sequences, old_log_probs=log_probs) if log_probs and several else sequences

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.converters.folders.checksums import Digests
-from rlrun.runner.batches.columns import Columns, split_log_probs, to_columns
+from rlrun.runner.batches.columns import Columns, JoinedArrays, split_arrays, to_columns
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.cluster.rank_calls import Answer, RemoteRank, run_on
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainSequence, TrainStep
@@ -66,24 +66,23 @@ class TrainerGroup:
     async def compute(
         self,
         role: Role,
-        output: Output,
+        outputs: Sequence[Output],
         sequences: Sequence[TrainSequence],
         micro_batches: MicroBatches,
         *,
         data_ranks: Sequence[int],
-    ) -> list[NDArray[np.float32]]:
-        """Returns one model's log-probs or values, one array per sequence, in the order of `sequences`.
+    ) -> dict[Output, list[NDArray[np.float32]]]:
+        """Returns outputs of one model, each with one array per sequence, in the order of `sequences`.
 
         `data_ranks` is the part of the data that each rank sees, for which `micro_batches` were packed.
         """
         shares = self._shares(sequences, micro_batches, data_ranks)
         answers = await self._timed(
             f"compute {role}",
-            lambda rank, columns: rank.compute(role, output, columns, micro_batches),
+            lambda rank, columns: rank.compute(role, list(outputs), columns, micro_batches),
             shares,
         )
-        arrays = {index: array for answer in answers for index, array in split_log_probs(*answer).items()}
-        return [arrays[index] for index in range(len(arrays))]
+        return {name: _in_order([answer[name] for answer in answers]) for name in outputs}
 
     async def train(
         self,
@@ -290,6 +289,12 @@ class TrainerGroup:
 
 def _with(call: "Callable[[TrainerRank, Own], Answer]", argument: Own, rank: "TrainerRank") -> Answer:
     return call(rank, argument)
+
+
+def _in_order(joined: Sequence[JoinedArrays]) -> list[NDArray[np.float32]]:
+    """Returns the arrays of all ranks in the order of their indices, which are 0, 1, …"""
+    arrays = {index: array for own in joined for index, array in split_arrays(*own).items()}
+    return [arrays[index] for index in range(len(arrays))]
 
 
 def _merge(tables: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from rlrun.plugins.generation import Generation as Generation  # noqa: PLC0414
 from rlrun.plugins.generation import Sampling as Sampling  # noqa: PLC0414
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.sampling_mask import SamplingMask
+from rlrun.specs.needs import Statistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +189,9 @@ class TrainStep:
 Role = Literal["policy", "reference", "teacher", "critic"]
 """A model that the trainer's ranks hold."""
 
-Output = Literal["log_probs", "values"]
-"""What a forward pass of a model returns for every response token; only a critic returns values."""
+Output = Literal["log_probs", "values"] | Statistic
+"""What a forward pass of a model returns for every response token: only a critic returns values, and only the
+policy returns statistics of its distribution."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,13 +250,14 @@ def _other_passes(job: PlannedJob) -> float:
     """Returns the work per step besides the policy's update, in forward passes of the policy; a backward
     pass counts as two.
     """
-    several_steps = job.plan.batch.optimizer_steps > 1
-    source = job.spec.trainer.old_log_probs
-    old_policy = job.needs.old_log_probs and source == "trainer" and several_steps
-    critic = 4.0 if job.needs.critic else 0.0  # one pass for values, three for its update
+    needs, several_steps = job.needs, job.plan.batch.optimizer_steps > 1
+    recomputed = needs.old_log_probs and job.spec.trainer.old_log_probs == "trainer"
+    before_update = recomputed and (several_steps or needs.policy_log_probs)
+    policy = float(before_update or bool(needs.policy_statistics))
+    critic = 4.0 if needs.critic else 0.0  # one pass for values, three for its update
     teacher = active_parameters(job.teacher) / active_parameters(job.model) if job.teacher else 0.0
     teacher = 1.0 if teacher_shares_policy(job.spec) else teacher
-    return old_policy + job.needs.reference + critic + teacher
+    return policy + needs.reference + critic + teacher
 
 
 def _link(job: PlannedJob, ranks: int) -> float:

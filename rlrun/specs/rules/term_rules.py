@@ -45,8 +45,9 @@ def interpolated_log_probs(spec: Spec, needs: Needs) -> Iterator[Finding]:
         message = "with one optimizer step the trainer's own log-probs are exact and cost no pass"
         cure = 'set "trainer" with algorithm.correction, or raise trainer.optimizer_steps'
         yield Finding(OLD, message, cure, "trainer", "interpolated", related=BATCH_KEYS)
-    elif needs.trainer_log_probs and needs.policy_log_probs:
-        message = f"{spec.algorithm.type} needs the trainer's log-probs before the update, which take a pass"
+    elif needs.policy_statistics or (needs.trainer_log_probs and needs.policy_log_probs):
+        what = "entropies or probabilities" if needs.policy_statistics else "log-probs"
+        message = f"{spec.algorithm.type} needs the trainer's {what} before the update, which take a pass"
         yield Finding(OLD, message, 'set "trainer"', "trainer", "interpolated")
 
 

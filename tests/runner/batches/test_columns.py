@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.sampling_mask import SamplingMask
-from rlrun.runner.batches.columns import concatenate_log_probs, from_columns, split_log_probs, to_columns
+from rlrun.runner.batches.columns import from_columns, join_arrays, split_arrays, to_columns
 from rlrun.runner.contracts.carriers import PER_TOKEN, TrainSequence
 
 
@@ -81,6 +81,6 @@ def test_log_probs_for_some_only_are_our_mistake() -> None:
 def test_log_probs_come_back_by_place() -> None:
     said = {4: [0, 1, 2], 0: [-1, -2], 7: [1]}
     log_probs = {place: np.array(values, np.float32) for place, values in said.items()}
-    back = split_log_probs(*concatenate_log_probs(log_probs))
+    back = split_arrays(*join_arrays(log_probs))
     assert {place: values.tolist() for place, values in back.items()} == said
-    assert split_log_probs(*concatenate_log_probs({})) == {}
+    assert split_arrays(*join_arrays({})) == {}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlrun.converters.folders.checksums import Digests
-from rlrun.runner.batches.columns import Columns, concatenate_log_probs, from_columns
+from rlrun.runner.batches.columns import Columns, from_columns, join_arrays
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import Output, Role, TrainSequence, TrainStep
@@ -48,13 +48,13 @@ class Rank:
             raise self.fails
         return getattr(self, method)(*args), 1.0 + self.number
 
-    def compute(self, role: Role, output: Output, columns: Columns, micro_batches: Any) -> Any:
+    def compute(self, role: Role, outputs: list[Output], columns: Columns, micro_batches: Any) -> Any:
         """Arrays that tell the role; only the leader of two ranks that share their data answers."""
         self.seen.append(columns)
-        self.told.append(f"{role} {output}")
+        self.told.append(f"{role} {' '.join(outputs)}")
         factor = {"policy": 1, "reference": 2, "teacher": 3, "critic": 4}[role]
         own = {index: factor * one.advantages for index, one in from_columns(columns).items()}
-        return concatenate_log_probs(own if self.number in (0, 2) else {})
+        return dict.fromkeys(outputs, join_arrays(own if self.number in (0, 2) else {}))
 
     def train(self, role: Role, columns: Columns, steps: list[TrainStep]) -> Any:
         self.seen.append(columns)

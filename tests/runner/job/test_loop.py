@@ -11,7 +11,7 @@ from rlrun.plugins.types import Group, Needs
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
-from rlrun.runner.contracts.carriers import DIFFERENCE, Role, TrainSequence, TrainStep
+from rlrun.runner.contracts.carriers import DIFFERENCE, Output, Role, TrainSequence, TrainStep
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.job.device_sharing import SharedDevices
 from rlrun.runner.job.job import Job, Progress
@@ -24,6 +24,7 @@ from rlrun.runner.rollouts.synchronous import SynchronousSource
 from tests.resolved_specs import resolved_rollout
 from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy
 
+ENTROPIES, SQUARES = "policy log_probs policy_entropies", "policy_squared_probs"
 SPEC = resolved_rollout(batch_size=4, samples_per_prompt=4, max_response_tokens=1)
 
 
@@ -182,6 +183,10 @@ async def test_a_run_resumed_between_two_updates_is_the_uninterrupted_one(tmp_pa
         (Needs(policy_log_probs=True), 1, False, []),
         (Needs(policy_log_probs=True, teacher=True), 2, True, ["policy log_probs", "teacher log_probs"]),
         (Needs(critic=True), 1, True, ["critic values", "train critic"]),
+        (Needs(policy_entropies=True), 1, True, [ENTROPIES]),
+        (Needs(policy_entropies=True), 1, False, [ENTROPIES]),
+        (Needs(policy_entropies=True, old_log_probs=False), 2, False, [ENTROPIES]),
+        (Needs(policy_entropies=True, policy_squared_probs=True), 1, True, [f"{ENTROPIES} {SQUARES}"]),
     ],
 )
 async def test_only_the_passes_that_are_needed_are_run(
@@ -230,10 +235,9 @@ class InexactTrainer(Trainer):
         super().__init__([])
         self.error = error
 
-    async def compute(self, *arguments: Any, **settings: Any) -> list[np.ndarray]:
-        log_probs = [values.copy() for values in await super().compute(*arguments, **settings)]
-        log_probs[-1] += self.error
-        return log_probs
+    async def compute(self, *arguments: Any, **settings: Any) -> dict[Output, list[np.ndarray]]:
+        outputs = await super().compute(*arguments, **settings)
+        return {name: [*arrays[:-1], arrays[-1] + self.error] for name, arrays in outputs.items()}
 
     async def train(self, *arguments: Any, **settings: Any) -> list[dict[str, float]]:
         updates = await super().train(*arguments, **settings)
@@ -253,13 +257,15 @@ class CopyingAlgorithm(Relative):
 
 
 async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
-    algorithm = CopyingAlgorithm(Needs(policy_log_probs=True, reference=True, teacher=True, critic=True))
+    policy = dict.fromkeys(["policy_log_probs", "policy_entropies", "policy_squared_probs"], True)
+    algorithm = CopyingAlgorithm(Needs(**policy, reference=True, teacher=True, critic=True))
     one = job(tmp_path, 1, algorithm=algorithm)
     await run(one, Progress())
     for sample in (sample for group in algorithm.groups for sample in group.samples):
         np.testing.assert_array_equal(sample.policy_log_probs, sample.log_probs)
         np.testing.assert_array_equal(sample.reference_log_probs, sample.log_probs)
         np.testing.assert_array_equal(sample.teacher_log_probs, sample.log_probs - 1)
+        assert (sample.policy_entropies.tolist(), sample.policy_squared_probs.tolist()) == ([4.0], [5.0])
         assert (sample.values.tolist(), sample.value_after) == ([0.5], 0.75)
     for sequence in one.trainer.trained[0]:
         assert sequence.values.tolist() == [0.5]

@@ -4,11 +4,13 @@ import copy
 import json
 import sys
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.weights.carriers.native.shared_memory import attach
+from rlrun.specs.needs import Statistic
 from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 
 
@@ -37,11 +39,11 @@ def run_case(case, rank, world_size, port, out):
     trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
     sequences = make_masked_sequences()
     steps = plan(sequences, spec)
-    log_probs = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    outputs = trainer.policy.outputs(sequences, all_micro_batches(steps), ["log_probs", *get_args(Statistic)])
     before, start = written(trainer, 0), trainer.policy.parameters.host_copy()
     (metrics,) = trainer.policy.train(sequences, steps)
     result = {
-        "log_probs": log_probs,
+        **outputs,
         "before": before,
         "gradients": gradients(trainer),
         "after": written(trainer, 1),

@@ -6,11 +6,13 @@ are part of `make test`; all of them of `make parity`.
 """
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlrun.specs.needs import Statistic
 from tests.runner.trainer.layouts import BY_NAME, CASES
 from tests.runner.trainer.trainer_cases import (
     MODELS,
@@ -26,6 +28,7 @@ from tests.tiny_models import make_tiny_model
 WORKER = Path(__file__).with_name("parity_worker.py")
 BUFFERS = ("correction_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
 """Ends of the names of tensors that transformers keeps and does not train."""
+OUTPUTS = ("log_probs", *get_args(Statistic))
 UNCLIPPED = {"max_grad_norm": 1e9, "lr": 2e-3, "logits_chunk": 16}
 ALL = [pytest.param(case.name, marks=() if case.fast else pytest.mark.slow, id=case.name) for case in CASES]
 TOGETHER = [each for each in ALL if BY_NAME[each.id].parallel]
@@ -59,14 +62,14 @@ def expected(folder):
     sequences = make_masked_sequences()
     (step,) = plan(sequences, spec)
     with torch.no_grad():
-        pairs = [model.log_probs(sequence) for sequence in sequences]
+        statistics = [model.statistics(sequence) for sequence in sequences]
     gradients = model.gradients(sequences, step.scale, entropy_coef=0.1)
     weights, norm = model.step()
     return {
-        "log_probs": [log_probs for log_probs, _ in pairs],
+        **dict(zip(OUTPUTS, zip(*statistics, strict=True), strict=True)),
         "entropy": sum(
             step.scale[i] * float((entropy * torch.from_numpy(sequences[i].loss_mask)).sum())
-            for i, (_, entropy) in enumerate(pairs)
+            for i, (_, entropy, _) in enumerate(statistics)
         ),
         "gradients": gradients,
         "weights": weights,
@@ -126,23 +129,27 @@ def largest_difference(ours, theirs):
     return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
 
 
+def largest_token_difference(ranks, truth, name):
+    """Of the numbers that the leaders of all data ranks gave for each token."""
+    together = {}
+    for rank in ranks:
+        together |= rank[name]
+    assert together.keys() == set(range(len(truth[name])))
+    return max(
+        float((torch.from_numpy(together[i]) - values).abs().max()) for i, values in enumerate(truth[name])
+    )
+
+
 @pytest.mark.parametrize("case", ALL)
 def test_agrees_with_transformers(case, runs, reference):
     ranks, truth = runs.of(case), reference(BY_NAME[case].model)
-    together = {}
-    for rank in ranks:
-        together |= rank["log_probs"]
-    assert together.keys() == set(range(len(truth["log_probs"])))
     differences = {
-        "log-prob": max(
-            float((torch.from_numpy(together[i]) - log_probs).abs().max())
-            for i, log_probs in enumerate(truth["log_probs"])
-        ),
+        **{name: largest_token_difference(ranks, truth, name) for name in OUTPUTS},
         "gradient": largest_difference(ranks[0]["gradients"], truth["gradients"]),
         "weight": largest_difference(ranks[0]["after"], truth["weights"]),
     }
     print(case, {name: f"{difference:.1e}" for name, difference in differences.items()})
-    assert max(differences["log-prob"], differences["gradient"]) < 1e-5
+    assert max(differences[name] for name in (*OUTPUTS, "gradient")) < 1e-5
     # 1 % of the learning rate: AdamW's first step divides a gradient by its size, and magnifies small errors
     assert differences["weight"] < 0.01 * UNCLIPPED["lr"]
     assert ranks[0]["metrics"]["train/grad_norm"] == pytest.approx(truth["norm"], rel=1e-5)

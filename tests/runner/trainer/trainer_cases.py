@@ -239,13 +239,19 @@ class Reference:
         self.spec = spec
 
     def log_probs(self, sequence):
+        chosen, entropy, _ = self.statistics(sequence)
+        return chosen, entropy
+
+    def statistics(self, sequence):
+        """Log-probs, entropies and sums of squared probabilities of the response."""
         tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
         logits = self.model(input_ids=tokens[None]).logits[0].float() / TEMPERATURE
         logits = logits[sequence.prompt_length - 1 : -1]
         excluded = excluded_logits(sequence.sampling_mask, *logits.shape)
         everything = (logits + excluded).log_softmax(-1)
         chosen = everything.gather(1, tokens[sequence.prompt_length :, None])[:, 0]
-        return chosen, -(everything.exp() * everything.where(excluded == 0, 0)).sum(1)
+        entropy = -(everything.exp() * everything.where(excluded == 0, 0)).sum(1)
+        return chosen, entropy, everything.exp().square().sum(1)
 
     def gradients(self, sequences, scale, entropy_coef):
         """HF-named gradients of the policy-gradient loss at ratio 1 with an entropy bonus."""

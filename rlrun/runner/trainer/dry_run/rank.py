@@ -141,7 +141,7 @@ def _step(
     ]
     trained = {name: parameter for name, parameter in parameters.masters.items() if parameter.requires_grad}
     optimizer = Optimizer(spec.trainer, trained)
-    policy.log_probs(batches[:1])
+    policy.outputs(batches[:1], ["log_probs"])
     compute, masters = parameters.holders
     trace.record_as(compute.values(), COPIES)
     trace.record_as(masters.values(), PARAMETERS)

@@ -38,6 +38,8 @@ class HeadQuery:
     """The tokens that each row's softmax is over; None: the whole vocabulary."""
     kept_bytes: int = 0
     """Bytes of half-precision logits that are kept between the passes, the others are computed twice."""
+    squares: bool = False
+    """Returns the sum of the squared probabilities too, which has no gradient."""
     hits: bool = False
     """Returns 1 where the target is the most probable token, else 0, in place of the entropy."""
     as_target: bool = False
@@ -97,7 +99,7 @@ class ResponseHead(Head):
         self, input: torch.Tensor, *, mtp: tuple[torch.Tensor, HeadQuery] | None = None
     ) -> tuple[torch.Tensor, ...]:
         """Returns log-probs and entropies, `[R]` float32, for `[1, T, hidden]` hidden states of packed
-        tokens.
+        tokens; with the query's `squares`, also the sums of the squared probabilities.
 
         `mtp`: the states of the MTP layer, and a query about them, which adds its log-probs and hits to the
         results. They give the head no gradient.
@@ -124,7 +126,7 @@ class _LogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         query: HeadQuery,
         group: dist.ProcessGroup | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         kept_rows = _kept_rows(hidden, weight, query) if any(ctx.needs_input_grad) else 0
         ctx.kept = {}
         multiply = _product(weight)
@@ -139,7 +141,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None
+        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None, *_: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
@@ -166,13 +168,13 @@ class _WideLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         query: HeadQuery,
         group: dist.ProcessGroup | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         multiply = _wide_product(weight)
         return _log_probs(ctx, (hidden, weight, query, group), lambda part: multiply(hidden[part]))
 
     @staticmethod
     def backward(
-        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None
+        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None, *_: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
@@ -203,27 +205,42 @@ def _log_probs(
     ctx: Any,
     inputs: tuple[torch.Tensor, torch.Tensor, HeadQuery, dist.ProcessGroup | None],
     logits: Callable[[slice], torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns log-probs and entropies `[R]` from each chunk's logits, and keeps in `ctx` what the backward
-    pass needs.
+) -> tuple[torch.Tensor, ...]:
+    """Returns the head's outputs `[R]` from each chunk's logits, and keeps in `ctx` what the backward pass
+    needs.
     """
     hidden, weight, query, group = inputs
     local, ours = _local_targets(query.targets, weight.shape[0], group)
     results = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
     hits = results.new_zeros(len(hidden) if query.hits else 0)
+    log_squares = results.new_zeros(len(hidden) if query.squares else 0)
     softmax = target_log_softmax if query.as_target else log_softmax
     for part in _chunks(hidden, query):
         chunk = _restricted_(logits(part), part, query, group)
         if query.hits:
             hits[part] = _most_probable(chunk, local[part], group)
+        if query.squares:
+            log_squares[part] = (chunk.float() * (2 / query.temperature)).logsumexp(1)
         results[:, part] = softmax(chunk, local[part], query.temperature)
     log_probs, log_sum, entropy = _combine(results, ours, group)
     ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
     ctx.query, ctx.group = query, group
     second = hits if query.hits else entropy
-    if not query.entropy_grad:
-        ctx.mark_non_differentiable(second)
-    return log_probs, second
+    squares = [_sum_of_squares(log_squares, log_sum, group)] if query.squares else []
+    ctx.mark_non_differentiable(*squares, *([] if query.entropy_grad else [second]))
+    return log_probs, second, *squares
+
+
+def _sum_of_squares(
+    log_squares: torch.Tensor, log_sum: torch.Tensor, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """Returns the sum of squared probabilities `[R]` over the whole vocabulary, from the log-sum-exp of twice
+    the logits of this rank's slice and that of all logits.
+    """
+    squares = (log_squares - 2 * log_sum).exp()
+    if group is not None:
+        dist.all_reduce(squares, dist.ReduceOp.SUM, group)
+    return squares
 
 
 def _most_probable(

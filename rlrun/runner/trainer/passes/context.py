@@ -77,7 +77,7 @@ def cut_documents(lengths: list[int], part: ContextPart, device: torch.device) -
 
 
 class GatherResponses(torch.autograd.Function):
-    """Turns `[2, R']` values of a rank's response tokens into `[2, R]` of all of them, on every rank.
+    """Turns `[K, R']` values of a rank's response tokens into `[K, R]` of all of them, on every rank.
 
     Every rank then computes the same loss. The backward pass needs no communication: a rank keeps the
     gradient of its own tokens, and the other ranks have the gradients of theirs.

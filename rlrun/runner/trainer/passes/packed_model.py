@@ -1,7 +1,7 @@
 """A model as functions of micro-batches of sequences: log-probs or values, with and without a gradient."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision
-from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import Output, TrainSequence
 from rlrun.runner.planning.rank_layout import token_multiple, uses_balanced_context
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims, get_spmd_context
@@ -39,6 +39,10 @@ class LossOf(Protocol):
     ) -> torch.Tensor:
         """Returns the loss from the micro-batch's number, and the model's outputs for its R tokens."""
 
+
+SQUARES: Output = "policy_squared_probs"
+_PLACES: Mapping[Output, int] = {"log_probs": 0, "values": 0, "policy_entropies": 1, SQUARES: 2}
+"""The place of each output among those of a head."""
 
 Routes = list[list[NDArray[np.int16]]]
 """`[P + R, layers × K]`: the experts that each token went to, by micro-batch and sequence."""
@@ -105,10 +109,14 @@ class PackedModel:
             rank = dist.get_rank(self._group)
             self._part = ContextPart(rank, dims.cp, uses_balanced_context(settings.parallel))
 
-    def log_probs(
-        self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
+    def outputs(
+        self,
+        batches: Sequence[Sequence[TrainSequence]],
+        names: Sequence[Output],
+        routes: Routes | None = None,
     ) -> list[tuple[torch.Tensor, ...]]:
-        """Returns `[R]` log-probs of each sequence of each micro-batch, in order, without gradients.
+        """Returns `[K, R]` outputs of K names for each sequence of each micro-batch, in order, without
+        gradients.
 
         `routes`, where given, is filled with the experts that the tokens went to. Results are in host memory,
         where the device still fills them: call `transfers.wait` before reading them.
@@ -116,10 +124,10 @@ class PackedModel:
         results = []
         for sequences in batches:
             pack = self.pack(sequences)
-            inputs = self.inputs(pack, entropy_grad=False, note=routes is not None)
+            inputs = self.inputs(pack, squares=SQUARES in names, note=routes is not None)
             with torch.no_grad():
-                log_probs, _ = self._values(pack, inputs)
-            results.append(to_host(log_probs).split(pack.response_lengths))
+                table = stack_outputs(self._values(pack, inputs), names)
+            results.append(to_host(table).split(pack.response_lengths, dim=1))
             if routes is not None:
                 routes.append(self.routes(sequences, pack, inputs))
         reshard(self.decoders)  # FSDP keeps the last gathered layers where no backward pass follows
@@ -149,7 +157,8 @@ class PackedModel:
 
     def __call__(self, pack: Pack, entropy_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns log-probs and entropies of the pack's response tokens, each `[R]` float32."""
-        return self._values(pack, self.inputs(pack, entropy_grad))
+        log_probs, entropy = self._values(pack, self.inputs(pack, entropy_grad))
+        return log_probs, entropy
 
     def _outputs(
         self, pack: Pack, entropy_grad: bool
@@ -157,14 +166,14 @@ class PackedModel:
         """Returns what a loss depends on: log-probs, entropies, and the outputs of an MTP layer."""
         inputs = self.inputs(pack, entropy_grad)
         if not self._has_mtp:
-            return *self._values(pack, inputs), None
+            log_probs, entropy = self._values(pack, inputs)
+            return log_probs, entropy, None
         inputs = replace(inputs, mtp=mtp_inputs(pack, self._settings.chunk))
         log_probs, entropy, *predicted = self._decode(pack, inputs)
         return log_probs, entropy, mtp_outputs(pack, *predicted)
 
-    def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, entropy = self._decode(pack, inputs)
-        return self.all_responses(pack, log_probs, entropy)
+    def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, ...]:
+        return self.all_responses(pack, self._decode(pack, inputs))
 
     def _decode(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, ...]:
         [decoder] = self.decoders
@@ -191,8 +200,12 @@ class PackedModel:
             share=self._settings.share,
         )
 
-    def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
-        """Returns the decoder's inputs besides tokens. `note`: routers record the experts they choose."""
+    def inputs(
+        self, pack: Pack, entropy_grad: bool = False, *, squares: bool = False, note: bool = False
+    ) -> DecoderInputs:
+        """Returns the decoder's inputs besides tokens. `squares`: the head returns sums of squared
+        probabilities too. `note`: routers record the experts they choose.
+        """
         settings, documents = self._settings, pack.documents
         query = HeadQuery(
             pack.rows,
@@ -202,6 +215,7 @@ class PackedModel:
             entropy_grad,
             pack.support,
             settings.kept_logits,
+            squares=squares,
             as_target=settings.as_target,
         )
         if self._experts is not None:
@@ -249,12 +263,15 @@ class PackedModel:
         host = to_host(table.to(torch.int16))
         return [experts.numpy() for experts in host.split(lengths)]
 
-    def all_responses(
-        self, pack: Pack, log_probs: torch.Tensor, entropy: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the values of all response tokens `[R]` from those of a context-parallel rank `[R']`."""
+    def all_responses(self, pack: Pack, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Returns the outputs of all response tokens `[R]` from those of a context-parallel rank `[R']`."""
         if pack.own_responses is None or self._group is None:
-            return log_probs, entropy
-        both = torch.stack((log_probs, entropy))
-        both = GatherResponses.apply(both, pack.own_responses, sum(pack.response_lengths), self._group)
-        return both[0], both[1]
+            return outputs
+        table = torch.stack(outputs)
+        table = GatherResponses.apply(table, pack.own_responses, sum(pack.response_lengths), self._group)
+        return tuple(table)
+
+
+def stack_outputs(outputs: tuple[torch.Tensor, ...], names: Sequence[Output]) -> torch.Tensor:
+    """Returns `[K, R]` the named ones of a head's outputs."""
+    return torch.stack([outputs[_PLACES[name]] for name in names])

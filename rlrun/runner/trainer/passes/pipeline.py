@@ -20,19 +20,26 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import Output, TrainSequence
 from rlrun.runner.planning.rank_layout import schedulable_micro_batches, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.passes.packed_batch import Pack, common_size
-from rlrun.runner.trainer.passes.packed_model import LossOf, ModelSettings, PackedModel, Routes
+from rlrun.runner.trainer.passes.packed_model import (
+    SQUARES,
+    LossOf,
+    ModelSettings,
+    PackedModel,
+    Routes,
+    stack_outputs,
+)
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.transfers import to_host
 from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec
 
 Schedule: TypeAlias = _PipelineSchedule
-LastStage = Callable[[int, tuple[torch.Tensor, torch.Tensor]], torch.Tensor]
+LastStage = Callable[[int, tuple[torch.Tensor, ...]], torch.Tensor]
 """Computes the loss from a micro-batch's number and the last stage's outputs."""
 _FORWARD = (
     _ComputationType.FORWARD,
@@ -68,20 +75,24 @@ class PipelinedModel(PackedModel):
         """Whether this rank has the last stage."""
         return self._settings.parallel.stages - 1 in self._stages
 
-    def log_probs(
-        self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
+    def outputs(
+        self,
+        batches: Sequence[Sequence[TrainSequence]],
+        names: Sequence[Output],
+        routes: Routes | None = None,
     ) -> list[tuple[torch.Tensor, ...]]:
-        """As `PackedModel.log_probs`; an empty list on ranks without the last stage."""
+        """As `PackedModel.outputs`; an empty list on ranks without the last stage."""
         results: dict[int, tuple[torch.Tensor, ...]] = {}
         packs = self._packs(batches)
 
-        def keep(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            log_probs, _ = self.all_responses(packs[index], *outputs)
-            results[index] = to_host(log_probs).split(packs[index].response_lengths)
-            return log_probs.sum()
+        def keep(index: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            table = stack_outputs(self.all_responses(packs[index], outputs), names)
+            results[index] = to_host(table).split(packs[index].response_lengths, dim=1)
+            return table.sum()
 
+        inputs = [self.inputs(pack, squares=SQUARES in names, note=routes is not None) for pack in packs]
         with torch.no_grad():
-            inputs = self._run(packs, keep, train=False, note=routes is not None)
+            self._run(packs, inputs, keep, train=False, outputs=3 if SQUARES in names else 2)
         if routes is not None:
             # not strict: packs without sequences, which complete a schedule, are at the end
             filled = zip(batches, packs, inputs, strict=False)
@@ -99,14 +110,14 @@ class PipelinedModel(PackedModel):
         """As `PackedModel.accumulate`; `perf/pipeline_time` is the time of both passes, which overlap."""
         packs = self._packs(batches)
 
-        def loss(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            values = self.all_responses(packs[index], *outputs)
+        def loss(index: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            log_probs, entropy = self.all_responses(packs[index], outputs)
             if index < len(batches):
-                return loss_of(index, *values)
-            return values[0].sum()  # a pack without sequences: 0, with a gradient
+                return loss_of(index, log_probs, entropy)
+            return log_probs.sum()  # a pack without sequences: 0, with a gradient
 
         with stopwatch.part("perf/pipeline_time"):
-            self._run(packs, loss, train=True, entropy_grad=entropy_grad)
+            self._run(packs, [self.inputs(pack, entropy_grad) for pack in packs], loss, train=True)
             reshard(self.decoders)
 
     def _packs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[Pack]:
@@ -118,18 +129,17 @@ class PipelinedModel(PackedModel):
     def _run(
         self,
         packs: Sequence[Pack],
+        inputs: Sequence[DecoderInputs],
         last: LastStage,
         *,
         train: bool,
-        entropy_grad: bool = False,
-        note: bool = False,
-    ) -> list[DecoderInputs]:
-        """Runs the schedule once; `last` is called with the outputs of the last stage."""
-        inputs = [self.inputs(pack, entropy_grad, note=note) for pack in packs]
+        outputs: int = 2,
+    ) -> None:
+        """Runs the schedule once; `last` is called with the outputs of the last stage, so many of them."""
         for decoder in self.decoders:
             decoder.inputs = inputs
         places = [place_of(index, self.device) for index in range(len(packs))]
-        schedule, self._last = self._schedule(packs, train), last
+        schedule, self._last = self._schedule(packs, train, outputs), last
         try:
             with self._context():
                 schedule.step(
@@ -142,12 +152,12 @@ class PipelinedModel(PackedModel):
             self._last = None
             for decoder in self.decoders:
                 decoder.inputs = ()
-        return inputs
 
-    def _schedule(self, packs: Sequence[Pack], train: bool) -> Schedule:
+    def _schedule(self, packs: Sequence[Pack], train: bool, outputs: int) -> Schedule:
         """Returns the schedule of the last run where the shapes are the same, else a new one."""
         tokens = packs[0].tokens.shape[1]
-        shape = Shape(len(packs), tokens, (1, tokens // self._split, self._hidden), self._settings.dtype)
+        hidden = (1, tokens // self._split, self._hidden)
+        shape = Shape(len(packs), tokens, hidden, self._settings.dtype, outputs)
         if train not in self._schedules or self._schedules[train][0] != shape:
             schedule = make_schedule(
                 self._settings.parallel,
@@ -162,7 +172,7 @@ class PipelinedModel(PackedModel):
             self._schedules[train] = shape, schedule
         return self._schedules[train][1]
 
-    def _on_last_stage(self, index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _on_last_stage(self, index: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         assert self._last is not None, "outside a run"
         return self._last(index, outputs)
 
@@ -189,6 +199,8 @@ class Shape:
     hidden: tuple[int, int, int]
     """The shape of the hidden states that stages exchange."""
     dtype: torch.dtype
+    outputs: int = 2
+    """The number of tensors that the last stage returns."""
 
 
 def make_schedule(  # noqa: PLR0917
@@ -208,7 +220,7 @@ def make_schedule(  # noqa: PLR0917
     gradients that exist.
     """
 
-    def loss(outputs: tuple[torch.Tensor, torch.Tensor], place: torch.Tensor) -> torch.Tensor:
+    def loss(outputs: tuple[torch.Tensor, ...], place: torch.Tensor) -> torch.Tensor:
         return last(len(place), outputs)
 
     pipeline_stages = [
@@ -250,7 +262,7 @@ def _stage(  # noqa: PLR0917
         device,
         input_args=hidden if stage else tokens,
         # torch checks only how many outputs the last stage has
-        output_args=hidden if stage < stages - 1 else (hidden, hidden),
+        output_args=hidden if stage < stages - 1 else (hidden,) * shape.outputs,
         group=group,
     )
 

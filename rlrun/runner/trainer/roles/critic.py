@@ -86,7 +86,7 @@ class Critic:
         """Returns `[R + 1]` values of this data rank's sequences by index: before each response token, and
         after the last. Only the data-rank leader returns them.
         """
-        values = response_values(self._model, sequences, micro_batches[self._data_rank])
+        values = response_values(self._model, sequences, micro_batches[self._data_rank], "values")
         return values if self._is_leader else {}
 
     def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:

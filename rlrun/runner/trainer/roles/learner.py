@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlrun.models.architecture import Architecture
 from rlrun.plugins.protocols import Algorithm
-from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainStep
+from rlrun.runner.contracts.carriers import MicroBatches, Output, TrainerSetup, TrainStep
 from rlrun.runner.contracts.seeds import update_seed
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.trainer.checkpoints.distributed import load_checkpoint, training_state
@@ -23,7 +23,7 @@ from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.tied_embeddings import TiedHead
 from rlrun.runner.trainer.optim.updates import MTP_NORM, Updates, finite_metrics
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
-from rlrun.runner.trainer.passes.forward import Sequences, response_values
+from rlrun.runner.trainer.passes.forward import Sequences, response_outputs, response_values
 from rlrun.runner.trainer.passes.loss_pass import LossPass
 from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
@@ -94,16 +94,23 @@ class Learner:
         self._facts = {"perf/precision_emulated": 1.0} if is_emulated else {}
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """Returns `[R]` log-probs of this data rank's sequences by index, before training on them.
+        """Returns `[R]` log-probs of this data rank's sequences by index, as `outputs`."""
+        return self.outputs(sequences, micro_batches, ["log_probs"])["log_probs"]
+
+    def outputs(
+        self, sequences: Sequences, micro_batches: MicroBatches, names: Sequence[Output]
+    ) -> dict[Output, dict[int, NDArray[np.float32]]]:
+        """Returns `[R]` numbers of this data rank's sequences by index, of each name, before training on
+        them.
 
         Only the data-rank leader returns them. Where routing is replayed, the experts chosen here are kept
         for the updates that follow.
         """
         batches, routes = micro_batches[self._data_rank], self._replay.routes
         sequences = self._replay.before_training(sequences)
-        log_probs = response_values(self.model, sequences, batches, routes)
+        outputs = response_outputs(self.model, sequences, batches, names, routes)
         self._replay.keep(batches, routes)
-        return log_probs if self._is_leader else {}
+        return outputs if self._is_leader else {name: {} for name in names}
 
     def current_log_probs(
         self, sequences: Sequences, micro_batches: MicroBatches

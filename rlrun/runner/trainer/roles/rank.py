@@ -6,18 +6,20 @@
 Calls are collective: every rank gets each call, in the same order, with the sequences of its data rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rlrun.converters.families.model_folder import WeightFolder
 from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
-from rlrun.runner.batches.columns import Columns, JoinedArrays, concatenate_log_probs, from_columns
+from rlrun.runner.batches.columns import Columns, JoinedArrays, from_columns, join_arrays
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
 from rlrun.runner.contracts.weight_updates import Readers, StreamMember, WeightBucket, WeightUpdate
 from rlrun.runner.kernels.operators import load as load_operators
@@ -127,20 +129,23 @@ class TrainerRank:
             return Critic(setup, spec, algorithm, model=model, device=self._device, read=read)
 
     def compute(
-        self, role: Role, output: Output, columns: Columns, micro_batches: MicroBatches
-    ) -> JoinedArrays:
-        """Returns a model's log-probs `[R]` or values `[R + 1]` of this data rank's sequences, by index.
+        self, role: Role, outputs: Sequence[Output], columns: Columns, micro_batches: MicroBatches
+    ) -> dict[Output, JoinedArrays]:
+        """Returns outputs of a model, `[R]` or values `[R + 1]` of each of this data rank's sequences.
 
         `micro_batches` is that of a TrainStep, or of several (all_micro_batches), packed for the model's
         layout. Of the ranks that share the data only the data-rank leader returns arrays.
         """
-        self._timeouts.enter_pass(f"{output} of the {role}")
+        self._timeouts.enter_pass(f"{' and '.join(outputs)} of the {role}")
         model, sequences = self._model(role), from_columns(columns)
-        if output == "values":
-            assert isinstance(model, Critic), f"{role} has no value head"
-            return concatenate_log_probs(model.values(sequences, micro_batches))
-        assert not isinstance(model, Critic), "a critic has no log-probs"
-        return concatenate_log_probs(model.log_probs(sequences, micro_batches))
+        arrays: Mapping[Output, Mapping[int, NDArray[np.float32]]]
+        if isinstance(model, Learner):
+            arrays = model.outputs(sequences, micro_batches, outputs)
+        elif isinstance(model, Critic):
+            arrays = {"values": model.values(sequences, micro_batches)}
+        else:
+            arrays = {"log_probs": model.log_probs(sequences, micro_batches)}
+        return {name: join_arrays(arrays[name]) for name in outputs}
 
     def train(self, role: Role, columns: Columns, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
         """Takes one optimizer step for each of `steps`; returns their metrics, the same on every rank."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,25 @@ def test_a_support_is_a_softmax_over_its_tokens_alone(chunk, temperature, entrop
     got = gradients(ours[: len(used)], module, hidden, used)
     for value, reference in zip(got, gradients(expected[: len(used)], module, hidden, used), strict=True):
         torch.testing.assert_close(value, reference, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+def test_the_sum_of_squared_probabilities_has_no_gradient(chunk, temperature):
+    module = make_head(torch.float32)
+    hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=True)
+    rows, targets = torch.tensor([1, 2, 3, 7, 8, 9, 10]), torch.randint(VOCABULARY, (7,))
+    for support, excluded in [make_support(targets), (None, torch.zeros(7, VOCABULARY, dtype=torch.bool))]:
+        module.query = HeadQuery(rows, targets, temperature, chunk, support=support)
+        plainly = module(hidden)
+        module.query = replace(module.query, squares=True)
+        *outputs, squares = module(hidden)
+        logits = (hidden[0, rows] @ module.weight.t() / temperature).masked_fill(excluded, -torch.inf)
+        torch.testing.assert_close(squares, logits.softmax(-1).square().sum(-1), atol=1e-6, rtol=1e-5)
+        assert not squares.requires_grad
+        assert all(torch.equal(own, same) for own, same in zip(outputs, plainly, strict=True))
+        both = [gradients(values[:1], module, hidden, [torch.ones(7)]) for values in (outputs, plainly)]
+        assert all(torch.equal(own, same) for own, same in zip(*both, strict=True))
 
 
 def test_a_support_holds_for_kept_logits_and_for_those_made_again():

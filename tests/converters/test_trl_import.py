@@ -135,6 +135,11 @@ def test_luspo_has_ratios_of_whole_samples() -> None:
     assert draft.values["trainer"]["reduction"] == "per_sample_mean"
 
 
+def test_the_share_of_tokens_of_high_entropy_is_written_where_it_is_given() -> None:
+    assert of_settings({"top_entropy_quantile": 0.2}).values["algorithm"]["top_entropy"] == 0.2
+    assert "top_entropy" not in of_settings({}).values["algorithm"]
+
+
 def test_samples_and_micro_steps_become_prompts_and_optimizer_steps() -> None:
     settings = {
         "per_device_train_batch_size": 4,

@@ -14,6 +14,8 @@ class GMPOParams(ComparedParams):
     """Lower bound of the log of the ratio is -clip."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper bound of the log of the ratio. None: as `clip`."""
+    top_entropy: None = None
+    """A sample has a single ratio, to which all of its tokens belong, so no token can be left out."""
 
 
 class GMPO(GroupCompared):

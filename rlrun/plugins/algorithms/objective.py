@@ -45,6 +45,9 @@ class ObjectiveParams(Section):
     log_ratio_coef: float = Field(default=0.0, ge=0)
     """Weight of (new - old log-prob)² in the loss, which holds the policy near the old one (Kimi K2.5,
     https://arxiv.org/abs/2602.02276). 0: no such term."""
+    top_entropy: float | None = Field(default=None, gt=0, le=1)
+    """Train the policy loss only on this share of the step's tokens, those of the highest entropy before the
+    update (https://arxiv.org/abs/2506.01939 has 0.2). None: on all tokens."""
 
 
 class SymmetricClip(BaseModel):
@@ -98,6 +101,7 @@ def needs_of(
         teacher=params.distillation is not None,
         policy_log_probs=policy_log_probs
         or bool(params.distillation or in_reward or (params.correction and params.correction.normalize)),
+        policy_entropies=params.top_entropy is not None,
         entropy_grad=params.entropy_coef > 0,
         trainer_log_probs=trainer_log_probs or params.correction is not None,
         group_relative=group_relative,
@@ -127,6 +131,8 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
     """
     metrics: dict[str, Any] = {"clip_frac": clipped, "entropy": inputs.entropy.detach()}
     metrics["advantages"] = inputs.advantages
+    if params.top_entropy is not None:
+        metrics["top_entropy_frac"] = (inputs.advantages != 0).to(inputs.advantages.dtype)
     metrics["approx_kl"] = (inputs.old_log_probs - inputs.log_probs).detach()
     pg_loss = _weigh_off_policy(params, inputs, pg_loss, metrics)
     metrics["pg_loss"] = pg_loss.detach()

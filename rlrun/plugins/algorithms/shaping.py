@@ -1,8 +1,8 @@
 """Changes that the parameters can make to any algorithm's advantages: a KL penalty, distillation, whitening,
-and the mean of the correction's weights.
+the mean of the correction's weights, and a mask of tokens by entropy.
 
 rewards -> minus the KL penalty, token by token -> advantages -> minus distillation -> whitened
-        -> divided by the mean weight of the correction
+        -> divided by the mean weight of the correction -> 0 on tokens of low entropy
 """
 
 from __future__ import annotations
@@ -49,15 +49,19 @@ class Shaping(Protocol):
     def correction(self) -> Correction | None:
         """The correction, whose weights may be normalised; None for no correction."""
 
+    @property
+    def top_entropy(self) -> float | None:
+        """The share of tokens that keep their advantages, by entropy; None for all."""
+
 
 def shape_advantages(params: Shaping, groups: Sequence[Group], advantages: Sequence[Scores]) -> list[Array]:
     """Subtracts coef · (policy - teacher log-prob) from the advantages, then whitens them, then divides them
-    by the mean weight of the correction, as the parameters say.
+    by the mean weight of the correction, then sets them to 0 on tokens of low entropy, as the parameters say.
 
     Subtracting is on-policy distillation: the reverse KL to the teacher, token by token
     (https://thinkingmachines.ai/blog/on-policy-distillation). The policy loss is proportional to the
-    advantage, so dividing advantages by the mean weight normalises the weights, on all ranks alike. Raises
-    ValueError when there is no token to whiten.
+    advantage, so dividing advantages by the mean weight normalises the weights, and setting them to 0 leaves
+    tokens out, on all ranks alike. Raises ValueError when there is no token to whiten.
     """
     samples = [sample for group in groups for sample in group.samples]
     result = list(advantages)
@@ -75,7 +79,31 @@ def shape_advantages(params: Shaping, groups: Sequence[Group], advantages: Seque
         counted = [sample for sample, count in zip(samples, counts, strict=True) if count]
         mean = mean_weight(params.correction, counted)
         result = [values / mean for values in result] if mean > MIN_MEAN else result
+    if params.top_entropy is not None:
+        threshold = _entropy_threshold(params.top_entropy, samples, counts)
+        result = [
+            values * (_entropies(sample) >= threshold) for sample, values in zip(samples, result, strict=True)
+        ]
     return [values.astype(np.float32) for values in result]
+
+
+def _entropy_threshold(share: float, samples: Sequence[Sample], counts: Sequence[bool]) -> float:
+    """Returns the entropy that this share of the trained tokens reaches, over all samples that count.
+
+    It is the linearly interpolated quantile, as in TRL, so that at least one token reaches it.
+    """
+    trained = [
+        _entropies(sample)[sample.loss_mask > 0]
+        for sample, count in zip(samples, counts, strict=True)
+        if count
+    ]
+    entropies = np.concatenate(trained) if trained else np.zeros(0)
+    return float(np.quantile(entropies, 1 - share)) if len(entropies) else 0.0
+
+
+def _entropies(sample: Sample) -> Scores:
+    assert sample.policy_entropies is not None, "needs.policy_entropies"
+    return sample.policy_entropies.astype(np.float64)
 
 
 def teacher_distance(sample: Sample) -> Scores:

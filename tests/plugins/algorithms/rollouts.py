@@ -56,6 +56,8 @@ class Rollout:
     """Its rewards by name."""
     group: int
     reference_rewards: list[float]
+    entropies: torch.Tensor
+    squared_probs: torch.Tensor
 
     @property
     def group_mean(self) -> float:
@@ -69,7 +71,7 @@ class Rollout:
 
 def rollouts() -> tuple[list[Group], list[Rollout]]:
     """The same samples as plugins see them and as references do."""
-    rng = np.random.default_rng(3)
+    rng, of_statistics = np.random.default_rng(3), np.random.default_rng(4)
     lengths = [[len(mask) for mask in masks] for masks in MASKS]
     groups = [group(rewards, own) for rewards, own in zip(REWARDS, lengths, strict=True)]
     found = []
@@ -89,6 +91,10 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
             sample.loss_mask, sample.log_probs = np.float32(mask), np.float32(engine * mask)
             sample.policy_log_probs, sample.values = old, values
             sample.reference_log_probs, sample.teacher_log_probs = reference, teacher
+            entropies, shares = of_statistics.random((2, len(mask)))
+            probs = np.exp(old)
+            entropies, squares = np.float32(entropies), np.float32(probs**2 + shares * (1 - probs) ** 2)
+            sample.policy_entropies, sample.policy_squared_probs = entropies, squares
             sample.value_after = 10 + float(rng.normal())
             sample.status = Status.TRUNCATED if (i, j) in TRUNCATED else Status.COMPLETED
             made = [torch.tensor(array[mask]) for array in (new, old, reference, teacher, values, engine)]
@@ -96,8 +102,11 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
             facts = sample.reward, rewards, (i, j) in TRUNCATED, torch.tensor(mask), sample.value_after
             sample.rewards = {"right": sample.reward - PARTS[j], "short": PARTS[j] / 2}
             sample.reward_weights = {"right": 1.0, "short": 2.0}
-            found.append(Rollout(*facts, *made, sample.rewards, i, REFERENCE_REWARDS[i]))
-    groups[0].samples.insert(FAILED, make_sample(length=3, status=Status.FAILED, id="0-9"))
+            statistics = [torch.tensor(array[mask].astype(np.float64)) for array in (entropies, squares)]
+            found.append(Rollout(*facts, *made, sample.rewards, i, REFERENCE_REWARDS[i], *statistics))
+    failed = make_sample(length=3, status=Status.FAILED, id="0-9")
+    failed.policy_entropies = np.full(3, 9.0, np.float32)
+    groups[0].samples.insert(FAILED, failed)
     return groups, found
 
 

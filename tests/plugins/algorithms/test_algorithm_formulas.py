@@ -371,6 +371,7 @@ class Options:
     penalty: str = "none"
     distillation: float = 0.0
     normalize: bool = False
+    top_entropy: float | None = None
 
     def params(self, name: str) -> dict[str, Any]:
         """As the plugin takes them."""
@@ -381,6 +382,8 @@ class Options:
             found["distillation"] = {"coef": self.distillation}
         if self.normalize:
             found["normalize_advantages"] = True
+        if self.top_entropy is not None:
+            found["top_entropy"] = self.top_entropy
         return found
 
 
@@ -392,7 +395,20 @@ def losses_of(name: str, step: list[Rollout], options: Options) -> list[torch.Te
     advantages = [a - coef * (one.old - one.teacher) for a, one in zip(advantages, step, strict=True)]
     if options.normalize or name in WHITENED:
         advantages = whitened(advantages)
-    return [loss(one, a) for one, a in zip(step, advantages, strict=True)]
+    losses = [loss(one, a) for one, a in zip(step, advantages, strict=True)]
+    if options.top_entropy is None:
+        return losses
+    kept = of_high_entropy(step, options.top_entropy)
+    return [torch.where(own, values, values * 0) for own, values in zip(kept, losses, strict=True)]
+
+
+def of_high_entropy(step: list[Rollout], share: float) -> list[torch.Tensor]:
+    """Beyond the 80/20 rule, equation 5: tokens whose entropy reaches the threshold that this share of the
+    batch's tokens does.
+    """
+    ranked = sorted((float(value) for one in step for value in one.entropies), reverse=True)
+    threshold = ranked[math.floor(share * (len(ranked) - 1))]
+    return [one.entropies >= threshold for one in step]
 
 
 def test_every_shipped_algorithm_has_a_reference() -> None:
@@ -417,6 +433,15 @@ def test_a_loss_of_marked_tokens_and_its_gradient_are_the_paper_s(name: str, red
     trained = np.concatenate([one.mask for one in step])
     assert 0 < marks[trained].sum() < trained.sum(), "some tokens are marked"
     assert not marks[~trained].any()
+
+
+@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.8, 1.0])
+def test_only_tokens_of_high_entropy_are_trained(share: float, reduction: Reduction) -> None:
+    options = Options(top_entropy=share)
+    check_step("grpo", options.params("grpo"), reduction, lambda step: losses_of("grpo", step, options))
+    kept = torch.cat(of_high_entropy(rollouts()[1], share))
+    assert abs(kept.double().mean() - share) <= 1 / len(kept)
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any], TokenLoss]] = {
@@ -513,10 +538,18 @@ def test_kto_has_no_preference_between_pairs_at_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [Options(distillation=0.5), Options(normalize=True), Options("none", 0.5, True)]
+    "options",
+    [
+        Options(distillation=0.5),
+        Options(normalize=True),
+        Options("none", 0.5, True),
+        Options(normalize=True, top_entropy=0.3),
+    ],
 )
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_what_shapes_advantages_does_so_for_every_algorithm(name: str, options: Options) -> None:
+    if name == "gmpo" and options.top_entropy is not None:
+        pytest.skip("a sample has one ratio, to which all of its tokens belong")
     check_step(name, options.params(name), "per_token", lambda step: losses_of(name, step, options))
 
 

@@ -32,6 +32,7 @@ EVERYTHING = {
     "log_ratio_coef": 0.2,
     "normalize_advantages": True,
     "distillation": {"coef": 0.5},
+    "top_entropy": 0.5,
 }
 
 
@@ -42,7 +43,7 @@ def test_every_algorithm_keeps_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in SUPERVISED])
 def test_with_every_term_on(name: str) -> None:
-    params = EVERYTHING | ({"correction": None} if name == "m2po" else {})
+    params = EVERYTHING | {"m2po": {"correction": None}, "gmpo": {"top_entropy": None}}.get(name, {})
     check_algorithm(name, params)
     assert build("algorithms", name, params).needs == Needs(
         reference=True,
@@ -50,6 +51,7 @@ def test_with_every_term_on(name: str) -> None:
         trainer_log_probs=True,
         teacher=True,
         policy_log_probs=True,
+        policy_entropies=name != "gmpo",
         critic=name == "ppo",
         engine_ratio=name == "dppo",
         marks=name in MARKING,

@@ -53,6 +53,15 @@ def advantages_of(name: str, groups: list[Group], params: dict[str, Any] | None 
     return np.concatenate(build("algorithms", name, params or {}).advantages(groups))
 
 
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus", "dppo"])
+def test_all_tokens_of_high_entropy_are_all_tokens(name: str) -> None:
+    groups, _ = rollouts()
+    plain = advantages_of(name, groups)
+    assert (advantages_of(name, groups, {"top_entropy": 1.0}) == plain).all()
+    some = advantages_of(name, groups, {"top_entropy": 0.3})
+    assert ((some == plain) | (some == 0)).all() and (some != plain).any()
+
+
 def test_gdpo_of_one_reward_is_grpo_scaled_over_the_step() -> None:
     groups = [group([1.0, 0.0, 0.5], [1, 1, 1]), group([4.0, 0.0], [1, 1])]
     for one in groups:

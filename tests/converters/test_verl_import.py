@@ -143,6 +143,10 @@ LOSS, ESTIMATOR = f"{ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator"
         ({ESTIMATOR: "opo"}, {"type": "opo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
         ({ESTIMATOR: "gdpo"}, {"type": "gdpo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
         (
+            {ESTIMATOR: "tir_optimal_token_baseline"},
+            {"type": "optimal_token_baseline", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+        ),
+        (
             {ESTIMATOR: "grpo_passk"},
             {
                 **{"type": "pass_at_k", "normalize_std": True},

@@ -115,6 +115,25 @@ def a_star_po(step: list[Rollout]) -> list[torch.Tensor]:
     return losses
 
 
+def optimal_token_baseline(step: list[Rollout]) -> list[torch.Tensor]:
+    """OTB: B_t = sum of W_t R / sum of W_t, W_t = sum up to t of 1 - 2 pi + sum of pi²; 0 for one sample."""
+    losses = []
+    for one in step:
+        own = [other for other in step if other.group == one.group]
+        advantages = []
+        for t in range(len(one.old)):
+            weights, weighted = [], []
+            for other in own:
+                if t < len(other.old):
+                    probs, squares = other.old[: t + 1].exp().tolist(), other.squared_probs[: t + 1].tolist()
+                    weights.append(sum(1 - 2 * p + s for p, s in zip(probs, squares, strict=True)))
+                    weighted.append(weights[-1] * other.reward)
+            baseline = sum(weighted) / (sum(weights) + 1e-8) if len(weights) > 1 else 0.0
+            advantages.append(one.reward - baseline)
+        losses.append(clipped(one, torch.tensor(advantages).double(), 0.2, 0.2))
+    return losses
+
+
 REFERENCES: dict[str, Callable[[list[Rollout]], list[torch.Tensor]]] = {
     "topr": topr,
     "vespo": vespo,
@@ -122,6 +141,7 @@ REFERENCES: dict[str, Callable[[list[Rollout]], list[torch.Tensor]]] = {
     "gpg": gpg,
     "gigpo": gigpo,
     "a_star_po": a_star_po,
+    "optimal_token_baseline": optimal_token_baseline,
 }
 
 
@@ -263,6 +283,39 @@ def test_what_no_turn_was_given_belongs_to_the_last_one(noted: list[float]) -> N
     algorithm = build("algorithms", "gigpo", {"gamma": 0.5, "normalize_std": False})
     first = 0.25 + 0.5 * 0.75 if noted == [0.25] else 0.5
     np.testing.assert_allclose(algorithm.of_turns(one)[0][0], first / 2)
+
+
+def with_probabilities(lengths: list[int], probs: list[float]) -> Group:
+    """Samples of rewards 1, 0, 0…, whose tokens each had one probability, the rest of it on one other."""
+    one = group([1.0, *[0.0] * (len(lengths) - 1)], lengths)
+    for sample, prob in zip(one.samples, probs, strict=True):
+        sample.policy_log_probs = np.full(len(sample.tokens), math.log(prob), np.float32)
+        sample.policy_squared_probs = np.full(len(sample.tokens), prob**2 + (1 - prob) ** 2, np.float32)
+    return one
+
+
+def test_samples_of_equal_certainty_and_length_have_the_group_s_mean_as_baseline() -> None:
+    groups = [with_probabilities([3, 3, 3], [0.5, 0.5, 0.5])]
+    expected = advantages_of("dr_grpo", groups)
+    np.testing.assert_allclose(advantages_of("optimal_token_baseline", groups), expected, rtol=1e-6)
+
+
+def test_an_uncertain_sample_counts_most_and_a_finished_one_does_not() -> None:
+    groups = [with_probabilities([1, 2, 3], [0.001, 0.999, 0.999])]
+    first, *others = np.split(advantages_of("optimal_token_baseline", groups), [1, 3])
+    np.testing.assert_allclose(first, [0.0], atol=1e-4)
+    np.testing.assert_allclose(others[0], [-1.0, 0.0], atol=1e-4)
+    np.testing.assert_allclose(others[1], [-1.0, 0.0, 0.0], atol=1e-4)
+
+
+def test_the_samples_of_one_execution_are_one_trajectory() -> None:
+    apart = with_probabilities([4, 3], [0.5, 0.2])
+    together = with_probabilities([1, 3, 3], [0.5, 0.5, 0.2])
+    together.samples[1].reward = 1.0
+    for sample in together.samples[:2]:
+        sample.execution_id = "0-0"
+    arrays = [advantages_of("optimal_token_baseline", [one]) for one in (apart, together)]
+    np.testing.assert_allclose(*arrays)
 
 
 def with_references(rewards: list[float]) -> Group:

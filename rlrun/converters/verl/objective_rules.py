@@ -16,6 +16,8 @@ _ALGORITHMS = {
     "opo": "opo",
     "gdpo": "gdpo",
     "gpg": "gpg",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "reinforce_plus_plus": "reinforce_plus_plus",

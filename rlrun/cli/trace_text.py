@@ -46,6 +46,8 @@ def _sample(number: int, sample: "Sample") -> Iterator[str]:
         detail = sample.reward_details.get(name, {})
         reason = ", ".join(f"{key}: {part}" for key, part in detail.items())
         yield f"    reward {name} = {value:g}{f' ({reason})' if reason else ''}"
+    if sample.turn_rewards:
+        yield "    rewards of turns: " + ", ".join(f"{turn.reward:g}" for turn in sample.turn_rewards)
     if sample.failure:
         yield f"    {sample.failure}"
     if sample.advantages is not None and len(sample.advantages):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlrun.plugins.failures import Failure
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
-from rlrun.plugins.types import Status, VersionSpan
+from rlrun.plugins.types import Status, TurnReward, VersionSpan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,6 +132,9 @@ class Trajectory:
     """Why the sample failed, if its `status` is failed."""
     failure_type: Failure | None = None
     """The type of this failure."""
+    turn_rewards: Sequence[float] | None = None
+    """The reward of each of `turns`, which algorithms give to its tokens (docs/environments.md). It places
+    the sample's reward, which rewards still compute. None: all of it belongs to the end."""
     prompt_images: tuple[PlacedImage, ...] | None = None
     """The images of `prompt`, in the order of their placeholders. None: those of the session's prompt."""
     given_images: list[tuple[int, PlacedImage]] = field(default_factory=list, init=False)
@@ -223,6 +226,25 @@ class Trajectory:
             masks.append(np.ones(length, dtype=np.float32) if own else _zeros(length))
         tokens = [np.zeros(0, dtype=np.int32), *map(_tokens, parts)]
         return np.concatenate(tokens), np.concatenate(log_probs), np.concatenate(masks), _spans(parts)
+
+    def rewarded_turns(self) -> tuple[TurnReward, ...]:
+        """Returns the end and the reward of each turn in the R tokens of `response`; () without rewards.
+
+        Raises ValueError for another number of rewards than turns, and for one that is not a finite number.
+        """
+        if self.turn_rewards is None:
+            return ()
+        if len(self.turn_rewards) != len(self.turns):
+            raise ValueError(
+                f"{len(self.turn_rewards)} turn_rewards for {len(self.turns)} turns of the policy"
+            )
+        rewards = [float(reward) for reward in self.turn_rewards]
+        if not np.isfinite(rewards).all():
+            raise ValueError(f"turn_rewards are {rewards}: a reward must be a finite number")
+        parts = self._response_parts()
+        ends = np.cumsum([len(_tokens(part)) for part in parts]).tolist()
+        own = [end for part, end in zip(parts, ends, strict=True) if isinstance(part, Generation)]
+        return tuple(TurnReward(end, reward) for end, reward in zip(own, rewards, strict=True))
 
     def _response_parts(self) -> list[Generation | Tokens]:
         """Returns answers and given tokens, up to the policy's last token."""

@@ -114,6 +114,18 @@ class VersionSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class TurnReward:
+    """The reward of one turn of the policy.
+
+    Example: `TurnReward(end=12, reward=0.25)`
+    """
+
+    end: int
+    """Number of response tokens up to the end of the turn: its last token is `tokens[end - 1]`."""
+    reward: float
+
+
 @dataclass(slots=True)
 class Sample:
     """One response to a prompt.
@@ -152,6 +164,9 @@ class Sample:
     """Weighted sum of the rewards; NaN until scored."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Every reward by the name of its plugin."""
+    turn_rewards: tuple[TurnReward, ...] = ()
+    """Every turn of the policy, in order, with the reward that the rollout gave it: where in the sample
+    `reward` was earned. () if the rollout gave none, or there is no turn."""
     reward_weights: dict[str, float] = field(default_factory=dict)
     """The weight of every reward in their sum, by the name of its plugin; 1 for a name that is missing."""
     failure: str | None = None

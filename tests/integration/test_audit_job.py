@@ -244,6 +244,11 @@ CORRUPTIONS: Sequence[tuple[str, str, Corruption]] = (
     ("loss_mask", "weight in the mask", samples(with_array("loss_mask", at(1, 0.5)))),
     ("log_prob_range", "nan", samples(with_array("log_probs", at(1, float("nan"))))),
     ("log_prob_range", "probability above 1", samples(with_array("log_probs", at(1, 0.3)))),
+    (
+        "turn_rewards",
+        "outside of the response",
+        samples(lambda records: overwrite(records, "turn_rewards", [[1, 0.5], [99, 0.5]])),
+    ),
     ("groups_whole", "sample lost", samples(lambda records: records.pop(1))),
     ("groups_whole", "sample twice", samples(lambda records: records.__setitem__(1, records[0]))),
     ("groups_whole", "rows mixed", samples(lambda records: overwrite(records, "row", "0"))),

@@ -2,9 +2,14 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from rlrun.runner.records.encoded_arrays import FLOAT_DTYPE, decode_array
+from rlrun.runner.records.packed_lines import read_records
+from rlrun.runner.records.saved_rollouts import rollout_path
 from tests.integration.jobs import Jobs
 
 WORLD = '''
@@ -35,10 +40,12 @@ class Letters:
 '''
 SETTINGS: dict[str, object] = {
     "data": {"type": "environment", "environment": {"type": "letters.py:Letters"}},
+    "algorithm__turn_rewards": "to_go",
     "rollout__function": {"type": "environment"},
     "rollout__batch_size": 4,
     "rollout__max_response_tokens": 64,
     "rollout__max_turn_tokens": 6,
+    "rollout__stop_token_ids": list(range(0, 320, 4)),  # a quarter of all tokens, so that most turns end
     "rewards": [{"type": "noted"}],
     "trainer__steps": 6,
     "checkpoint__interval": 2,
@@ -59,6 +66,7 @@ def test_a_job_in_an_environment_is_the_same_killed_and_resumed_or_not(jobs: Job
         assert line["rollout/info/turns"] <= 2
         assert line["rollout/reward/mean"] == pytest.approx(line["rollout/info/reward"])
         assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-4
+    check_credit(list(read_records(rollout_path(whole.folder.rollouts, 1))))
     hold = jobs.folder / "hold"
     hold.touch()
     jobs.environment["HOLD"] = str(hold)
@@ -70,3 +78,22 @@ def test_a_job_in_an_environment_is_the_same_killed_and_resumed_or_not(jobs: Job
     resumed = jobs.run("killed", "--resume", "--allow-local-plugins", **SETTINGS)
     assert resumed.code == 0, resumed.output
     assert resumed.curve == whole.curve
+
+
+def check_credit(records: list[dict[str, Any]]) -> None:
+    """Each turn is compared with the same turn of the prompt's other samples, from there to the end."""
+    differing = 0
+    for first in range(0, len(records), 4):
+        group = records[first : first + 4]
+        to_go = np.zeros((4, 2))
+        for row, record in zip(to_go, group, strict=True):
+            rewards = [reward for _, reward in record["turn_rewards"]]
+            assert sum(rewards) == pytest.approx(record["reward"])
+            row[: len(rewards)] = np.cumsum(rewards[::-1])[::-1]
+        expected = (to_go - to_go.mean(axis=0)) / (to_go[:, 0].std(ddof=1) + 1e-6)
+        for row, record in zip(expected, group, strict=True):
+            ends = [end for end, _ in record["turn_rewards"]]
+            advantages = decode_array(record["advantages"], FLOAT_DTYPE)[np.array(ends) - 1]
+            np.testing.assert_allclose(advantages, row[: len(ends)], rtol=1e-4, atol=1e-5)
+            differing += len(ends) == 2 and abs(advantages[0] - advantages[1]) > 0.1
+    assert differing > 4

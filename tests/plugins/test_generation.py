@@ -1,9 +1,10 @@
 """A trajectory grows token by token, and is no sample where it has nothing of the policy's."""
 
 import numpy as np
+import pytest
 
 from rlrun.plugins.generation import Generation, Trajectory
-from rlrun.plugins.types import Status, VersionSpan
+from rlrun.plugins.types import Status, TurnReward, VersionSpan
 
 
 def made(*tokens: int, versions: tuple[VersionSpan, ...] | None = None, finish: str = "stop") -> Generation:
@@ -55,3 +56,33 @@ def test_without_an_answer_the_response_is_empty() -> None:
     tokens, log_probs, mask, versions = one.response()
     assert len(tokens) == len(log_probs) == len(mask) == len(versions) == 0
     assert one.status is Status.ABORTED
+
+
+def test_rewards_of_turns_fall_on_their_last_tokens() -> None:
+    one = begun()
+    assert one.rewarded_turns() == ()
+    one.turn_rewards = []
+    assert one.rewarded_turns() == ()
+    one.add(made(4, 5))
+    one.give([6])
+    one.add(made(7))
+    one.add(made(8))
+    one.give([9])
+    one.turn_rewards = np.array([0.5, 0.0, -1.0])
+    assert one.rewarded_turns() == (TurnReward(2, 0.5), TurnReward(4, 0.0), TurnReward(5, -1.0))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([1.0, 2.0], "2 turn_rewards for 1 turns of the policy"),
+        ([float("nan")], r"turn_rewards are \[nan\]: a reward must be a finite number"),
+        (["much"], "could not convert"),
+    ],
+)
+def test_rewards_of_turns_that_are_none_are_refused(rewards: list[float], message: str) -> None:
+    one = begun()
+    one.add(made(4, 5))
+    one.turn_rewards = rewards
+    with pytest.raises(ValueError, match=message):
+        one.rewarded_turns()

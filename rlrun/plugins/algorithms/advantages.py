@@ -8,7 +8,7 @@ ranks. Shapes: n samples of a group, R response tokens of a sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
@@ -31,7 +31,8 @@ VARIANCE_EPSILON = 1e-8
 
 def centre_rewards(rewards: Scores, normalize_std: bool, executions: Numbers | None = None) -> Scores:
     """Returns the rewards `[n]` of one group minus their mean; with `normalize_std`, divided by their
-    unbiased std + 1e-6.
+    unbiased std + 1e-6. Of returns `[turns, n]`, each turn's minus its mean, all divided by the std of the
+    first turn's, which are those of whole episodes.
 
     `executions` `[n]` numbers the execution of each sample; the samples of one execution together count once.
     None means that every sample is an execution. A group of one has nothing to compare with and gets
@@ -41,9 +42,10 @@ def centre_rewards(rewards: Scores, normalize_std: bool, executions: Numbers | N
     if num_others < 1:
         return np.zeros_like(rewards)
     shares = 1.0 / np.bincount(numbers)[numbers]
-    differences: Scores = rewards - (shares * rewards).sum() / (num_others + 1)
+    differences: Scores = rewards - (shares * rewards).sum(-1, keepdims=True) / (num_others + 1)
     if normalize_std:
-        differences /= np.sqrt((shares * differences**2).sum() / num_others) + STD_EPSILON
+        of_episodes = np.atleast_2d(differences)[0]
+        differences /= np.sqrt((shares * of_episodes**2).sum() / num_others) + STD_EPSILON
     return differences
 
 
@@ -62,7 +64,7 @@ def leave_one_out(rewards: Scores, executions: Numbers | None = None) -> Scores:
 
 def _execution_numbers(rewards: Scores, executions: Numbers | None) -> tuple[Numbers, int]:
     """Returns the execution of each sample, and with how many other executions each sample is compared."""
-    numbers = np.arange(len(rewards)) if executions is None else executions
+    numbers = np.arange(rewards.shape[-1]) if executions is None else executions
     return numbers, int(numbers.max(initial=0))
 
 
@@ -78,7 +80,21 @@ def is_compared(sample: Sample) -> bool:
     return sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
 
 
-class Comparison(Section):
+TurnRewards = Literal["episode", "to_go"]
+"""Which rewards of a sample are credited to the tokens of a turn: all of them, or those from this turn on."""
+
+
+class TurnCredit(Section):
+    """What the tokens of a turn are credited with, where a sample has several turns."""
+
+    turn_rewards: TurnRewards = "episode"
+    """Which rewards of a sample the tokens of a turn are compared by. "episode": all of them, the sample's
+    reward. "to_go": the rewards of this turn and of those after it, where the rollout gives turns rewards;
+    the baseline of turn k is the group's mean of the same, in which executions that ended before count as
+    0."""
+
+
+class Comparison(TurnCredit):
     """How the rewards of a group become advantages."""
 
     subtract_mean: bool = True
@@ -94,16 +110,25 @@ class Comparison(Section):
         return self
 
 
-def group_relative(groups: Sequence[Group], normalize_std: bool, subtract_mean: bool = True) -> list[Scores]:
+def group_relative(
+    groups: Sequence[Group],
+    normalize_std: bool,
+    subtract_mean: bool = True,
+    turn_rewards: TurnRewards = "episode",
+) -> list[Scores]:
     """Returns GRPO's advantages: one `[R]` array for each sample, from `centre_rewards` within its group.
 
-    Without `subtract_mean` they are the rewards themselves.
+    Without `subtract_mean` they are the rewards themselves. With the rewards "to_go", each turn is compared
+    with the same turn of the other samples.
     """
-    comparisons = [(group, *comparable_rewards(group)) for group in groups]
+    rewards_of, spread = comparable_rewards, spread_over_tokens
+    if turn_rewards == "to_go":
+        rewards_of, spread = returns_of_turns, spread_over_turns
+    comparisons = [(group, *rewards_of(group)) for group in groups]
     return [
         array
         for group, rewards, executions in comparisons
-        for array in spread_over_tokens(
+        for array in spread(
             group, centre_rewards(rewards, normalize_std, executions) if subtract_mean else rewards
         )
     ]
@@ -128,14 +153,63 @@ def spread_over_tokens(group: Group, values: Scores) -> list[Scores]:
     ]
 
 
-def reward_at_end(reward: float, mask: Array) -> Scores:
-    """Returns token rewards `[R]`: the sample's reward on its last trained token, if there is one, and 0
-    elsewhere.
+def rewarded_turns(sample: Sample) -> tuple[list[int], Scores]:
+    """Returns the end of each turn in the response, and the turns' rewards, whose sum is the sample's reward.
+
+    What the rollout's rewards of turns lack to the sample's reward, such as the score of a further reward
+    plugin, belongs to the last turn. A sample without rewards of turns counts as one turn.
+    """
+    if not sample.turn_rewards:
+        return [len(sample.tokens)], np.array([sample.reward])
+    rewards = np.array([turn.reward for turn in sample.turn_rewards])
+    rewards[-1] += sample.reward - rewards.sum()
+    return [turn.end for turn in sample.turn_rewards], rewards
+
+
+def returns_of_turns(group: Group) -> tuple[Scores, Numbers]:
+    """Returns `[turns, n]` the rewards of each turn and those after it, for the samples that are compared,
+    and the numbers of their executions. A sample has 0 in the turns after its last.
+
+    The zeros keep the mean over the group unbiased as a baseline of each turn: every execution counts in it,
+    however long the policy chose to go on. A mean over the samples that reached the turn, the sample itself
+    included, scales its gradient by 1 - 1 / (their number), which differs from turn to turn
+    (tests/plugins/algorithms/test_turn_gradients.py).
+    """
+    samples = [sample for sample in group.samples if is_compared(sample)]
+    rewards = [rewarded_turns(sample)[1] for sample in samples]
+    returns = np.zeros((max(map(len, rewards), default=1), len(samples)))
+    for number, own in enumerate(rewards):
+        returns[: len(own), number] = np.cumsum(own[::-1])[::-1]
+    return returns, number_executions(samples)
+
+
+def spread_over_turns(group: Group, values: Scores) -> list[Scores]:
+    """Spreads `[turns, n]` values of compared samples over the tokens of their turns; a token that the policy
+    was given has the value of the turn that follows. Samples that are not compared get zeros.
+    """
+    remaining = iter(values.T)
+    return [
+        _repeat_over_turns(sample, next(remaining)) if is_compared(sample) else np.zeros(len(sample.tokens))
+        for sample in group.samples
+    ]
+
+
+def _repeat_over_turns(sample: Sample, values: Scores) -> Scores:
+    ends, _ = rewarded_turns(sample)
+    turns = np.searchsorted(ends, np.arange(len(sample.tokens)), side="right")
+    return np.append(values[: len(ends)], 0.0)[turns]
+
+
+def token_rewards(sample: Sample, mask: Array) -> Scores:
+    """Returns `[R]` the reward of each turn on its last trained token, and 0 elsewhere.
+
+    The reward of a turn of which no token is trained is on the trained token before it, or on the first one.
     """
     rewards = np.zeros(len(mask))
     trained = np.flatnonzero(mask)
     if len(trained):
-        rewards[trained[-1]] = reward
+        ends, values = rewarded_turns(sample)
+        np.add.at(rewards, trained[np.maximum(np.searchsorted(trained, ends) - 1, 0)], values)
     return rewards
 
 

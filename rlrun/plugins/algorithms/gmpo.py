@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared
+from rlrun.plugins.algorithms.group_compared import ComparedParams, GroupCompared, OneRatio
 from rlrun.plugins.algorithms.objective import objective
 from rlrun.plugins.types import LossInputs, LossOutputs
 
 
-class GMPOParams(ComparedParams):
+class GMPOParams(OneRatio, ComparedParams):
     """GRPO's advantages, and the bounds on the log of each token's ratio."""
 
     clip: float = Field(default=0.4, gt=0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import model_validator
 
 from rlrun.plugins.algorithms.advantages import Comparison, group_relative, spread_over_tokens
 from rlrun.plugins.algorithms.objective import ClipParams, ObjectiveParams, clipped_objective, needs_of
@@ -22,6 +24,19 @@ class ComparedParams(Comparison, ObjectiveParams):
     """How rewards become advantages, and the shared terms of the loss."""
 
 
+class OneRatio(Comparison):
+    """A base for parameters of losses with one ratio per sample, whose turns share one gradient."""
+
+    @model_validator(mode="after")
+    def _no_credit_of_turns(self) -> Self:
+        if self.turn_rewards != "episode":
+            raise ValueError(
+                f'turn_rewards = "{self.turn_rewards}" needs a ratio for each token, and this loss has one for '
+                'all turns of a sample: remove it, or set type = "grpo" or "gspo_token"'
+            )
+        return self
+
+
 class GroupCompared:
     """Compares the rewards of a group as GRPO does. A subclass adds `Params` and `loss`."""
 
@@ -36,9 +51,11 @@ class GroupCompared:
         self.needs: Needs = needs_of(params, group_relative=params.subtract_mean, **further_needs)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
+        """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens, or
+        on each token of a turn.
+        """
         params = self.params
-        differences = group_relative(groups, params.normalize_std, params.subtract_mean)
+        differences = group_relative(groups, params.normalize_std, params.subtract_mean, params.turn_rewards)
         return shape_advantages(params, groups, differences)
 
 

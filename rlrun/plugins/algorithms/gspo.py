@@ -2,13 +2,14 @@
 
 from pydantic import Field
 
+from rlrun.plugins.algorithms.group_compared import OneRatio
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
 from rlrun.plugins.algorithms.objective import SymmetricClip, clipped_objective
 from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs, LossOutputs
 
 
-class GSPOParams(SymmetricClip, GRPOParams):
+class SampleClipParams(SymmetricClip, GRPOParams):
     """GRPO's parameters with a far narrower clip range: a sequence's ratio moves less than a token's."""
 
     clip: float = Field(default=3e-4, gt=0, lt=1)
@@ -17,12 +18,16 @@ class GSPOParams(SymmetricClip, GRPOParams):
     """Upper bound of the ratio is 1 + clip_high. Where only `clip` is set, it bounds both sides."""
 
 
+class GSPOParams(OneRatio, SampleClipParams):
+    """The clip range of the sample's ratio."""
+
+
 class GSPO(GRPO):
     """Uses GRPO's advantages, and the ratio of the whole sample (the geometric mean of its tokens' ratios) on
     each of its tokens.
     """
 
-    Params = GSPOParams
+    Params: type[GRPOParams] = GSPOParams
     advantage_formula = "as `grpo`"
     loss_formula = "as `grpo`, where ρ is the geometric mean over the sample’s tokens"
 

@@ -2,13 +2,13 @@
 4.3).
 """
 
-from rlrun.plugins.algorithms.gspo import GSPO, GSPOParams
+from rlrun.plugins.algorithms.gspo import GSPO, SampleClipParams
 from rlrun.plugins.algorithms.objective import clipped_objective
 from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs, LossOutputs
 
 
-class GSPOTokenParams(GSPOParams):
+class GSPOTokenParams(SampleClipParams):
     """GSPO's parameters."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import discounted_sums, reward_at_end
+from rlrun.plugins.algorithms.advantages import discounted_sums, token_rewards
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample, Status, ValueInputs
@@ -78,15 +78,15 @@ class PPO:
     def _advantages(self, sample: Sample) -> NDArray[np.float64]:
         """Returns the advantages `[R]` of one sample before shaping.
 
-        The reward is given on the last trained token, and the KL penalty on each trained token. Only trained
-        tokens count as time, because the critic is not fitted to its values of a tool's answer. A token that
-        is not trained has the advantage of the trained token that follows.
+        Each turn's reward is given on its last trained token, and the KL penalty on each trained token. Only
+        trained tokens count as time, because the critic is not fitted to its values of a tool's answer. A
+        token that is not trained has the advantage of the trained token that follows.
         """
         mask = trained_mask(sample)
         trained_positions = np.flatnonzero(mask)
         if not len(trained_positions):
             return np.zeros(len(mask))
-        rewards = (reward_at_end(sample.reward, mask) - kl_penalty(self.params.kl, sample))[trained_positions]
+        rewards = (token_rewards(sample, mask) - kl_penalty(self.params.kl, sample))[trained_positions]
         values = _values(sample)[trained_positions]
         advantages = generalised_advantages(
             rewards, values, self.params.gamma, self.params.lambd, self._value_after(sample)

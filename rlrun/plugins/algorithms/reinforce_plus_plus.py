@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import discounted_sums, reward_at_end
+from rlrun.plugins.algorithms.advantages import discounted_sums, token_rewards
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample
@@ -49,14 +49,14 @@ class ReinforcePlusPlus:
         return shape_advantages(self.params, groups, returns)
 
     def _returns(self, sample: Sample) -> NDArray[np.float64]:
-        """Returns discounted sums of the reward, given on the last trained token, and of the penalties of
-        trained tokens.
+        """Returns discounted sums of the rewards, each given on its turn's last trained token, and of the
+        penalties of trained tokens.
 
         The step from one trained token to the next is discounted once, however long a tool's answer between
         them is.
         """
         mask = trained_mask(sample)
-        rewards = reward_at_end(sample.reward, mask) - kl_penalty(self.params.kl, sample) * mask
+        rewards = token_rewards(sample, mask) - kl_penalty(self.params.kl, sample) * mask
         returns = discounted_sums(rewards, self.params.gamma)
         trained_positions = np.flatnonzero(mask)
         returns[trained_positions] = discounted_sums(rewards[trained_positions], self.params.gamma)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from rlrun.plugins.algorithms.advantages import group_relative
+from rlrun.plugins.algorithms.advantages import TurnCredit, group_relative
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
@@ -19,7 +19,7 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 
-class BaselineParams(PenalisedParams):
+class BaselineParams(TurnCredit, PenalisedParams):
     """The clipped loss's parameters, and whether the group's mean is subtracted."""
 
     subtract_mean: bool = True
@@ -46,12 +46,13 @@ class ReinforcePlusPlusBaseline:
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns whitened differences. Raises ValueError when no token of the step is trained."""
         samples = [sample for group in groups for sample in group.samples]
-        differences = group_relative(groups, False, self.params.subtract_mean)
+        params = self.params
+        differences = group_relative(groups, False, params.subtract_mean, params.turn_rewards)
         penalised = [
-            values - kl_penalty(self.params.kl, sample)
+            values - kl_penalty(params.kl, sample)
             for sample, values in zip(samples, differences, strict=True)
         ]
-        return shape_advantages(self.params, groups, penalised)
+        return shape_advantages(params, groups, penalised)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""

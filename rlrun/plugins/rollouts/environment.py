@@ -8,7 +8,7 @@ reset ─▶ first messages ─▶ action ─▶ step ─▶ done? ─yes─▶ 
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -39,8 +39,8 @@ class Environment:
     """The policy acts in the environment of the row, which the data source `environment` names.
 
     The sum of an execution's rewards is `info["reward"]`, which the reward `noted` reads; the reward of each
-    action is in `info["turn_rewards"]`. With several players the policy plays all of them: each player's
-    conversation is a training sample with this player's reward.
+    action is that of its turn (`turn_rewards`). With several players the policy plays all of them: each
+    player's conversation is a training sample with this player's reward.
     """
 
     Params = EnvironmentRolloutParams
@@ -81,7 +81,7 @@ class Environment:
         seconds = self.params.step_timeout
         first = await process.call("reset", seconds, episode=session.id, task=_task(session))
         talks = {0: TurnByTurn(session, _beginning(session, first))}
-        scores: dict[int, list[float]] = defaultdict(list)
+        scores: dict[int, list[_Score]] = defaultdict(list)
         info: dict[str, Any] = {}
         player, order, ended = 0, [0], False
         for _ in range(self.params.max_turns):
@@ -94,13 +94,13 @@ class Environment:
                 turn = await process.call("step", seconds, episode=session.id, action=action)
             except PolicyError as error:
                 logger.info("execution %s ends with an error of the policy: %s", session.id, error)
-                scores[player].append(error.reward)
+                scores[player].append(_Score(_turn(talks, player), error.reward))
                 info |= {"policy_error": 1}
                 order.append(player)
                 ended = True
                 break
             for rewarded, reward in _rewards(turn["rewards"], player).items():
-                scores[rewarded].append(reward)
+                scores[rewarded].append(_Score(_turn(talks, rewarded), reward))
             info |= turn["info"]
             order.append(player)
             ended = turn["done"]
@@ -114,6 +114,18 @@ class Environment:
         return _finished(talks, order, scores, info, ended)
 
 
+class _Score(NamedTuple):
+    """A reward, and the number of the player's turn that it belongs to."""
+
+    turn: int
+    reward: float
+
+
+def _turn(talks: Mapping[int, TurnByTurn], player: int) -> int:
+    """Returns the number of the player's latest turn; 0, the first one, for a player who has not acted."""
+    return max(0, len(talks[player].trajectory.turns) - 1) if player in talks else 0
+
+
 def _beginning(session: Session, first: Sequence[Message] | None) -> Trajectory:
     """Returns the conversation before the first action: the environment's messages, or the row's prompt."""
     return Trajectory(session.prompt.tokens if first is None else session.chat.render(first))
@@ -122,7 +134,7 @@ def _beginning(session: Session, first: Sequence[Message] | None) -> Trajectory:
 def _finished(
     talks: Mapping[int, TurnByTurn],
     order: Sequence[int],
-    scores: Mapping[int, Sequence[float]],
+    scores: Mapping[int, Sequence[_Score]],
     info: Mapping[str, Any],
     ended: bool,
 ) -> list[Trajectory]:
@@ -137,13 +149,11 @@ def _finished(
         trajectory = talks[player].trajectory
         if not trajectory.turns and len(players) > 1:
             continue
-        rewards = list(scores.get(player, ()))
-        trajectory.info = {
-            **info,
-            "reward": sum(rewards),
-            "turns": len(trajectory.turns),
-            "turn_rewards": rewards,
-        }
+        own, rewards = scores.get(player, ()), [0.0] * len(trajectory.turns)
+        trajectory.info = {**info, "reward": sum(score.reward for score in own), "turns": len(rewards)}
+        for turn, reward in own if rewards else ():
+            rewards[turn] += reward
+        trajectory.turn_rewards = rewards
         if len(players) > 1:
             trajectory.info["player"] = player
         if not ended and trajectory.status is Status.COMPLETED:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,6 +190,25 @@ def log_probs(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             if wrong.any() and not message:
                 message = f"the log-prob of token {int(wrong.argmax())} is {array[wrong.argmax()]:.6g}"
         yield batch.violation(stored, message) if message else None
+
+
+def turn_rewards(run: AuditedRun, batch: Batch) -> Iterator[Result]:
+    """Turns with rewards end one after another, the last one with the response; environments note the sum."""
+    for stored in batch.samples:
+        turns, noted = stored.sample.turn_rewards, stored.sample.info.get("reward")
+        ends, total = [turn.end for turn in turns], sum(turn.reward for turn in turns)
+        message = ""
+        if turns and ([0, *ends] != sorted({0, *ends}) or ends[-1] != stored.tokens):
+            message = f"its turns end at {ends}, and it has {stored.tokens} tokens"
+        elif not math.isfinite(total):
+            message = "a reward of its turns is not a number"
+        elif turns and run.rollout_function(stored).type == "environment" and not _are_close(total, noted):
+            message = f"the rewards of its turns add up to {total:g}, and its environment's reward is {noted}"
+        yield batch.violation(stored, message) if message else None
+
+
+def _are_close(total: float, noted: Any) -> bool:
+    return isinstance(noted, int | float) and math.isclose(total, noted, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def _with_tokens(batch: Batch) -> list[StoredSample]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
+from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, TurnReward, VersionSpan
 from rlrun.runner.records.encoded_arrays import decode_mask
 from rlrun.runner.records.saved_rollouts import with_arrays
 
@@ -98,6 +98,9 @@ def _sample(values: Mapping[str, Any]) -> tuple[Sample, bool]:
         execution_id=execution,
         reward=_reward(values["reward"]),
         rewards={name: _reward(reward) for name, reward in values["rewards"].items()},
+        turn_rewards=tuple(
+            TurnReward(int(end), _reward(reward)) for end, reward in values.get("turn_rewards", ())
+        ),
         reward_weights=values.get("reward_weights", {}),
         failure=values["failure"],
         info=values["info"],

@@ -51,6 +51,7 @@ CHECKS: Sequence[Check] = (
         "the engine returned impossible log-probs: look for overflow in its dtype",
         sample_checks.log_probs,
     ),
+    Check("turn_rewards", "error", "samples", _WRITTEN, sample_checks.turn_rewards),
     Check("groups_whole", "error", "groups", _BUG, group_checks.whole_groups),
     Check("trained_once", "error", "samples that were trained on", _BUG, group_checks.trained_once),
     Check(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
+from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, TurnReward, VersionSpan
 from rlrun.runner.records.encoded_arrays import (
     FLOAT_DTYPE,
     INT_DTYPE,
@@ -91,6 +91,7 @@ def read_groups(path: Path) -> list[Group]:
 def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
     """Returns the fields of a sample that people read."""
     row = group.prompt.row
+    turns = [[turn.end, turn.reward] for turn in sample.turn_rewards]
     return {
         "id": sample.id,
         "row": row.id,
@@ -100,6 +101,7 @@ def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
         "label": row.label,
         "reward": sample.reward if math.isfinite(sample.reward) else None,
         "rewards": sample.rewards,
+        **({"turn_rewards": turns} if turns else {}),
         "status": sample.status,
         "tokens": len(sample.tokens),
         "trained_tokens": int(sample.loss_mask.sum()),
@@ -201,6 +203,7 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
         execution_id=record["execution"],
         reward=math.nan if record["reward"] is None else record["reward"],
         rewards=record["rewards"],
+        turn_rewards=tuple(TurnReward(*turn) for turn in record.get("turn_rewards", ())),
         reward_weights=record.get("reward_weights", {}),
         failure=record["failure"],
         info=record["info"],

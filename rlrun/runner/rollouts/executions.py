@@ -212,6 +212,10 @@ class Executions:
             raise ValueError(f"the rollout returned {trajectory!r}, which is not a Trajectory")
         if not len(trajectory.prompt):
             raise ValueError("the rollout returned a trajectory without a prompt")
+        try:
+            trajectory.rewarded_turns()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"the rollout {type(self._policy.rollout).__name__} returned {error}") from None
         images = prompt.images if trajectory.prompt_images is None else trajectory.prompt_images
         collapse(trajectory.prompt, images)  # raises ValueError for placeholders of other images
         limit = self._settings.max_sample_tokens

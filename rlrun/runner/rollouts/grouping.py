@@ -85,6 +85,7 @@ def _sample(prompt: Prompt, id: str, trajectory: Trajectory, execution_id: str =
         status=trajectory.status,
         text=trajectory.text,
         execution_id=execution_id,
+        turn_rewards=trajectory.rewarded_turns(),
         failure=trajectory.failure,
         failure_type=trajectory.failure_type,
         info=trajectory.info,

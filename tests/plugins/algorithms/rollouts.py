@@ -8,7 +8,7 @@ failed: a reference does not see it at all. Engines have other log-probs than th
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from rlrun.plugins.registry import build
 from rlrun.plugins.testing import group
 from rlrun.plugins.testing import sample as make_sample
-from rlrun.plugins.types import Group, LossInputs, Status
+from rlrun.plugins.types import Group, LossInputs, Status, TurnReward
 from rlrun.runner.batches.reduction import Reduction, token_scales
 
 Advantages = Callable[..., list[torch.Tensor]]
@@ -58,6 +58,8 @@ class Rollout:
     reference_rewards: list[float]
     entropies: torch.Tensor
     squared_probs: torch.Tensor
+    turns: list[tuple[int, float]] = field(default_factory=list)
+    """Of each turn the number of tokens that the policy made, and its reward; [] without such rewards."""
 
     @property
     def group_mean(self) -> float:
@@ -108,6 +110,20 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
     failed.policy_entropies = np.full(3, 9.0, np.float32)
     groups[0].samples.insert(FAILED, failed)
     return groups, found
+
+
+def rewarded_rollouts() -> tuple[list[Group], list[Rollout]]:
+    """The same samples with a reward for each turn, some of which do not add up to the sample's."""
+    groups, step = rollouts()
+    samples = of_step(groups, [sample for one in groups for sample in one.samples])
+    for number, (sample, one) in enumerate(zip(samples, step, strict=True)):
+        edges = np.flatnonzero(np.diff(one.mask.numpy(), prepend=False, append=False)).reshape(-1, 2)
+        rewards = [0.5 * (number + turn) - 0.75 for turn in range(len(edges))]
+        ends = [int(end) for _, end in edges]
+        sample.turn_rewards = tuple(map(TurnReward, ends, rewards))
+        rewards[-1] = one.reward - sum(rewards[:-1])
+        one.turns = [(int(end - start), own) for (start, end), own in zip(edges, rewards, strict=True)]
+    return groups, step
 
 
 def of_step(groups: list[Group], arrays: list[Any]) -> list[Any]:
@@ -176,10 +192,12 @@ def whitened(advantages: list[torch.Tensor]) -> list[torch.Tensor]:
     return [(one - everything.mean()) / scale for one in advantages]
 
 
-def check_step(name: str, params: dict[str, Any], reduction: Reduction, reference: Any) -> None:
+def check_step(
+    name: str, params: dict[str, Any], reduction: Reduction, reference: Any, samples: Any = rollouts
+) -> None:
     """Token losses, the step's loss and its gradient, for both sides from the same rollouts."""
     algorithm = build("algorithms", name, params)
-    groups, step = rollouts()
+    groups, step = samples()
     if algorithm.needs.pairs:
         step = step[:6]
     advantages = algorithm.advantages(groups)

@@ -15,7 +15,7 @@ from rlrun.plugins.environments.process import EnvironmentFailure, EnvironmentPr
 from rlrun.plugins.failures import Failure, InfrastructureError, failure_of
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import PluginError, build
-from rlrun.plugins.types import Row, Status
+from rlrun.plugins.types import Row, Status, TurnReward
 from rlrun.specs.sections.data import EnvironmentSpec
 from tests.waiting import wait_until
 
@@ -150,7 +150,10 @@ async def test_tokens_rewards_and_info_of_an_execution(file: Path) -> None:
         [-1] * len("hi\0") + [-2] * len("ho\0") + [-3] * len("stop\0")
     )
     assert trajectory.status is Status.COMPLETED
-    assert trajectory.info == {"heard": 3, "reward": 1.5, "turns": 3, "turn_rewards": [0.25, 0.25, 1.0]}
+    assert trajectory.info == {"heard": 3, "reward": 1.5, "turns": 3}
+    given = len("\nuser: you said hi\0\nassistant: ")
+    ends = [3, 6 + given, 11 + 2 * given]
+    assert trajectory.rewarded_turns() == tuple(map(TurnReward, ends, [0.25, 0.25, 1.0]))
 
 
 async def test_reset_may_give_the_first_messages(file: Path) -> None:
@@ -172,7 +175,9 @@ async def test_an_execution_that_its_environment_did_not_end_is_truncated(
     [[trajectory]] = await execute({"type": f"{file}:Echo"}, answers, **limits)
     assert trajectory.status is Status.TRUNCATED
     assert trajectory.info["turns"] == turns
-    assert trajectory.info["reward"] == 0.25 * len(trajectory.info["turn_rewards"])
+    rewarded = turns - ("on…" in answers)
+    assert trajectory.turn_rewards == [0.25] * rewarded + [0.0] * (turns - rewarded)
+    assert trajectory.info["reward"] == 0.25 * rewarded
 
 
 async def test_each_player_has_a_sample_with_its_own_reward(file: Path) -> None:
@@ -182,6 +187,7 @@ async def test_each_player_has_a_sample_with_its_own_reward(file: Path) -> None:
         "user: second, say a word\0\nassistant: bee\0",
     ]
     assert [(one.info["player"], one.info["reward"]) for one in trajectories] == [(0, -1.0), (1, 1.0)]
+    assert [one.turn_rewards for one in trajectories] == [[-1.0], [1.0]]
 
 
 async def test_random_numbers_belong_to_an_execution_whatever_runs_beside_it(file: Path) -> None:
@@ -222,7 +228,7 @@ async def test_a_failure_fails_its_execution_and_the_next_one_runs(
 async def test_an_error_of_the_policy_ends_the_execution_with_its_reward(file: Path) -> None:
     [[trajectory]] = await execute({"type": f"{file}:Echo"}, ["hi", "wreck"])
     assert trajectory.status is Status.COMPLETED
-    assert trajectory.info["turn_rewards"] == [0.25, -1.0]
+    assert trajectory.turn_rewards == [0.25, -1.0]
     assert trajectory.info["policy_error"] == 1
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.sampling_mask import SamplingMask
-from rlrun.plugins.types import Group, Sample, Status, VersionSpan
+from rlrun.plugins.types import Group, Sample, Status, TurnReward, VersionSpan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_rollouts import map_records, read_groups, rollout_path, write_records
 from rlrun.runner.rollouts.saved_source import SavedSource
@@ -27,6 +27,7 @@ def odd_sample() -> Sample:
         text='naïve\n"quoted" \U0001f600',
         execution_id="7-1",
         rewards={"math": 0.1},
+        turn_rewards=(TurnReward(1, 0.1), TurnReward(4, -1e-30)),
         failure="crashed",
         info={"calls": 2},
         experts=np.arange(24, dtype=np.int16).reshape(6, 4),

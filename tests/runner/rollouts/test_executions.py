@@ -340,6 +340,10 @@ async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
         ([], "returned nothing"),
         (Trajectory(np.zeros(0, dtype=np.int32)), "without a prompt"),
         (Trajectory(np.zeros(5000, dtype=np.int32)), "has 5000 tokens; the maximum is"),
+        (
+            Trajectory(np.zeros(3, dtype=np.int32), turn_rewards=[1.0]),
+            "the rollout FailingRollout returned 1 turn_rewards for 0 turns of the policy",
+        ),
     ],
 )
 async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) -> None:

@@ -17,6 +17,7 @@ from rlrun.plugins.algorithms.advantages import (
     comparable_rewards,
     discounted_sums,
     is_compared,
+    rewarded_turns,
     spread_over_tokens,
 )
 from rlrun.plugins.algorithms.group_compared import ClippedGroup
@@ -92,23 +93,21 @@ def turns_of(number: int, sample: Sample, gamma: float) -> Iterator[tuple[bytes,
     """Yields each turn of the sample after the observation before it; `number` is the sample's place."""
     edges = np.flatnonzero(np.diff(sample.made, prepend=False, append=False))
     spans = [slice(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
-    values = discounted_sums(turn_rewards(sample, len(spans)), gamma)
+    values = discounted_sums(rewards_of_spans(sample, spans), gamma)
     start, state = 0, sample.prompt.tokens.tobytes()
     for span, value in zip(spans, values, strict=True):
         yield state + sample.tokens[start : span.start].tobytes(), Turn(number, span, float(value))
         start, state = span.stop, b""
 
 
-def turn_rewards(sample: Sample, num_turns: int) -> Scores:
-    """Returns `[num_turns]` the reward of each turn, whose sum is the sample's reward.
+def rewards_of_spans(sample: Sample, spans: Sequence[slice]) -> Scores:
+    """Returns `[len(spans)]` the reward of each turn, whose sum is the sample's reward.
 
-    The rollout `environment` notes them in `info["turn_rewards"]`; the rest of the sample's reward, or all of
-    it if there is no such list or it is longer, belongs to the last turn.
+    Without rewards of turns, all of it belongs to the last one.
     """
-    rewards = np.zeros(num_turns)
-    noted = sample.info.get("turn_rewards", ())
-    if len(noted) <= num_turns:
-        rewards[: len(noted)] = noted
-    if num_turns:
-        rewards[-1] += sample.reward - rewards.sum()
+    rewards = np.zeros(len(spans))
+    if spans:
+        ends, values = rewarded_turns(sample)
+        places = np.searchsorted([span.stop for span in spans], ends)
+        np.add.at(rewards, np.minimum(places, len(spans) - 1), values)
     return rewards

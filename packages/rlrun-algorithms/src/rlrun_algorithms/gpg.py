@@ -1,6 +1,7 @@
 """GPG: group policy gradient (https://arxiv.org/abs/2504.02546)."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ class GPGParams(ComparedParams):
     normalize_std: bool = False
     """Divide advantages by the standard deviation of the group's rewards. The paper calls the divisor F_norm;
     it is 1 in the paper's best runs."""
+    turn_rewards: Literal["episode"] = "episode"
+    """A turn is credited with the sample's reward, which alpha compares, too."""
 
 
 class GPG(GroupCompared):

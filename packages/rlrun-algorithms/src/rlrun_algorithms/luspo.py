@@ -2,13 +2,14 @@
 
 from pydantic import Field
 
+from rlrun.plugins.algorithms.group_compared import OneRatio
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
 from rlrun.plugins.algorithms.objective import SymmetricClip, clip_terms, objective
 from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs, LossOutputs
 
 
-class LUSPOParams(SymmetricClip, GRPOParams):
+class LUSPOParams(OneRatio, SymmetricClip, GRPOParams):
     """GRPO's parameters with the paper's clip range for the ratio of a whole sample."""
 
     clip: float = Field(default=2e-3, gt=0, lt=1)

@@ -297,6 +297,13 @@ CUT_VOCABULARY = tuple(
         ("top_k", lambda job: job.spec.rollout.top_k >= 1 and _may_record_masks(job)),
     )
 )
+TURN_REWARDS_TO_GO = equal("algorithm.turn_rewards", "to_go")
+NO_TURN_REWARDS = Feature(
+    "a rollout that gives turns no rewards (single_turn, multi_turn_tools, agent)",
+    "rollout.function.type",
+    lambda job: job.spec.rollout.function.type in ("single_turn", "multi_turn_tools", "agent"),
+    '"environment"',
+)
 TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))
 OTHER_REDUCTION = unequal("trainer.reduction", "per_sample_mean")
 RESPONSE_KEY = on("data.response_key").when(

@@ -121,6 +121,11 @@ _ALGORITHMS = (
         "truncated samples are not trained",
         "remove it, or remove rollout.truncated",
     ),
+    no_effect(
+        f.TURN_REWARDS_TO_GO,
+        f.NO_TURN_REWARDS,
+        "the whole reward of a sample belongs to its end",
+    ),
     refused(f.OTHER_REDUCTION, f.PAIRS, "the loss of {algorithm} has one term per pair"),
     refused(f.OTHER_REDUCTION, f.LABELS, "the loss of {algorithm} has one term per response"),
     no_effect(f.FLOAT32_HEAD, f.ALL_FLOAT32, "logits are float32 without it"),

@@ -31,8 +31,8 @@ class OneRatio(Comparison):
     def _no_credit_of_turns(self) -> Self:
         if self.turn_rewards != "episode":
             raise ValueError(
-                f'turn_rewards = "{self.turn_rewards}" needs a ratio for each token, and this loss has one for '
-                'all turns of a sample: remove it, or set type = "grpo" or "gspo_token"'
+                f'turn_rewards = "{self.turn_rewards}" needs a ratio for each token, and this loss has one '
+                'for all turns of a sample: remove it, or set type = "grpo" or "gspo_token"'
             )
         return self
 

@@ -30,6 +30,7 @@ PLUGIN_KEYS = {
     "data.rejected_key",
     "algorithm.correction",
     "algorithm.bootstrap_truncated",
+    "algorithm.turn_rewards",
 }
 SECTIONS = set(Spec.model_fields)
 KEYS_OF_NAMED_ENGINES = {"engine.adapter"}

@@ -51,6 +51,8 @@ class Actor:
 
     called_aside: ClassVar[frozenset[str]] = frozenset()
     """Names of the methods that run in a separate thread, also while the process is busy."""
+    imports: ClassVar[str | None] = None
+    """The module that `start` imports if that takes seconds; a fork server imports it beforehand."""
 
     def __init__(self, log: str, secrets: Mapping[str, str]) -> None:
         """Appends everything that this process prints to `log`. `secrets` are further environment variables:

@@ -14,6 +14,7 @@ _HEALTH_SECONDS = 60.0
 class EngineActor(Actor):
     """One native engine, which serves HTTP from a thread of this process."""
 
+    imports = "rlrun.runner.engines.native.http.server"
     _url: str | None = None
 
     @reports_failure

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from rlrun.runner.cluster.fork_server import CAN_FORK, ForkServer
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.ray_environment import PROCESS_VARIABLES, ray
 from rlrun.runner.cluster.ray_health import (
@@ -58,6 +59,7 @@ class Cluster:
         self._spec = spec
         self._node_timeout = node_timeout
         self._waiting: asyncio.Future[None] | None = None
+        self._fork_server: ForkServer | None = None
         self._scratch = scratch
         self.placement = placement
         self._thread = RayThread()
@@ -96,13 +98,15 @@ class Cluster:
         """Whether this job started Ray, on this host only."""
         return self._spec.address is None
 
-    async def start(self) -> None:
+    async def start(self, requests: Sequence[Request] = ()) -> None:
         """Starts Ray here, or joins the cluster at `cluster.address`, and reserves what the job needs.
+
+        What the processes of `requests` import is imported meanwhile, where Ray starts here.
 
         Raises JobError if the cluster has less than the spec asks for, and MachinesFailed if it cannot be
         joined.
         """
-        await self._thread.run(self._begin)
+        await self._thread.run(self._begin, requests)
         take_back_signals()
         await self._thread.run(self._reserved.make)
         await self._thread.run(self._reserved.look)
@@ -114,13 +118,20 @@ class Cluster:
         """
         if self._lost is not None:  # the GCS would be asked where to start them, and would not answer
             raise MachinesFailed(self._lost)
-        return await self._thread.run(self._launch, requests)
+        pythons = [await self._python(request) for request in requests]
+        return await self._thread.run(self._launch, requests, pythons)
 
-    def _launch(self, requests: Sequence[Request]) -> list[Process]:
+    def _launch(self, requests: Sequence[Request], pythons: Sequence[str | None]) -> list[Process]:
+        """`pythons`: what Ray has to start for each process instead of Python."""
         reserved = self._reserved
         launched = [
-            Process(request, self._actor(request), reserved.node(request.slot), reserved.reach(request.slot))
-            for request in requests
+            Process(
+                request,
+                self._actor(request, python),
+                reserved.node(request.slot),
+                reserved.reach(request.slot),
+            )
+            for request, python in zip(requests, pythons, strict=True)
         ]
         self._processes += launched
         return launched
@@ -199,25 +210,47 @@ class Cluster:
             await in_background(self._give_up)
         self._thread.stop()
 
-    def _begin(self) -> None:
+    def _begin(self, requests: Sequence[Request]) -> None:
         if self._spec.address is not None:
             join(self._spec.address)
             self._joined = JoinedCluster(ray.get_runtime_context().gcs_address)
             return
         self._children_before = children()
         note_sessions(self._scratch.note_session)
+        self._fork_server = self._start_fork_server(requests)
         start_here(ceil(self.placement.cpus), self._scratch.ray)
 
-    def _actor(self, request: Request) -> Any:
-        plain, secret = variables_of(self._spec.environment)
-        environment = PROCESS_VARIABLES | allowance() | dict(request.environment) | plain
+    def _start_fork_server(self, requests: Sequence[Request]) -> ForkServer | None:
+        """Starts it for the first process that can be a fork, and for others that have the same variables."""
+        forks = [request for request in requests if request.kind.imports and not request.slot.gpus]
+        if not forks or not CAN_FORK:
+            return None
+        modules = dict.fromkeys(request.kind.imports for request in forks if request.kind.imports)
+        server = ForkServer(self._scratch.path, list(modules), self._environment(forks[0]))
+        self._scratch.note_session(server.process.pid)
+        return server
+
+    async def _python(self, request: Request) -> str | None:
+        """Returns what Ray has to start instead of Python, to make the process a fork; None if it is none."""
+        server = self._fork_server
+        if server is None or request.kind.imports is None or not server.suits(self._environment(request)):
+            return None
+        return await server.executable()
+
+    def _environment(self, request: Request) -> dict[str, str]:
+        plain, _ = variables_of(self._spec.environment)
+        return PROCESS_VARIABLES | allowance() | dict(request.environment) | plain
+
+    def _actor(self, request: Request, python: str | None) -> Any:
+        _, secret = variables_of(self._spec.environment)
         options = {
             "num_cpus": request.slot.cpus,
             "num_gpus": request.slot.gpus,
             "max_restarts": 0,
             "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
             # the processes of a joined cluster have the environment of its start
-            "runtime_env": {"env_vars": environment},
+            "runtime_env": {"env_vars": self._environment(request)}
+            | ({} if python is None else {"py_executable": python}),
         }
         if request.kind.called_aside:
             actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)
@@ -234,6 +267,8 @@ class Cluster:
             if not self.is_local and self._lost is None:
                 self._reserved.give_back()
             ray.shutdown()
+        if self._fork_server is not None:
+            self._fork_server.close()
         end_or_kill(ray_processes)
         if self.is_local:
             kill(process.pid for process in self._processes if process.pid is not None)

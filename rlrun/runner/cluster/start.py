@@ -13,7 +13,7 @@ from pathlib import Path
 from rlrun.plugins.engines import Address
 from rlrun.runner.cluster.engine_setups import named_model_setup, policy_model_setup
 from rlrun.runner.cluster.ray import Cluster
-from rlrun.runner.cluster.ray_process import Process
+from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
 from rlrun.runner.contracts.carriers import Role
@@ -98,8 +98,10 @@ async def start_processes(
 
     `timed` awaits a phase and shows its name and duration.
     """
-    await timed("starting Ray" if cluster.is_local else "joining the cluster", cluster.start())
-    processes = await cluster.launch(trainer_requests(plan, cluster.placement, folder))
+    ranks = trainer_requests(plan, cluster.placement, folder)
+    first = [*ranks, *_policy_requests(spec, plan, folder, cluster)]
+    await timed("starting Ray" if cluster.is_local else "joining the cluster", cluster.start(first))
+    processes = await cluster.launch(ranks)
     groups = await _engines(spec, plan, models, folder, cluster)
     loading_trainer, loading_engines = await in_background(_phases, spec)
     if not cluster.is_local:
@@ -160,6 +162,13 @@ def _phases(spec: Spec) -> tuple[str, str]:
     return f"loading the trainer{trainer}", f"loading the engines{engines}"
 
 
+def _policy_requests(spec: Spec, plan: Plan, folder: RunFolder, cluster: Cluster) -> list[Request]:
+    """Returns the processes to start for the policy's engines; none for engines that run elsewhere."""
+    if spec.engine.type == "external":
+        return []
+    return engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
+
+
 async def _engines(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
 ) -> dict[str, list[Handle]]:
@@ -170,9 +179,8 @@ async def _engines(
             expected = ExpectedModel("engine", models.policy.config(), plan.max_sample_tokens)
             groups[POLICY] = _external(spec, "engine", spec.engine, expected)
     else:
-        requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
         setup = policy_model_setup(spec, plan, models.policy, folder.weights)
-        processes = await cluster.launch(requests)
+        processes = await cluster.launch(_policy_requests(spec, plan, folder, cluster))
         groups[POLICY] += engine_handles(spec, setup, plan.engines, cluster, processes)
     for number, section in enumerate(spec.engines):
         if shares_policy(section):

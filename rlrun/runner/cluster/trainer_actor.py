@@ -11,6 +11,7 @@ class TrainerActor(Actor):
     """Holds one trainer rank, whose methods the driver calls through `run` (see rank_calls.py)."""
 
     called_aside = frozenset({"ping", "abort_weights"})
+    imports = "rlrun.runner.trainer.roles.rank"
 
     @reports_failure
     def start(self, setup: TrainerSetup) -> None:

@@ -44,7 +44,11 @@ def table() -> str:
     """The table: what each precision converts, and which precisions leave a matrix as it is."""
     lines = ["| model | converted | in bfloat16 |", "| --- | --- | --- |"]
     for name, model in MODELS.items():
-        keeping = {matrix: kept_by(model, matrix) for matrix in names(model, PRECISIONS["rowwise"])}
+        converts = {name: converted_by(model, precision) for name, precision in PRECISIONS.items()}
+        keeping = {
+            matrix: [name for name, converted in converts.items() if not converted[matrix]]
+            for matrix in converts["rowwise"]
+        }
         converted = [f"`{matrix}`" for matrix, kept in keeping.items() if len(kept) < len(PRECISIONS)]
         exceptions = [
             f"`{matrix}`" if len(kept) == len(PRECISIONS) else f"`{matrix}` ({', '.join(kept)})"
@@ -55,15 +59,10 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def names(model: Architecture, precision: LowPrecision) -> dict[str, bool]:
+def converted_by(model: Architecture, precision: LowPrecision) -> dict[str, bool]:
     """Whether each kind of matrix is converted, by its name within a layer."""
     matrices = kinds_of_matrices(layer_matrices(model, precision))
     return {matrix.pattern.removeprefix("model.layers.*."): matrix.reason is None for matrix in matrices}
-
-
-def kept_by(model: Architecture, matrix: str) -> list[str]:
-    """The precisions in which a matrix is not converted."""
-    return [name for name, precision in PRECISIONS.items() if not names(model, precision)[matrix]]
 
 
 def test_the_table_of_families() -> None:

@@ -68,11 +68,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 @pages
 def test_files_exist(page: Page) -> None:
-    names = {
-        path.name
-        for folder in ("rlrun", "tests", "benchmarks", "examples", "packages")
-        for path in files(folder)
-    }
+    names = file_names()
     for span in page.spans() if not of_slime(page) else ():
         if re.fullmatch(r"(rlrun|tests|benchmarks|examples|packages|docs)/[\w./-]+", span):
             assert (ROOT / span).exists(), span
@@ -84,12 +80,12 @@ def test_files_exist(page: Page) -> None:
 
 @pages
 def test_keys_exist(page: Page) -> None:
-    known, sections = keys(), set(Spec.model_fields)
+    known, sections, free_of_keys = keys(), set(Spec.model_fields), free_tables()
     for span in page.spans():
         table = re.fullmatch(r"\[+([a-z_.]+)\]+", span)
         key = table[1] if table else re.sub(r"\.\d+(?=\.|$)", "", span.partition(" = ")[0])
         if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", key) and key.partition(".")[0] in sections:
-            free = any(key.startswith(f"{name}.") for name in free_tables(Spec))
+            free = any(key.startswith(f"{name}.") for name in free_of_keys)
             assert free or key in known or key.endswith((".py", ".toml", ".json")), span
         elif table:
             assert key in known or key in ("profiles", "vars", "teacher.parallel"), span
@@ -97,7 +93,7 @@ def test_keys_exist(page: Page) -> None:
 
 @pages
 def test_types_exist(page: Page) -> None:
-    known = {*choices(spec_schema()), *OF_EXAMPLES}
+    known = types() | OF_EXAMPLES
     for span in page.spans():
         if (found := re.search(r'\btype = "([\w.]+)"', span)) and "description" not in span:
             assert found[1] in known, span
@@ -121,7 +117,7 @@ def test_specs_have_no_unknown_keys(page: Page, tmp_path: Path) -> None:
 def test_commands_and_options_exist(page: Page) -> None:
     if of_slime(page):
         return
-    app = typer.main.get_command(make_app([]))
+    app = application()
     for words in page.commands():
         command = app
         for word in words:
@@ -132,8 +128,7 @@ def test_commands_and_options_exist(page: Page) -> None:
         for word in words:
             known = not word.startswith("-") or word.partition("=")[0] in options | {"-", "-h", "--help"}
             assert known, words
-    benchmarks = " ".join(path.read_text("utf-8") for path in files("benchmarks"))
-    known = every_option(app) | OF_OTHERS | {f"--{word}" for word in re.findall(r"[\w-]+", benchmarks)}
+    known = known_options()
     for span in page.spans():
         if span.startswith("--"):
             assert re.split(r"[ =]", span)[0] in known, span
@@ -170,13 +165,18 @@ def keys() -> set[str]:
     return found | {path.rpartition(".")[0] for path in found}
 
 
-def free_tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
+@cache
+def free_tables() -> set[str]:
     """Tables whose keys are not the spec's own."""
+    return set(_free_tables(Spec))
+
+
+def _free_tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if "dict[" in str(field.annotation):
             yield f"{place}{name}"
         for inner in section_models(field.annotation):
-            yield from free_tables(inner, f"{place}{name}.")
+            yield from _free_tables(inner, f"{place}{name}.")
 
 
 def of_slime(page: Page) -> bool:
@@ -184,9 +184,10 @@ def of_slime(page: Page) -> bool:
     return page.path.name.startswith("slime")
 
 
-def choices(schema: Any) -> set[str]:
-    """Every value that the schema lists."""
-    found = re.findall(r'"(?:const|enum)": (\[[^\]]*\]|"[^"]*")', json.dumps(schema))
+@cache
+def types() -> set[str]:
+    """Every value that the spec's schema lists."""
+    found = re.findall(r'"(?:const|enum)": (\[[^\]]*\]|"[^"]*")', json.dumps(spec_schema()))
     values = [json.loads(each) for each in found]
     return {str(one) for each in values for one in (each if isinstance(each, list) else [each])}
 
@@ -197,6 +198,20 @@ def problems(file: Path) -> tuple[Any, ...]:
     except SpecError as error:
         return error.problems
     return ()
+
+
+@cache
+def application() -> Any:
+    return typer.main.get_command(make_app([]))
+
+
+@cache
+def known_options() -> set[str]:
+    """The options of rlrun, of the benchmarks, and of other programs."""
+    benchmarks = " ".join(path.read_text("utf-8") for path in files("benchmarks"))
+    return (
+        every_option(application()) | OF_OTHERS | {f"--{word}" for word in re.findall(r"[\w-]+", benchmarks)}
+    )
 
 
 def every_option(command: Any) -> set[str]:
@@ -212,6 +227,12 @@ def resolves(name: str) -> bool:
     except ModuleNotFoundError:
         return bool(module) and hasattr(import_module(module), leaf)
     return True
+
+
+@cache
+def file_names() -> set[str]:
+    folders = ("rlrun", "tests", "benchmarks", "examples", "packages")
+    return {path.name for folder in folders for path in files(folder)}
 
 
 def files(folder: str) -> list[Path]:

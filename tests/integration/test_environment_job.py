@@ -1,6 +1,5 @@
-"""A whole job in an environment of a user's file: its records, and a kill and a resumption bit for bit."""
+"""A whole job in an environment of a user's file: its records, and steps that are repeated bit for bit."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,20 @@ from rlrun.runner.records.saved_rollouts import rollout_path
 from tests.integration.jobs import Jobs
 
 WORLD = '''
-import os
 import random
-import time
-from pathlib import Path
 
 import rlrun
 
 
 @rlrun.environment
 class Letters:
-    """Rewards letters, and says a random number. From the fifth step on it waits for HOLD to go."""
+    """Rewards letters, and says a random number."""
 
     def tasks(self):
         return [{"id": str(n), "prompt": f"say {n}", "label": n} for n in range(32)]
 
     def reset(self, task):
-        self.turns, prompt = 0, int(task.id.partition("-")[0])
-        while "HOLD" in os.environ and prompt >= 16 and Path(os.environ["HOLD"]).exists():
-            time.sleep(0.01)
+        self.turns = 0
 
     def step(self, action):
         self.turns += 1
@@ -47,7 +41,7 @@ SETTINGS: dict[str, object] = {
     "rollout__max_turn_tokens": 6,
     "rollout__stop_token_ids": list(range(0, 320, 4)),  # a quarter of all tokens, so that most turns end
     "rewards": [{"type": "noted"}],
-    "trainer__steps": 6,
+    "trainer__steps": 4,
     "checkpoint__interval": 2,
 }
 
@@ -59,7 +53,7 @@ def world(jobs: Jobs) -> Path:
     return path
 
 
-def test_a_job_in_an_environment_is_the_same_killed_and_resumed_or_not(jobs: Jobs, world: Path) -> None:
+def test_a_job_in_an_environment_repeats_its_steps_from_a_checkpoint(jobs: Jobs, world: Path) -> None:
     whole = jobs.run("whole", "--allow-local-plugins", **SETTINGS)
     assert whole.code == 0, whole.output
     for line in whole.metrics:
@@ -67,17 +61,12 @@ def test_a_job_in_an_environment_is_the_same_killed_and_resumed_or_not(jobs: Job
         assert line["rollout/reward/mean"] == pytest.approx(line["rollout/info/reward"])
         assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-4
     check_credit(list(read_records(rollout_path(whole.folder.rollouts, 1))))
-    hold = jobs.folder / "hold"
-    hold.touch()
-    jobs.environment["HOLD"] = str(hold)
-    killed = jobs.start("killed", "--allow-local-plugins", **SETTINGS)
-    killed.until_step(3)
-    killed.signal(signal.SIGKILL)
-    killed.process.wait()
-    hold.unlink()
-    resumed = jobs.run("killed", "--resume", "--allow-local-plugins", **SETTINGS)
+    curve = whole.curve
+    whole.rewind(2)
+    resumed = jobs.run("whole", "--resume", "--allow-local-plugins", **SETTINGS)
     assert resumed.code == 0, resumed.output
-    assert resumed.curve == whole.curve
+    assert resumed.superseded_steps() == [3, 4]
+    assert resumed.curve == curve
 
 
 def check_credit(records: list[dict[str, Any]]) -> None:

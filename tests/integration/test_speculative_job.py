@@ -1,4 +1,4 @@
-"""Whole jobs whose engines speculate: exact log-probs, and the same run interrupted or not."""
+"""A whole job whose engines speculate: exact log-probs, and the same steps again from a checkpoint."""
 
 from typing import Any
 
@@ -21,8 +21,9 @@ def test_a_resumed_job_that_speculates_repeats_bit_for_bit(jobs: Jobs) -> None:
         assert 0.2 < line["rollout/spec_accept_rate"] <= 1
         assert line["rollout/spec_accept_length"] > 1
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
-    part = jobs.run("speculating-twice", **SETTINGS, trainer__steps=2)
-    assert part.code == 0, part.output
-    resumed = jobs.run("speculating-twice", "--resume", **SETTINGS, trainer__steps=4)
+    curve = whole.curve
+    whole.rewind(2)
+    resumed = jobs.run("speculating", "--resume", **SETTINGS, trainer__steps=4)
     assert resumed.code == 0, resumed.output
-    assert resumed.curve == whole.curve
+    assert resumed.superseded_steps() == [3, 4]
+    assert resumed.curve == curve

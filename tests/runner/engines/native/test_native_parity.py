@@ -82,7 +82,16 @@ def test_products_of_onednn_and_in_panels_agree(
         np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+IN_PLAIN_TORCH = ("qwen3-one-kv-head-wide", "qwen3-moe", "gated-delta-net", "deepseek")
+"""Models with each kind of layer. `make test` computes these in each way, and the others with the kernels."""
+WAYS = [
+    pytest.param(name, way, marks=() if way == "kernels" or name in IN_PLAIN_TORCH else pytest.mark.slow)
+    for name in MODELS
+    for way in ("kernels", "torch", "flash")
+]
+
+
+@pytest.mark.parametrize(("name", "operations"), WAYS, indirect=["operations"])
 def test_log_probs_and_greedy_tokens_equal_transformers(name: str, operations: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, **MODELS[name])
     scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler

@@ -40,6 +40,13 @@ MODELS = {
     "a frozen vision tower": {"family": "qwen3_vl"},
     "a vision tower that is not loaded": {"family": "qwen3_5"},
 }
+SLOW = (
+    "llama",
+    "gpt-oss on expert-parallel ranks",
+    "adapters beside 4 bits",
+    "a frozen vision tower",
+)
+"""Each has its parts from two others: a family or a form, and a layout."""
 TOWERS = {
     "a trained vision tower": "trained",
     "a frozen vision tower": "frozen",
@@ -64,10 +71,16 @@ def make_adapter(model, lora):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Float32 weights of models whose config says bfloat16: exporting must round them."""
+def runs(tmp_path_factory, request):
+    """Float32 weights of models whose config says bfloat16: exporting must round them.
+
+    Slow ones only where a test of them is chosen.
+    """
     root, cases = tmp_path_factory.mktemp("runs"), []
-    for name, model in MODELS.items():
+    chosen = [item for item in request.session.items if item.path == request.path]
+    tested = {item.callspec.params["name"] for item in chosen if hasattr(item, "callspec")}
+    for name in [name for name in MODELS if name in tested or name not in SLOW]:
+        model = MODELS[name]
         make = make_tiny_vlm if name in TOWERS else make_tiny_model
         folder = make(root / "models" / name, **model)
         config = json.loads((folder / "config.json").read_text())
@@ -87,7 +100,9 @@ def runs(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
+)
 def test_a_sharded_checkpoint_is_what_the_trainer_exports(name, runs, tmp_path):
     run = runs / name
     out = convert(run, "hf", tmp_path / "out")

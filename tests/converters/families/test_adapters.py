@@ -45,7 +45,13 @@ def make(family, folder, monkeypatch):
     return parameters | buffers
 
 
-@pytest.mark.parametrize("family", FLAVORS)
+USUAL = ("muse_glimmer", "qwen3_5_moe")
+"""In `make test`: one dense family, and one with experts."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in FLAVORS]
+)
 def test_there_and_back_is_exact(family, tmp_path, monkeypatch):
     source = tmp_path / "hf"
     parameters = make(family, source, monkeypatch)

@@ -61,8 +61,12 @@ def read(folder: Path, site: Path, before: str) -> list[str]:
     ("before", "with_torch"),
     [
         ("need_only_tokenizers()", False),
-        ("from rlrun.plugins.registry import load; load('rewards', 'acme'); need_only_tokenizers()", False),
-        ("", True),
+        pytest.param(
+            "from rlrun.plugins.registry import load; load('rewards', 'acme'); need_only_tokenizers()",
+            False,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("", True, marks=pytest.mark.slow),
         ("import transformers; need_only_tokenizers()", True),
         ("from rlrun.plugins.registry import load; load('filters', 'acme'); need_only_tokenizers()", True),
     ],

@@ -29,6 +29,17 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"pipeline": 2}),
     ("qwen3_moe", {"fsdp": 2, "expert": 2}),
 ]
+RANKS = [
+    pytest.param(
+        number,
+        rank,
+        marks=pytest.mark.slow if rank and "pipeline" not in layout else (),
+        id=f"{name}-{layout}-{rank}",
+    )
+    for number, (name, layout) in enumerate(LAYOUTS)
+    for rank in (0, 1)
+]
+"""Only in a pipeline does the second rank hold other parameters than the first."""
 HELD = ("parameters", "gradients", "optimizer")
 
 
@@ -82,8 +93,7 @@ def test_ranks_hold_what_is_planned(
         assert places == pytest.approx([rank["parameters"] for rank in together[number]], rel=0.1)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[f"{name}-{more}" for name, more in LAYOUTS])
+@pytest.mark.parametrize(("number", "rank"), RANKS)
 def test_a_dry_run_tells_what_a_rank_holds(
     number: int,
     rank: int,
@@ -106,8 +116,17 @@ def test_a_dry_run_tells_what_a_rank_holds(
     assert at_peak < 1.06 * waiting["beside"]  # which errs upwards alone: what waits is freed later
 
 
-@pytest.mark.parametrize("base", [None, "int8", "nf4"])
-@pytest.mark.parametrize("policy", ["always", "never"])
+@pytest.mark.parametrize(
+    ("base", "policy"),
+    [
+        pytest.param(None, "always", marks=pytest.mark.slow),
+        ("int8", "never"),
+        ("nf4", "always"),
+        pytest.param(None, "never", marks=pytest.mark.slow),
+        pytest.param("int8", "always", marks=pytest.mark.slow),
+        pytest.param("nf4", "never", marks=pytest.mark.slow),
+    ],
+)
 def test_layers_of_a_frozen_base_are_gathered_as_they_are_held(
     tmp_path: Path, base: str | None, policy: str
 ) -> None:
@@ -130,8 +149,8 @@ def test_layers_of_a_frozen_base_are_gathered_as_they_are_held(
     ("layout", "policy"),
     [
         ({"fsdp": 2}, "default"),
-        ({"fsdp": 2}, "never"),
-        ({"fsdp": 2, "pipeline": 2}, "default"),
+        pytest.param({"fsdp": 2}, "never", marks=pytest.mark.slow),
+        pytest.param({"fsdp": 2, "pipeline": 2}, "default", marks=pytest.mark.slow),
         ({"fsdp": 2, "pipeline": 2}, "always"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.integration.jobs import Jobs
 
 STUCK_RANK = '''
@@ -24,9 +26,9 @@ class Stuck(GRPO):
 '''
 
 
-def test_a_rank_that_waits_for_a_stuck_one_names_the_place_of_both(jobs: Jobs) -> None:
-    (jobs.folder / "stuck.py").write_text(STUCK_RANK)
-    ended = jobs.run(
+def test_a_rank_that_waits_for_a_stuck_one_names_the_place_of_both(joining_jobs: Jobs) -> None:
+    (joining_jobs.folder / "stuck.py").write_text(STUCK_RANK)
+    ended = joining_jobs.run(
         "stuck-rank",
         "--allow-local-plugins",
         algorithm__type="stuck.py:Stuck",
@@ -44,8 +46,9 @@ def test_a_rank_that_waits_for_a_stuck_one_names_the_place_of_both(jobs: Jobs) -
     assert "(most recent call first)" in (ended.folder.logs / "engine-0.log").read_text()
 
 
-def test_a_reward_that_hangs_names_its_line(jobs: Jobs) -> None:
-    ended = jobs.run(
+@pytest.mark.slow  # the message is that of the test above, and test_scoring.py has rewards that hang
+def test_a_reward_that_hangs_names_its_line(joining_jobs: Jobs) -> None:
+    ended = joining_jobs.run(
         "stuck-reward",
         rewards=[{"type": "stuck"}],
         scoring__timeout=2.0,

@@ -43,16 +43,17 @@ def test_engines_that_die_or_hang_at_any_moment_change_nothing_that_is_learnt(
     assert_nothing_left(processes, ended)
 
 
-def test_the_other_engine_takes_over_the_requests_of_a_killed_engine(jobs: Jobs) -> None:
+@pytest.mark.slow  # tests/runner/engines/pool/test_supervisor.py sends requests of a lost engine to another
+def test_the_other_engine_takes_over_the_requests_of_a_killed_engine(joining_jobs: Jobs) -> None:
     faults = [Fault("engine 0", "generation", 30)]
     settings = {"trainer__steps": STEPS, "deterministic": False, "engine__count": 2}
-    check(jobs.run("engine-killed-of-two", main=main_with(faults), **settings), restarts=1)
+    check(joining_jobs.run("engine-killed-of-two", main=main_with(faults), **settings), restarts=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
 def test_an_engine_that_dies_within_conversations_computes_their_states_again(
-    family: str, jobs: Jobs, tmp_path: Path
+    family: str, joining_jobs: Jobs, tmp_path: Path
 ) -> None:
     """Later turns continue kept states, until the engine that has them is killed."""
     model = make_tiny_model(tmp_path / "model", family, scale=0.05, tied=True, pad_token_id=None)
@@ -63,15 +64,16 @@ def test_an_engine_that_dies_within_conversations_computes_their_states_again(
         "rollout__function__type": "two_turns",
     }
     faults = [Fault("engine 0", "generation", 70)]
-    ended = jobs.run(f"killed-{family}", main=main_with(faults), **settings)
+    ended = joining_jobs.run(f"killed-{family}", main=main_with(faults), **settings)
     check(ended, restarts=1)
     assert all(line["rollout/prefix_cache_hit_rate"] > 0.2 for line in ended.metrics)
 
 
-def test_a_job_ends_when_its_restarts_are_spent(jobs: Jobs) -> None:
+@pytest.mark.slow
+def test_a_job_ends_when_its_restarts_are_spent(joining_jobs: Jobs) -> None:
     faults = [Fault("engine 0", "generation", 3), Fault("engine 0", "generation", 60)]
     settings = ROLLOUT_ONLY | {"trainer__steps": 100_000, "fault_tolerance__engine_restarts": 1}
-    ended = jobs.run("restarts-spent", main=main_with(faults), **settings)
+    ended = joining_jobs.run("restarts-spent", main=main_with(faults), **settings)
     assert ended.code == 3
     assert "is back after" in ended.output
     assert "failed: engine 0 died" in ended.output

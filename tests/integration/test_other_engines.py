@@ -153,6 +153,7 @@ def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:
         assert same[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
 
 
+@pytest.mark.slow
 def test_a_reference_that_engines_serve_is_the_policy_as_it_began(jobs: Jobs) -> None:
     engines = [{"name": "frozen", "path": str(jobs.model), "dtype": "float32", "max_running": 8}]
     near = {"algorithm__kl": {"in_loss": {"type": "k3", "coef": 0.1}}, "reference": {"engine": "frozen"}}

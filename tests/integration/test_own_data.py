@@ -37,7 +37,10 @@ def chats(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write", [csv, chats], ids=["csv of sums", "chats"])
+@pytest.mark.parametrize(
+    "write",
+    [pytest.param(csv, id="csv of sums"), pytest.param(chats, id="chats", marks=pytest.mark.slow)],
+)
 def test_a_job_from_init(jobs: Jobs, write: Callable[[Path], Path]) -> None:
     data = write(jobs.folder)
     name = data.stem

@@ -26,10 +26,6 @@ def run_tests(instruction_set: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_bfloat16_is_exact_without_bfloat16_instructions() -> None:
-    run_tests("avx2", KERNELS / "test_engine_equals_trainer.py", "-k", "float32_head")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", sorted(INSTRUCTION_SETS.keys() - {"native"}))
 def test_all_operators(instruction_set: str) -> None:

@@ -352,6 +352,7 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # starts a server, and test_sglang_job.py looks for what a job's server leaves
 def test_stop_ends_everything_it_started_and_check_says_what_a_server_died_of(
     models: list[Path], tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [make_tiny_model(root / str(seed), seed=seed, vocab=4160) for seed in range(2)]
 
 
+@pytest.mark.slow  # imports all of SGLang for a table that changes with its version
 def test_servers_read_the_arguments_as_they_are_meant(models: list[Path]) -> None:
     """The real package resolves them: SGLang refuses a number of tokens without one of steps."""
     draft = {"draft_model": str(models[1])}

@@ -95,7 +95,20 @@ CARRIERS = {
 }
 
 
-@pytest.mark.parametrize("name", CARRIERS)
+SLOW = (
+    "segments, with everything in host memory",
+    "segments, with merged adapters",
+    "host memory, checked",
+    "buckets on a GPU, from parked ranks",
+    "buckets on a GPU, with merged adapters",
+    "disk, checked",
+)
+"""Each has its buffers from one carrier above, and what it costs beside from another."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CARRIERS]
+)
 def test_handing_weights_over_blocks_as_often_as_the_carrier_needs(name: str, tracer: Tracer, tmp_path: Path):
     carrier, case = CARRIERS[name], CARRIERS[name].case
     folder = tracer.model(case.model, case.layers)

@@ -214,7 +214,7 @@ def test_a_non_finite_return_stops_the_critic_before_its_weights(start):
         np.testing.assert_array_equal(after, values[i])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_teacher_says_what_transformers_says(start, teacher, dtype):
     rank, spec = start(DISTILLATION, {"teacher": {"path": str(teacher)}}, teacher=teacher, dtype=dtype)
     sequences = make_sequences()

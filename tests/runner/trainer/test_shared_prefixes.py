@@ -73,7 +73,9 @@ def test_every_family_on_one_rank(folders, model):
     assert len(results[True]["log_probs"]) == len(make_branches())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 2 else ()) for seed in range(8)]
+)
 def test_random_tries_on_one_rank(folders, seed):
     case, results = {"folder": str(folders("qwen3")), "parallel": {}, "seed": seed}, {}
     for share in (False, True):

@@ -19,7 +19,15 @@ PROMPTS = random_prompts(3, shortest=20)
 EXACT = 1e-5
 
 
-@pytest.fixture(scope="module", params=["qwen3", "deepseek_v3", "qwen3_5_text", "qwen3_next", "gemma3_text"])
+FAMILIES = ["qwen3", "deepseek_v3", "qwen3_5_text", "qwen3_next", "gemma3_text"]
+USUAL = ("qwen3", "deepseek_v3", "qwen3_next")
+"""In `make test`: attention, latent attention, and attention beside Gated DeltaNet, with experts."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in FAMILIES],
+)
 def family(request: pytest.FixtureRequest) -> str:
     """Attention, latent attention, Gated DeltaNet without and with experts, and windows by transformers."""
     name: str = request.param

@@ -55,7 +55,7 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
         yield ranks
 
 
-@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.fixture(params=[1, 2])
 def server(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SglangServer]:
@@ -96,6 +96,7 @@ async def differences(
     return worst, {one.versions for one in samples}
 
 
+@pytest.mark.slow
 async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
     server: SglangServer, ranks: list[PipedRank], model: Path
 ) -> None:

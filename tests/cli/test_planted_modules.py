@@ -181,7 +181,18 @@ FAST = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "code"), FAST.values(), ids=FAST.keys())
+USUAL = (
+    *("validate", "plan", "sweep plan", "submit", "attempt", "node", "view", "stop"),
+    *("plugins new", "import trl", "convert inspect", "init"),
+)
+"""In `make test`: one command of each part of the command line. All commands start in the same way, and none
+of these starts a process."""
+READING = [
+    pytest.param(*row, id=name, marks=() if name in USUAL else pytest.mark.slow) for name, row in FAST.items()
+]
+
+
+@pytest.mark.parametrize(("arguments", "code"), READING)
 def test_a_command_that_reads_imports_nothing_planted(
     beside_a_spec: Folder, arguments: Sequence[str], code: int
 ) -> None:

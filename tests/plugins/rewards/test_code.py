@@ -175,7 +175,14 @@ UNSOLVED = (
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_program_that_cheats_passes_nothing(name: str) -> None:
-    assert grade(CHEATS[name], list(UNSOLVED), timeout=0.7) == 0
+    """A test that compares in several ways, and a call; the slow suite has the others."""
+    assert grade(CHEATS[name], list(UNSOLVED[2:]), timeout=0.7) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_program_that_cheats_passes_no_simple_test(name: str) -> None:
+    assert grade(CHEATS[name], list(UNSOLVED[:2]), timeout=0.7) == 0
 
 
 def test_a_short_limit_of_programs_is_not_the_trial_programs() -> None:

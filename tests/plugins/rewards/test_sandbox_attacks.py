@@ -85,7 +85,7 @@ def all_is_well(user: str, *options: str) -> None:
         assert answer["memory"] <= 2 * MEMORY, (name, answer)
 
 
-@pytest.mark.parametrize("user", ["root", "user"])
+@pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.slow), "user"])
 def test_no_attack_outlives_its_deadline_takes_more_or_reaches_out(user: str) -> None:
     assert len(ATTACKS) >= 140
     all_is_well(user)

@@ -111,6 +111,7 @@ def test_groups_under_way_are_asked_again_and_none_is_trained_on_twice(jobs: Job
     assert max(line["rollout/staleness/max"] for line in ended.metrics) <= 1
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> None:
     faults = [Fault("trainer 0", "training", 2), Fault("trainer 0", "training", 3)]
     settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 1}
@@ -122,6 +123,7 @@ def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> No
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.slow
 def test_a_crash_that_repeats_is_named_and_not_tried_again(jobs: Jobs) -> None:
     faults = [Fault("trainer 0", "training", call, number=signal.SIGILL) for call in (3, 6)]  # step 3, twice
     settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 5}
@@ -134,12 +136,12 @@ def test_a_crash_that_repeats_is_named_and_not_tried_again(jobs: Jobs) -> None:
 
 
 def test_checkpoints_that_are_unfinished_or_damaged_do_not_count_and_strays_are_left_alone(
-    jobs: Jobs, reference: Ended
+    joining_jobs: Jobs, reference: Ended
 ) -> None:
     """The driver is killed while the third checkpoint is written, and a bit of the second one flips."""
     settings = {"trainer__steps": STEPS, "checkpoint__asynchronous": True}
     faults = [Fault("driver", "writing a checkpoint", 3)]
-    running = jobs.start("writing-killed", main=main_with(faults), **settings)
+    running = joining_jobs.start("writing-killed", main=main_with(faults), **settings)
     running.until_step(1)
     checkpoints = running.folder.checkpoints
     strays = [
@@ -160,17 +162,17 @@ def test_checkpoints_that_are_unfinished_or_damaged_do_not_count_and_strays_are_
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
-    refused = jobs.run("writing-killed", "--resume", **settings)
+    refused = joining_jobs.run("writing-killed", "--resume", **settings)
     assert refused.code == 2
     assert refused.folder.read_state() == killed.folder.read_state()
     [failed] = [line for line in refused.output.splitlines() if line.startswith("error:")]
-    assert f"{weights.relative_to(jobs.folder)} is damaged: its checksum is not the one" in failed
+    assert f"{weights.relative_to(joining_jobs.folder)} is damaged: its checksum is not the one" in failed
     assert "--resume continues from step 4, the one before" in failed
     assert "Traceback" not in refused.output
     assert "continues from step 8" not in refused.output
 
     subprocess.run(failed[failed.index("mv ") :], shell=True, check=True)  # as it says
-    resumed = jobs.run("writing-killed", "--resume", **settings)
+    resumed = joining_jobs.run("writing-killed", "--resume", **settings)
     assert resumed.code == 0, resumed.output
     assert "metrics.jsonl:4 does not hold the metrics of a step: moved to" in resumed.output
     assert resumed.curve == reference.curve

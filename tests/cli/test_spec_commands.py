@@ -343,6 +343,7 @@ def options(overrides: list[str]) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
+@pytest.mark.slow  # tests/runner/planning/test_sweep.py simulates as much
 def test_plan_simulates_splits_and_modes(rlrun: Command) -> None:
     arguments = ("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=4", "--set", "trainer.parallel.fsdp=4")
     outcome = rlrun(*arguments, "--gpu", "L4", "--simulate")

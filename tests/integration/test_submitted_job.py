@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.submission.folder import SubmissionFolder
@@ -35,6 +36,7 @@ def start_attempt(jobs: Jobs, folder: SubmissionFolder, again: str) -> "subproce
         )
 
 
+@pytest.mark.slow  # expensive; tests/runner/submission has what attempts decide
 def test_an_attempt_that_loses_its_machines_is_followed_by_one_that_finishes(
     tiny_model: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from rlrun.runner.planning.fit import COMFORTABLE
 from rlrun.runner.planning.savings import phase_bytes
 from rlrun.runner.planning.simulation import compare_alternatives
@@ -96,6 +98,7 @@ def test_each_split_is_simulated_in_the_modes_it_allows() -> None:
         assert each.outcome.staleness <= each.max_staleness
 
 
+@pytest.mark.slow
 def test_thousands_of_gpus() -> None:
     many = planned_job(
         cluster={"nodes": 256, "gpus_per_node": 8, "address": "x:1"},

@@ -85,6 +85,7 @@ async def send_updates(
     return sizes
 
 
+@pytest.mark.slow  # as all of this file; tests/runner/weights/deltas has deltas without a server
 @pytest.mark.parametrize("way", ["disk", "tensor"])
 async def test_every_byte_is_right_after_deltas_of_which_the_server_missed_one(
     server: SglangServer, model: Path, tmp_path: Path, way: str

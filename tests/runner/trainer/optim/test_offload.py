@@ -107,7 +107,7 @@ def same(ours, theirs):
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_one_rank_learns_the_same_wherever_its_state_lies(folder, dtype, tmp_path):
     results = {}
     for place in ("none", "optimizer", "all"):

@@ -56,7 +56,7 @@ def check_digests(folder):
     }
 
 
-@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("offload", ["none", pytest.param("optimizer", marks=pytest.mark.slow)])
 def test_what_is_written_meanwhile_is_the_same_bit_for_bit(folder, tmp_path, offload):
     spec = make_spec(folder, algorithm={"type": "ppo"}, offload=offload)
     rank = make_rank(folder, spec)

@@ -45,31 +45,34 @@ def address() -> Iterator[str]:
     server.shutdown()
 
 
-def test_a_service_that_does_not_serve_ends_the_job_in_time(jobs: Jobs, address: str) -> None:
-    errors = {
-        "down": "gave no answer in 2 attempts; the last: ClientConnectorError",
-        "slow": "took longer than 2 s",
-        "rubbish": "gave no answer in 2 attempts; the last: ",
-    }
-    started = {}
-    for path in errors:
-        url = "http://127.0.0.1:9/score" if path == "down" else f"{address}/{path}"
-        settings = ROLLOUT_ONLY | {"scoring__timeout": 2.0 if path == "slow" else 60.0}
-        reward = {"type": "remote", "url": url, "attempts": 2}
-        started[path] = jobs.start(f"service-{path}", rewards=[reward], **settings)
-    for path, running in started.items():
-        ended = running.wait()
-        assert ended.code == 3
-        [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
-        assert "reward 'remote' on sample" in failed
-        assert errors[path] in failed
+ERRORS = {
+    "down": "gave no answer in 2 attempts; the last: ClientConnectorError",
+    "slow": "took longer than 2 s",
+    "rubbish": "gave no answer in 2 attempts; the last: ",
+}
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=() if path == "down" else pytest.mark.slow) for path in ERRORS]
+)
+def test_a_service_that_does_not_serve_ends_the_job_in_time(
+    joining_jobs: Jobs, address: str, path: str
+) -> None:
+    url = "http://127.0.0.1:9/score" if path == "down" else f"{address}/{path}"
+    settings = ROLLOUT_ONLY | {"scoring__timeout": 2.0 if path == "slow" else 60.0}
+    reward = {"type": "remote", "url": url, "attempts": 2}
+    ended = joining_jobs.run(f"service-{path}", rewards=[reward], **settings)
+    assert ended.code == 3
+    [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
+    assert "reward 'remote' on sample" in failed
+    assert ERRORS[path] in failed
 
 
 @pytest.mark.slow
-def test_a_service_that_fails_now_and_then_costs_no_sample(jobs: Jobs, address: str) -> None:
+def test_a_service_that_fails_now_and_then_costs_no_sample(joining_jobs: Jobs, address: str) -> None:
     reward = {"type": "remote", "url": f"{address}/flaky", "attempts": 20}
     settings = {"rewards": [reward], "scoring__timeout": 60.0, "trainer__steps": 2}
-    ended = jobs.run("service-flaky", **settings)
+    ended = joining_jobs.run("service-flaky", **settings)
     assert ended.code == 0, ended.output
     assert all(line["rollout/failed"] == 0 for line in ended.metrics)
     check_each_once(ended)

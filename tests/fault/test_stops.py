@@ -51,10 +51,10 @@ def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
 ) -> None:
     settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
 
-    def start(*arguments: str, main: str = MAIN) -> Running:
-        return jobs.start("stopped", *arguments, main=main, **settings)
+    def resume(main: str = MAIN) -> Ended:
+        return jobs.run("stopped", "--resume-if-exists", main=main, **settings)
 
-    running = start()
+    running = jobs.start("stopped", **settings)
     running.until_step(HELD - 1)
     processes = running.children()
     os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: every process of the group has it
@@ -65,50 +65,64 @@ def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
     assert saved_steps(ended) == ["step-5"]
     assert_nothing_left(processes, ended)
 
-    running = start("--resume")
-    running.until(lambda: is_at(running, HELD - 1), "the checkpoint is loaded")
-    assert "continues from step 5" in rlrun_stop(jobs, "stopped")
-    assert saved_steps(running.wait()) == ["step-5"]
-
     hold.unlink()
-    during_training = Fault("driver", "training", 2, number=signal.SIGHUP)
-    ended = start("--resume", main=main_with([during_training])).wait()
-    assert ended.code == 130
-    assert "finishing step 7 and saving" in ended.output
+    by_scheduler = Fault("driver", "training", 2, number=signal.SIGUSR1)
+    ended = resume(main_with([by_scheduler]))
+    assert ended.code == 75
+    assert "stopping for the scheduler (SIGUSR1): finishing step 7 and saving" in ended.output
+    assert ended.folder.read_state()["status"] == "interrupted"
     assert saved_steps(ended) == ["step-5", "step-7"]
 
-    by_scheduler = Fault("driver", "training", 2, number=signal.SIGUSR1)
-    ended = start("--resume-if-exists", main=main_with([by_scheduler])).wait()
-    assert ended.code == 75
-    assert "stopping for the scheduler (SIGUSR1): finishing step 9 and saving" in ended.output
-    assert ended.folder.read_state()["status"] == "interrupted"
-    assert saved_steps(ended) == ["step-7", "step-9"]
-
-    ended = start("--resume-if-exists").wait()
+    ended = resume()
     assert ended.code == 0, ended.output
     assert ended.curve == reference.curve
     assert trained_ids(ended) == trained_ids(reference)
 
 
-def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold: Path) -> None:
+@pytest.mark.slow
+def test_other_ways_of_stopping_a_job_change_nothing_either(jobs: Jobs, reference: Ended, hold: Path) -> None:
     settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
-    causes = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
-    started = {name: jobs.start(name.replace("_", "-"), **settings) for name in causes}
-    for name, running in started.items():
-        running.until_step(HELD - 1)
-        processes = running.children()
-        [victim] = [process for process in processes if process.name() == name]
-        victim.kill()
-        ended = running.wait()
-        assert ended.code == 69, ended.output
-        assert f"failed: {causes[name]} (process {victim.pid}) died: SIGKILL" in ended.output
-        assert "starting" not in ended.output.partition("step 1/")[2]  # nothing is restarted in vain
-        assert ended.folder.read_state()["status"] == "failed"
-        assert saved_steps(ended) == ["step-5"]
-        assert_nothing_left(processes, ended)
-        print(f"{name}: ended after {ended.seconds:.1f} s")
+    running = jobs.start("stopped-otherwise", **settings)
+    running.until_step(HELD - 1)
+    assert "continues from step 5" in rlrun_stop(jobs, "stopped-otherwise")
+    assert saved_steps(running.wait()) == ["step-5"]
+
+    running = jobs.start("stopped-otherwise", "--resume", **settings)
+    running.until(lambda: is_at(running, HELD - 1), "the checkpoint is loaded")
+    assert "continues from step 5" in rlrun_stop(jobs, "stopped-otherwise")
+    assert saved_steps(running.wait()) == ["step-5"]
+
     hold.unlink()
-    resumed = jobs.run("raylet", "--resume", **settings)
+    main = main_with([Fault("driver", "training", 2, number=signal.SIGHUP)])
+    ended = jobs.run("stopped-otherwise", "--resume", main=main, **settings)
+    assert ended.code == 130
+    assert "finishing step 7 and saving" in ended.output
+    assert saved_steps(ended) == ["step-5", "step-7"]
+    assert jobs.run("stopped-otherwise", "--resume", **settings).curve == reference.curve
+
+
+CAUSES = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
+
+
+@pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
+def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold: Path, name: str) -> None:
+    settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
+    run = name.replace("_", "-")
+    running = jobs.start(run, **settings)
+    running.until_step(HELD - 1)
+    processes = running.children()
+    [victim] = [process for process in processes if process.name() == name]
+    victim.kill()
+    ended = running.wait()
+    assert ended.code == 69, ended.output
+    assert f"failed: {CAUSES[name]} (process {victim.pid}) died: SIGKILL" in ended.output
+    assert "starting" not in ended.output.partition("step 1/")[2]  # nothing is restarted in vain
+    assert ended.folder.read_state()["status"] == "failed"
+    assert saved_steps(ended) == ["step-5"]
+    assert_nothing_left(processes, ended)
+    print(f"{name}: ended after {ended.seconds:.1f} s")
+    hold.unlink()
+    resumed = jobs.run(run, "--resume", **settings)
     assert resumed.curve == reference.curve
 
 

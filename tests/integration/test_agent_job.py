@@ -54,7 +54,7 @@ def agent(jobs: Jobs) -> Path:
 def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -> None:
     ended = jobs.run(
         "agents",
-        trainer__steps=2,
+        trainer__steps=1,
         rollout__batch_size=3,
         rollout__samples_per_prompt=2,
         rollout__max_prompt_tokens=64,

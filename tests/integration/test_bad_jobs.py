@@ -2,18 +2,23 @@
 
 import socket
 
+import pytest
+
 from tests.integration.jobs import ROLLOUT_ONLY, Jobs
 
 
-def test_rewards_that_raise_or_hang_end_the_job_by_name(jobs: Jobs) -> None:
-    raising = jobs.start("broken", rewards=[{"type": "broken"}], **ROLLOUT_ONLY)
-    settings = ROLLOUT_ONLY | {"scoring": {"timeout": 0.3, "on_error": "drop"}}
-    settings |= {"rollout__batch_size": 1, "rollout__max_attempts": 1}
-    hanging = jobs.start("stuck", rewards=[{"type": "stuck"}], **settings)
-    broken, stuck = raising.wait(), hanging.wait()
+def test_a_reward_that_raises_ends_the_job_by_name(jobs: Jobs) -> None:
+    broken = jobs.run("broken", rewards=[{"type": "broken"}], **ROLLOUT_ONLY)
     assert broken.code == 3
     assert "reward 'broken'" in broken.output
     assert "no score for" in broken.output
+
+
+@pytest.mark.slow
+def test_a_rollout_whose_samples_are_all_dropped_ends_the_job(jobs: Jobs) -> None:
+    settings = ROLLOUT_ONLY | {"scoring": {"timeout": 0.3, "on_error": "drop"}}
+    settings |= {"rollout__batch_size": 1, "rollout__max_attempts": 1}
+    stuck = jobs.run("stuck", rewards=[{"type": "stuck"}], **settings)
     assert stuck.code == 3
     assert "the rollout starved: of 1 groups tried 0 were kept" in stuck.output
     assert "4 samples failed" in stuck.output or "1 by generation (failed)" in stuck.output
@@ -24,7 +29,7 @@ def test_a_port_in_use_is_named(jobs: Jobs) -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = jobs.run("port", engine__port=port)
+        ended = jobs.run("port", engine__port=port, **ROLLOUT_ONLY)
     assert ended.code == 3
     assert f"engine 0 failed: the engine cannot listen on port {port}" in ended.output
 

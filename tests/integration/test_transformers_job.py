@@ -12,13 +12,17 @@ from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
 from tests.tiny_models import FOREIGN, make_tiny_model
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=() if name == "gemma3_text" else pytest.mark.slow)
-        for name in (*FOREIGN, "gpt_oss")
-    ],
-)
+def test_native_engines_serve_what_a_job_trains(jobs: Jobs, tmp_path: Path) -> None:
+    """Its checkpoints are compared in tests/runner/trainer/test_parity.py."""
+    model = make_tiny_model(tmp_path / "model", "gemma3_text", scale=0.05, pad_token_id=None)
+    ended = jobs.run("once", model__path=str(model), trainer__steps=2, checkpoint__export_hf=True)
+    assert ended.code == 0, ended.output
+    assert max(line["train/train_rollout_logprob_abs_diff"] for line in ended.metrics) < 1e-4
+    assert_trained(model, ended.folder.path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*FOREIGN, "gpt_oss"])
 def test_native_engines_serve_what_a_resumed_job_trains(family: str, jobs: Jobs, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", family, scale=0.05, pad_token_id=None)
     settings = {"model__path": str(model), "checkpoint__interval": 1}

@@ -99,25 +99,25 @@ MUON = {"optimizer": "muon"}
 STAGES = pipeline("1F1B")
 
 SETTINGS = [
-    Case("qwen3", trainer={"dtype": "float32"}),
+    Case("qwen3", trainer={"dtype": "float32"}, slow=True),
     Case("qwen3-moe", trainer={"dtype": "float32"}),
     Case("qwen3", trainer={"head_dtype": "float32"}, slow=True),
     Case("qwen3", trainer={"optimizer": "sgd"}, slow=True),
-    Case("qwen3", trainer=MUON),
+    Case("qwen3", trainer=MUON, slow=True),
     Case("qwen3", {"fsdp": 2}, MUON),
     Case("qwen3", {"fsdp": 2, "tensor": 2}, MUON, slow=True),
     Case("qwen3-moe", trainer=REPLAY),
-    Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, REPLAY),
+    Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, REPLAY, slow=True),
     Case("qwen3-moe", {"context": 2}, REPLAY, slow=True),
     Case("qwen3-moe", {"pipeline": 2, "context": 2}, REPLAY, slow=True),
     Case("qwen3-moe", {"fsdp": 2}, BALANCING),
-    Case("deepseek", {"tensor": 2, "expert": 2}),
+    Case("deepseek", {"tensor": 2, "expert": 2}, slow=True),
     Case("qwen3", algorithm="on_policy_distillation", slow=True),
     Case("qwen3", {"fsdp": 2}, algorithm="on_policy_distillation"),
     Case("qwen3", algorithm="ppo"),
-    Case("qwen3", {"fsdp": 2}, algorithm="ppo"),
+    Case("qwen3", {"fsdp": 2}, algorithm="ppo", slow=True),
     Case("qwen3", exact=True),
-    Case("qwen3-tied", {"fsdp": 2}, layouts.FULL, exact=True),
+    Case("qwen3-tied", {"fsdp": 2}, layouts.FULL, exact=True, slow=True),
     Case("qwen3", {"fsdp": 2, "replicate": 2}, ALL, exact=True, slow=True),
 ]
 """Settings that the parity matrix does not vary."""
@@ -131,19 +131,34 @@ EXCHANGES = [
 """Exchanges by other means than NCCL's collectives."""
 
 RANKS = [
-    Case("qwen3", {"fsdp": 2}, rank=1),
+    Case("qwen3", {"fsdp": 2}, rank=1, slow=True),
     Case("qwen3", {"context": 2, "tensor": 2}, rank=3, slow=True),
     Case("qwen3", STAGES, rank=1),
     Case("qwen3", {"pipeline": 4}, rank=2, slow=True),
     Case("qwen3-moe", pipeline("DualPipeV"), rank=1, slow=True),
-    Case("qwen3-moe", pipeline("1F1B", fsdp=2, expert=2), rank=3),
+    Case("qwen3-moe", pipeline("1F1B", fsdp=2, expert=2), rank=3, slow=True),
     Case("gpt-oss", pipeline("1F1B"), rank=1, slow=True),
     Case("deepseek", pipeline("1F1B", tensor=2, expert=2), rank=2, slow=True),
 ]
 """Ranks other than the first: the last stage of a pipeline, another data rank."""
 
+COVERED = (
+    "qwen3-moe-alone-1",
+    "qwen3-alone-1-activation_checkpointing-selective",
+    "llama-alone-1",
+    "qwen2-alone-1",
+    "mistral-alone-1",
+)
+"""Fast cases of the parity matrix whose parts others trace: experts, recomputed layers, dense families."""
+TRACED_LONG = "qwen3-tied-pipeline-2-pipeline_schedule-ZBVZeroBubble"
+"""Takes as long as five other cases."""
 PARITY = [
-    Case(case.model, case.parallel, case.trainer, slow=not case.fast)
+    Case(
+        case.model,
+        case.parallel,
+        case.trainer,
+        slow=not case.fast or case.name in (*COVERED, TRACED_LONG),
+    )
     for case in layouts.CASES
     if not case.model.startswith("transformers-")  # they differ in nothing that a trace would show
 ]
@@ -151,16 +166,16 @@ PARITY = [
 ADAPTERS = {"lora": {"rank": 4}}
 WITH_ADAPTERS = [
     Case("qwen3", trainer=ADAPTERS, slow=True),
-    Case("qwen3", {"fsdp": 2}, ADAPTERS, slow=True),
+    Case("qwen3", {"fsdp": 2}, ADAPTERS),
     Case("qwen3", {"tensor": 2}, ADAPTERS, slow=True),
     Case("qwen3", {"context": 2}, ADAPTERS, slow=True),
-    Case("qwen3", {"fsdp": 2, "tensor": 2}, ADAPTERS),
+    Case("qwen3", {"fsdp": 2, "tensor": 2}, ADAPTERS, slow=True),
     Case("qwen3", STAGES, ADAPTERS, slow=True),
-    Case("qwen3", STAGES, ADAPTERS, rank=1),
+    Case("qwen3", STAGES, ADAPTERS, rank=1, slow=True),
     Case("qwen3-moe", {"fsdp": 2, "expert": 2}, ADAPTERS),
     Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, ADAPTERS, slow=True),
     Case("qwen3-tied", {"fsdp": 2}, ADAPTERS | OPTIMIZER, slow=True),
-    Case("qwen3", trainer=ADAPTERS | ALL),
+    Case("qwen3", trainer=ADAPTERS | ALL, slow=True),
     Case("qwen3", {"fsdp": 2}, ADAPTERS | ALL, slow=True),
 ]
 """Adapters; those of a model with experts are beside its dense matrices."""
@@ -181,7 +196,7 @@ SHARED_PREFIXES = [
     Case("qwen3", {"fsdp": 2}, SHARE | layouts.SELECTIVE, slow=True),
     Case("qwen3", {"fsdp": 2, "tensor": 2}, SHARE | layouts.FULL, slow=True),
     Case("qwen3", pipeline("1F1B"), SHARE, rank=1, slow=True),
-    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, SHARE),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, SHARE, slow=True),
     Case("qwen3", trainer=SHARE, algorithm="ppo", slow=True),
     Case("deepseek", {"tensor": 2, "expert": 2}, SHARE, slow=True),
     Case("qwen3", {"fsdp": 2}, SHARE | COMPILE, slow=True),
@@ -191,7 +206,7 @@ SHARED_PREFIXES = [
 FLOAT8, INT4 = {"precision": "float8"}, {"precision": "int4_qat"}
 LOW_PRECISION = [
     Case("qwen3", trainer=FLOAT8, slow=True),
-    Case("qwen3", {"fsdp": 2}, FLOAT8),
+    Case("qwen3", {"fsdp": 2}, FLOAT8, slow=True),
     Case("qwen3", {"tensor": 2}, FLOAT8, slow=True),
     Case("qwen3", {"fsdp": 2}, FLOAT8 | layouts.FULL, slow=True),
     Case("qwen3", {"fsdp": 2}, FLOAT8 | COMPILE, slow=True),
@@ -205,21 +220,21 @@ LOW_PRECISION = [
     Case("qwen3", {"fsdp": 2}, INT4 | COMPILE, slow=True),
     Case("qwen3", {"fsdp": 2}, INT4 | ALL, slow=True),
     Case("qwen3", {"fsdp": 2}, INT4 | {"optimizer": "adamw_8bit"}, slow=True),
-    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, INT4),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, INT4, slow=True),
 ]
 """Matrices that multiply in low precision. The Triton kernels of `blockwise`, and of mxfp8 and nvfp4, take
 tensors with content."""
 
 OFFLOADED = [
-    Case("qwen3", trainer=OPTIMIZER),
+    Case("qwen3", trainer=OPTIMIZER, slow=True),
     Case("qwen3", trainer=ALL),
     Case("qwen3", {"fsdp": 2}, OPTIMIZER),
-    Case("qwen3", {"fsdp": 2}, ALL),
+    Case("qwen3", {"fsdp": 2}, ALL, slow=True),
     Case("qwen3-moe", {"fsdp": 2, "expert": 2}, ALL, slow=True),
     Case("qwen3", pipeline("1F1B", fsdp=2), ALL, slow=True),
-    Case("qwen3-tied", STAGES, ALL),
+    Case("qwen3-tied", STAGES, ALL, slow=True),
     Case("qwen3-tied", STAGES, ALL, rank=1),
-    Case("qwen3-tied", STAGES, OPTIMIZER, rank=1),
+    Case("qwen3-tied", STAGES, OPTIMIZER, rank=1, slow=True),
     Case("qwen3", trainer=ALL | TWO_UPDATES, slow=True),
     Case("qwen3", {"fsdp": 2}, ALL | TWO_UPDATES, slow=True),
     Case("qwen3-tied", STAGES, ALL | TWO_UPDATES, rank=1, slow=True),

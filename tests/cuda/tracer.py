@@ -62,6 +62,7 @@ class Tracer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[str] | None = None
+        self._traces: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -71,11 +72,13 @@ class Tracer:
             self._process.communicate()
 
     def run(self, case: Case) -> dict[str, Any]:
-        """Returns what a case's rank did (`trainer_trace`)."""
+        """Returns what a case's rank did (`trainer_trace`), which is traced once for all tests."""
         folder = self.model(case.model, case.layers)
-        return self.ask(
-            "tests.cuda.trainer_trace", spec=case.spec(folder), folder=str(folder), rank=case.rank
-        )
+        arguments = {"spec": case.spec(folder), "folder": str(folder), "rank": case.rank}
+        key = json.dumps(arguments)
+        if key not in self._traces:
+            self._traces[key] = self.ask("tests.cuda.trainer_trace", **arguments)
+        return self._traces[key]
 
     def ask(self, module: str, **arguments: Any) -> dict[str, Any]:
         """Returns what the `trace` of a module did (`child.answer`)."""

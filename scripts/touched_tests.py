@@ -2,7 +2,8 @@
 
 Prints paths for pytest in this order: test files that changed, test files that import a changed module, and
 a fixed set that covers specs, commands, losses, the loop and the page. `tests/durations.json` has the seconds
-of each test file, the slowest first; `make durations` writes it after a run of `make test`.
+of each test file, the slowest first; `make durations` writes it after a run of `make test`, which ends with
+a list of the files that take longer than it says.
 """
 
 import ast
@@ -12,12 +13,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 DURATIONS = ROOT / "tests" / "durations.json"
 BUDGET_SECONDS = 100.0
 """Seconds of tests, added up over the two processes of `make check`."""
+GROWTH, LEAST_SECONDS = 1.5, 10.0
+"""A file has grown when it takes this many times what it took, and this many seconds more."""
 UNKNOWN_SECONDS = 2.0
 """Assumed for a test file that has not been measured."""
 FIXED = (
@@ -33,10 +37,13 @@ FIXED = (
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the chosen test files, or records the seconds of `--record REPORT.xml …`."""
-    if arguments[:1] == ["--record"]:
+    """Prints the chosen test files, or what has grown, or records the seconds of `--record REPORT.xml …`."""
+    if arguments[:1] in (["--record"], ["--compare"]):
         seconds = recorded(ElementTree.parse(path).getroot() for path in arguments[1:])
-        DURATIONS.write_text(json.dumps(seconds, indent=1) + "\n")
+        if arguments[0] == "--record":
+            DURATIONS.write_text(json.dumps(seconds, indent=1) + "\n")
+        else:
+            print(comparison(seconds, json.loads(DURATIONS.read_text())))
         return
     tests = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("test_*.py")}
     imports = {name: imported_modules(path.read_text()) for name, path in tests.items()}
@@ -104,6 +111,23 @@ def recorded(reports: Iterable[ElementTree.Element]) -> dict[str, float]:
         for case in report.iter("testcase"):
             seconds[file_of(case.attrib["classname"])] += float(case.attrib["time"])
     return {name: round(spent, 1) for name, spent in seconds.most_common() if spent >= 0.1}
+
+
+def comparison(seconds: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """Returns the sum of the seconds of test files, and the files that have grown, for people to read.
+
+    Every file takes longer on a busy machine, so each is compared after the usual ratio of all.
+    """
+    known = [seconds[name] / before[name] for name in seconds if before.get(name, 0.0) >= 1.0]
+    usual = median(known) if known else 1.0
+    lines = [
+        f"the tests took {sum(seconds.values()):.0f} s, in tests/durations.json {sum(before.values()):.0f} s"
+    ]
+    for name, spent in seconds.items():
+        expected = usual * before.get(name, 0.0)
+        if spent > GROWTH * expected and spent > expected + LEAST_SECONDS:
+            lines.append(f"  {name}: {spent:.0f} s, expected {expected:.0f} s")
+    return "\n".join(lines)
 
 
 def file_of(classname: str) -> str:

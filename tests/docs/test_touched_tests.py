@@ -1,10 +1,21 @@
-"""Tests which tests `make check` runs (scripts/touched_tests.py)."""
+"""Tests which tests `make check` runs (scripts/touched_tests.py), and what is said of how long tests take."""
 
+import json
+import re
 from xml.etree import ElementTree
 
 import pytest
 
-from scripts.touched_tests import BUDGET_SECONDS, FIXED, choose, imported_modules, recorded
+from scripts.touched_tests import (
+    BUDGET_SECONDS,
+    DURATIONS,
+    FIXED,
+    ROOT,
+    choose,
+    comparison,
+    imported_modules,
+    recorded,
+)
 
 IMPORTS = {
     "tests/plugins/test_a.py": {"rlrun.plugins", "rlrun.plugins.a"},
@@ -61,3 +72,28 @@ def test_seconds_of_a_report_are_added_up_by_file() -> None:
         '<testcase classname="tests.test_y" name="three" time="0.25"/></testsuite></testsuites>'
     )
     assert recorded([report]) == {"tests/a/test_x.py": 3.5, "tests/test_y.py": 0.2}
+
+
+def test_files_that_have_grown_are_listed_whatever_the_machine_does_meanwhile() -> None:
+    before = {"tests/test_a.py": 10.0, "tests/test_b.py": 20.0, "tests/test_c.py": 30.0}
+    twice = {"tests/test_a.py": 20.0, "tests/test_b.py": 40.0, "tests/test_c.py": 60.0}
+    assert comparison(twice, before) == "the tests took 120 s, in tests/durations.json 60 s"
+    lines = comparison(twice | {"tests/test_b.py": 90.0, "tests/test_new.py": 11.0}, before).splitlines()
+    assert lines[1:] == [
+        "  tests/test_b.py: 90 s, expected 40 s",
+        "  tests/test_new.py: 11 s, expected 0 s",
+    ]
+
+
+LONGEST_FILE_SECONDS = 240
+"""A longer file keeps one of two cores busy at the end: make its tests cheaper, or mark some `slow`."""
+
+
+def test_make_test_takes_as_long_as_it_says() -> None:
+    """Compares what was measured by `make durations`: who adds a minute says so in both places."""
+    seconds = json.loads(DURATIONS.read_text())
+    minutes = sum(seconds.values()) / 60 / 2
+    for page in ("Makefile", "CONTRIBUTING.md"):
+        [stated] = re.findall(r"about (\d+) minutes on two cores", (ROOT / page).read_text())
+        assert 0.8 * int(stated) < minutes < 1.1 * int(stated), page
+    assert max(seconds.values()) < LONGEST_FILE_SECONDS

@@ -6,7 +6,7 @@ Sampling ──▶ session.generate ──▶ Generation ──▶ Trajectory �
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Tokens = NDArray[np.int32]
+    Weights = float | Sequence[float] | NDArray[np.floating[Any]]
     FloatArray = NDArray[np.float32]
 else:
     from rlrun.plugins import lazy_numpy as np
@@ -116,7 +117,7 @@ class Trajectory:
     them.
 
     Tokens, log-probs, mask and versions only grow together, in `add` and `give`, so they cannot drift apart.
-    Tokens given after the policy's last token are not part of the sample.
+    Tokens given after the policy's last token are not part of the sample, unless they have weights.
     """
 
     prompt: Tokens
@@ -142,24 +143,45 @@ class Trajectory:
     turns: list[Generation] = field(default_factory=list, init=False)
     """The policy's answers, in order; `add` appends them."""
     _parts: list[Generation | Tokens] = field(default_factory=list, init=False)
+    _cross_entropy: dict[int, Weights] = field(default_factory=dict, init=False)
+    """The weights of given tokens, by the number of their part."""
+    _policy_weights: dict[int, Weights] = field(default_factory=dict, init=False)
+    """The weights of the policy's tokens, by the number of their part."""
     _added: int = field(default=0, init=False)
 
-    def add(self, made: Generation) -> None:
-        """Appends an answer of the policy; an empty answer only sets the status."""
+    def add(self, made: Generation, weight: Weights = 1.0) -> None:
+        """Appends an answer of the policy; an empty answer only sets the status.
+
+        `weight` multiplies the advantages of its tokens: one number, or one for each token.
+        """
         if len(made.tokens):
+            if not _is_number(weight, 1.0):
+                self._policy_weights[len(self._parts)] = weight
             self._parts.append(made)
             self.turns.append(made)
             self._added += len(made.tokens)
         self.status = made.status
 
-    def give(self, tokens: Sequence[int] | Tokens, images: Sequence[PlacedImage] = ()) -> None:
-        """Appends tokens that the policy did not generate (a tool's answer, the next question), which are not
-        trained. `images`: those whose placeholders are in the tokens.
+    def give(
+        self,
+        tokens: Sequence[int] | Tokens,
+        images: Sequence[PlacedImage] = (),
+        cross_entropy: Weights = 0.0,
+    ) -> None:
+        """Appends tokens that the policy did not generate (a tool's answer, the next question). `images`:
+        those whose placeholders are in the tokens.
 
-        Before the policy's first token they are added to the prompt.
+        They are not trained by their advantage. `cross_entropy` is the weight of -log-prob in the loss: one
+        number, or one for each token. Without it, tokens before the policy's first token are added to the
+        prompt, and tokens after its last one are not part of the sample; tokens with it are always part of
+        the response.
         """
         given = np.asarray(tokens, dtype=np.int32)
-        if self._parts:
+        has_weights = bool(len(given)) and not _is_number(cross_entropy, 0.0)
+        assert not (has_weights and images), "placeholders of images have no cross-entropy"
+        if has_weights:
+            self._cross_entropy[len(self._parts)] = cross_entropy
+        if self._parts or has_weights:
             self._parts.append(given)
             self._added += len(given)
             self.given_images += [(len(self._parts), image) for image in images]
@@ -192,13 +214,13 @@ class Trajectory:
 
     def experts(self) -> NDArray[np.int16] | None:
         """Returns `[P + R - 1, layers × K]` the experts of the last answer, whose prompt is everything before
-        it.
+        it. Tokens that were given after it have none.
         """
         turns = self.turns
         if not turns or turns[-1].experts is None:
             return None
         last_experts = turns[-1].experts
-        assert len(last_experts) == self.sample_length() - 1, "experts of other tokens than the sample's"
+        assert len(last_experts) < self.sample_length(), "experts of other tokens than the sample's"
         return last_experts
 
     def sampling_mask(self) -> SamplingMask | None:
@@ -211,12 +233,12 @@ class Trajectory:
         """Returns `[R]` tokens, log-probs (0 on tokens that were given), loss mask, and the versions of the
         weights.
 
-        The versions cover `[0, R)`: given tokens count to the answer that follows them.
+        The versions cover `[0, R)`: given tokens count to the answer that follows them, or else to the last
+        one. Without an answer there are none.
         """
-        if len(self.turns) == 1:
-            [made] = self.turns
-            return made.tokens, made.log_probs, np.ones(len(made.tokens), dtype=np.float32), made.versions
         parts = self._response_parts()
+        if len(parts) == 1 and isinstance(made := parts[0], Generation):
+            return made.tokens, made.log_probs, np.ones(len(made.tokens), dtype=np.float32), made.versions
         none = np.zeros(0, dtype=np.float32)
         log_probs, masks = [none], [none]
         for part in parts:
@@ -246,10 +268,38 @@ class Trajectory:
         own = [end for part, end in zip(parts, ends, strict=True) if isinstance(part, Generation)]
         return tuple(TurnReward(end, reward) for end, reward in zip(own, rewards, strict=True))
 
+    def cross_entropy(self) -> FloatArray | None:
+        """Returns `[R]` the cross-entropy's weights; None without any. Raises ValueError for wrong ones."""
+        return self._weights(self._cross_entropy, 0.0, "cross-entropy weights")
+
+    def policy_weights(self) -> FloatArray | None:
+        """Returns `[R]` the weights of the advantages; None without any. Raises ValueError for wrong ones."""
+        return self._weights(self._policy_weights, 1.0, "weights of advantages")
+
+    def check(self) -> None:
+        """Raises ValueError or TypeError for rewards of turns, or weights, that are none."""
+        self.rewarded_turns()
+        self.cross_entropy()
+        self.policy_weights()
+
+    def _weights(self, weights: Mapping[int, Weights], default: float, name: str) -> FloatArray | None:
+        if not weights:
+            return None
+        arrays = []
+        for number, part in enumerate(self._response_parts()):
+            length = len(_tokens(part))
+            own = np.asarray(weights.get(number, default), dtype=np.float32)
+            if own.ndim and own.shape != (length,):
+                raise ValueError(f"{name} of shape {own.shape} for {length} tokens")
+            if not (np.isfinite(own) & (own >= 0)).all():
+                raise ValueError(f"{name} that are not finite, or negative")
+            arrays.append(np.broadcast_to(own, length))
+        return np.concatenate(arrays)
+
     def _response_parts(self) -> list[Generation | Tokens]:
-        """Returns answers and given tokens, up to the policy's last token."""
+        """Returns answers and given tokens, up to the last token of the policy or with a weight."""
         parts = list(self._parts)
-        while parts and not isinstance(parts[-1], Generation):
+        while parts and not isinstance(parts[-1], Generation) and len(parts) - 1 not in self._cross_entropy:
             parts.pop()
         return parts
 
@@ -265,7 +315,14 @@ def _spans(parts: Sequence[Generation | Tokens]) -> tuple[VersionSpan, ...]:
             spans.append(VersionSpan(span.version, start, position + span.end))
             start = position + span.end
         position += len(_tokens(part))
+    if spans and start < position:
+        last = spans.pop()
+        spans.append(VersionSpan(last.version, last.start, position))
     return tuple(spans)
+
+
+def _is_number(weight: Weights, number: float) -> bool:
+    return isinstance(weight, int | float) and weight == number
 
 
 def _tokens(part: Generation | Tokens) -> Tokens:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from rlrun.plugins.images import Image, PlacedImage
     from rlrun.plugins.sampling_mask import SamplingMask
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 
 Message = Mapping[str, Any]
@@ -180,6 +182,11 @@ class Sample:
     `trainer.moe.routing_replay = "engine"`."""
     sampling_mask: SamplingMask | None = None
     """The tokens that each token was drawn from; None unless `rollout.sampling_mask` is in effect."""
+    cross_entropy: NDArray[np.float32] | None = None
+    """`[R]` weights of each token's cross-entropy, -log-prob, in the loss; None if all are 0. The rollout
+    gives them, for example to the results of tools."""
+    policy_weights: NDArray[np.float32] | None = None
+    """`[R]` what each token's advantage is multiplied by; None if all are 1. The rollout gives them."""
     policy_log_probs: NDArray[np.float32] | None = None
     """`[R]` log-probs of the policy before the update, from the trainer or, for advantages, from the engine;
     None unless a pass computed them or `needs.policy_log_probs`."""
@@ -214,6 +221,12 @@ class Sample:
         mask = self.sampling_mask
         assert mask is None or len(mask) == length, "tokens and the sampling mask must align"
 
+    def stop_training(self) -> None:
+        """Trains on no token of this sample; its rewards still count in the group's statistics."""
+        self.loss_mask = np.zeros_like(self.loss_mask)
+        if self.cross_entropy is not None:
+            self.cross_entropy = np.zeros_like(self.cross_entropy)
+
     @property
     def execution(self) -> str:
         """Returns the id of the execution, which is the sample's own id if it is the only one."""
@@ -228,6 +241,11 @@ class Sample:
         """
         made: NDArray[np.bool_] = (self.loss_mask > 0) | (self.log_probs != 0)
         return made if self.sampling_mask is None else made | (self.sampling_mask.lengths > 0)
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Returns whether a rollout gave the whole response, to be trained by its cross-entropy alone."""
+        return self.cross_entropy is not None and not self.made.any()
 
     @property
     def oldest_version(self) -> int:

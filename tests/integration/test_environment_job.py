@@ -35,7 +35,7 @@ class Letters:
 SETTINGS: dict[str, object] = {
     "data": {"type": "environment", "environment": {"type": "letters.py:Letters"}},
     "algorithm__turn_rewards": "to_go",
-    "rollout__function": {"type": "environment"},
+    "rollout__function": {"type": "environment", "cross_entropy": 0.125},
     "rollout__batch_size": 4,
     "rollout__max_response_tokens": 64,
     "rollout__max_turn_tokens": 6,
@@ -60,6 +60,10 @@ def test_a_job_in_an_environment_repeats_its_steps_from_a_checkpoint(jobs: Jobs,
         assert line["rollout/info/turns"] <= 2
         assert line["rollout/reward/mean"] == pytest.approx(line["rollout/info/reward"])
         assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-4
+        assert line["train/loss"] == pytest.approx(line["train/pg_loss"] + line["train/ce_loss"], abs=1e-6)
+        assert line["train/ce_tokens"] > 50
+    predicted = [line["train/ce_loss"] / line["train/ce_tokens"] for line in whole.metrics]
+    assert predicted[-1] < 0.9 * predicted[0], "the policy learns what the environment says"
     check_credit(list(read_records(rollout_path(whole.folder.rollouts, 1))))
     curve = whole.curve
     whole.rewind(2)
@@ -84,5 +88,11 @@ def check_credit(records: list[dict[str, Any]]) -> None:
             ends = [end for end, _ in record["turn_rewards"]]
             advantages = decode_array(record["advantages"], FLOAT_DTYPE)[np.array(ends) - 1]
             np.testing.assert_allclose(advantages, row[: len(ends)], rtol=1e-4, atol=1e-5)
+            if len(ends) == 2:
+                mask, weights = (
+                    decode_array(record[name], FLOAT_DTYPE) for name in ("loss_mask", "cross_entropy")
+                )
+                given = mask[ends[0] : ends[1]] == 0
+                assert set(weights[mask > 0]) == {0} and set(weights[ends[0] + 1 :][given[1:]]) == {0.125}
             differing += len(ends) == 2 and abs(advantages[0] - advantages[1]) > 0.1
     assert differing > 4

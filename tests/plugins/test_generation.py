@@ -86,3 +86,48 @@ def test_rewards_of_turns_that_are_none_are_refused(rewards: list[float], messag
     one.turn_rewards = rewards
     with pytest.raises(ValueError, match=message):
         one.rewarded_turns()
+
+
+def test_given_tokens_with_weights_are_part_of_the_response_wherever_they_are() -> None:
+    one = begun()
+    one.give([3])
+    one.give([4, 5], cross_entropy=[0.5, 0.0])
+    one.add(made(6, 7, versions=(VersionSpan(3, 0, 2),)), weight=0.25)
+    one.give([8])
+    one.give([9], cross_entropy=1.0)
+    one.give([1])
+    tokens, log_probs, mask, versions = one.response()
+    assert one.prompt.tolist() == [1, 2, 3]
+    assert tokens.tolist() == [4, 5, 6, 7, 8, 9]
+    assert (log_probs.tolist(), mask.tolist()) == ([0, 0, -1, -2, 0, 0], [0, 0, 1, 1, 0, 0])
+    assert versions == (VersionSpan(3, 0, 6),)
+    assert one.cross_entropy().tolist() == [0.5, 0, 0, 0, 0, 1]
+    assert one.policy_weights().tolist() == [1, 1, 0.25, 0.25, 1, 1]
+    assert one.rewarded_turns() == ()
+
+
+def test_a_demonstration_is_a_response_without_an_answer() -> None:
+    one = begun()
+    one.give([4, 5], cross_entropy=1.0)
+    tokens, log_probs, mask, versions = one.response()
+    assert tokens.tolist() == [4, 5]
+    assert not log_probs.any() and not mask.any() and versions == ()
+
+
+def test_without_weights_there_are_no_arrays_of_them() -> None:
+    one = begun()
+    one.add(made(4), weight=1.0)
+    one.give([5], cross_entropy=0.0)
+    one.add(made(6))
+    assert one.cross_entropy() is None
+    assert one.policy_weights() is None
+
+
+@pytest.mark.parametrize("weight", [[1.0], float("nan"), -0.5, [0.5, float("inf")], "heavy", [[1.0, 2.0]]])
+def test_weights_that_are_none_are_refused(weight: object) -> None:
+    given, added = begun(), begun()
+    given.give([4, 5], cross_entropy=weight)  # type: ignore[arg-type]
+    added.add(made(4, 5), weight=weight)  # type: ignore[arg-type]
+    for one in (given, added):
+        with pytest.raises(ValueError):
+            one.check()

@@ -76,8 +76,11 @@ def number_executions(samples: Sequence[Sample]) -> Numbers:
 
 
 def is_compared(sample: Sample) -> bool:
-    """Returns whether a sample enters its group's statistics; failed and unscored samples do not."""
-    return sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
+    """Returns whether a sample enters its group's statistics; failed and unscored samples do not, and neither
+    do demonstrations.
+    """
+    is_scored = sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
+    return is_scored and not sample.is_demonstration
 
 
 TurnRewards = Literal["episode", "to_go"]

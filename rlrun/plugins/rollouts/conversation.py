@@ -40,8 +40,13 @@ class TurnByTurn:
         [text] = self.session.chat.decode_batch([tokens], special=True)
         return text
 
-    def give(self, messages: Sequence[Message], images: Sequence[PlacedImage] = ()) -> bool:
-        """Adds messages after an answer. Returns False, and adds nothing, if no answer fits after them."""
+    def give(
+        self, messages: Sequence[Message], images: Sequence[PlacedImage] = (), cross_entropy: float = 0.0
+    ) -> bool:
+        """Adds messages after an answer. Returns False, and adds nothing, if no answer fits after them.
+
+        `cross_entropy` is the weight of their tokens in the loss; messages with images have none.
+        """
         chat = self.session.chat
         end, tokens = chat.follow_up(messages, images=images)
         answer = self.trajectory.turns[-1].tokens
@@ -50,5 +55,5 @@ class TurnByTurn:
             return False
         if not ended:
             self.trajectory.give(end)
-        self.trajectory.give(tokens, images)
+        self.trajectory.give(tokens, images, 0.0 if images else cross_entropy)
         return True

@@ -30,6 +30,9 @@ class EnvironmentRolloutParams(Section):
     max_turns: int = Field(default=16, ge=1)
     """Number of actions in an execution; one that has not ended by then is truncated, with its rewards so
     far."""
+    cross_entropy: float = Field(default=0.0, ge=0)
+    """Weight of the cross-entropy of what the environment says, beside the loss of the policy's own tokens:
+    the policy also learns to predict it. 0: only its own tokens are trained."""
     step_timeout: float = Field(default=60.0, gt=0)
     """Seconds for one `reset` or `step`. When one takes longer, its process is killed: its executions fail,
     and the next ones get a new process."""
@@ -109,7 +112,7 @@ class Environment:
                 break
             if player not in talks:
                 talks[player] = TurnByTurn(session, Trajectory(session.chat.render(turn["messages"])))
-            elif not talks[player].give(turn["messages"]):
+            elif not talks[player].give(turn["messages"], cross_entropy=self.params.cross_entropy):
                 break
         return _finished(talks, order, scores, info, ended)
 

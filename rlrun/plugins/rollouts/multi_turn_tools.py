@@ -41,6 +41,9 @@ class MultiTurnToolsParams(Section):
     """Length limit of one result in tokens; the rest is cut off, and the policy is told."""
     tool_timeout: float = Field(default=30.0, gt=0)
     """Seconds for one call; the policy is told when a call takes longer."""
+    cross_entropy: float = Field(default=0.0, ge=0)
+    """Weight of the cross-entropy of the results of tools, beside the loss of the policy's own tokens: the
+    policy also learns to predict them. Results with images have none. 0: only its own tokens are trained."""
     text: Literal["all", "last"] = "all"
     """What rewards read: everything the policy said, or its last answer."""
 
@@ -98,7 +101,9 @@ class MultiTurnTools:
                 break
             called += len(results)
             failed += sum(result.failed for result in results)
-            if len(trajectory.turns) == self.params.max_turns or not _give(talk, results):
+            if len(trajectory.turns) == self.params.max_turns or not _give(
+                talk, results, self.params.cross_entropy
+            ):
                 trajectory.status = Status.TRUNCATED
                 break
         trajectory.info = {"turns": len(trajectory.turns), "tool_calls": called, "tool_errors": failed, **end}
@@ -107,7 +112,7 @@ class MultiTurnTools:
         return trajectory
 
 
-def _give(talk: TurnByTurn, results: Sequence[Result]) -> bool:
+def _give(talk: TurnByTurn, results: Sequence[Result], cross_entropy: float) -> bool:
     """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
     images = [image for result in results for image in result.images]
-    return talk.give([result.message for result in results], images)
+    return talk.give([result.message for result in results], images, cross_entropy)

@@ -81,7 +81,8 @@ def versions(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     for stored in batch.samples:
         spans = stored.sample.versions
         if not spans:
-            if stored.tokens and stored.sample.status.is_finished:
+            is_generated = stored.tokens > 0 and not stored.sample.is_demonstration
+            if is_generated and stored.sample.status.is_finished:
                 message = "no version of weights is named for its tokens"
                 yield batch.violation(stored, message)
             continue

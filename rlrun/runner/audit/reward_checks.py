@@ -11,6 +11,7 @@ from rlrun.plugins.types import Drop, Group
 from rlrun.runner.audit.audited_run import AuditedRun, Batch
 from rlrun.runner.audit.check import NotChecked, Result, Violation
 from rlrun.runner.audit.stored_sample import StoredSample, groups_of
+from rlrun.runner.batches.sequences import weighted_advantages
 from rlrun.runner.scoring.scorer import indices_of, unique_names, with_own_rewards
 from rlrun.specs.sections.scoring import RewardSpec
 
@@ -162,7 +163,7 @@ def advantages(run: AuditedRun, batch: Batch) -> Iterator[Result]:
     groups = groups_of(batch.samples)
     algorithm: Any = build("algorithms", run.spec.algorithm.type, run.spec.algorithm.params)
     own = {stored.id: stored for stored in batch.samples}
-    computed = algorithm.advantages(groups)
+    computed = weighted_advantages(groups, algorithm)
     samples = [sample for group in groups for sample in group.samples]
     for sample, expected in zip(samples, computed, strict=True):
         stored = own[sample.id]

@@ -193,12 +193,12 @@ def log_probs(run: AuditedRun, batch: Batch) -> Iterator[Result]:
 
 
 def turn_rewards(run: AuditedRun, batch: Batch) -> Iterator[Result]:
-    """Turns with rewards end one after another, the last one with the response; environments note the sum."""
+    """Turns with rewards end one after another, in the response; environments note the sum of the rewards."""
     for stored in batch.samples:
         turns, noted = stored.sample.turn_rewards, stored.sample.info.get("reward")
         ends, total = [turn.end for turn in turns], sum(turn.reward for turn in turns)
         message = ""
-        if turns and ([0, *ends] != sorted({0, *ends}) or ends[-1] != stored.tokens):
+        if turns and ([0, *ends] != sorted({0, *ends}) or ends[-1] > stored.tokens):
             message = f"its turns end at {ends}, and it has {stored.tokens} tokens"
         elif not math.isfinite(total):
             message = "a reward of its turns is not a number"

@@ -78,7 +78,10 @@ def _sample(values: Mapping[str, Any]) -> tuple[Sample, bool]:
     length = len(values["response_tokens"]) if has_tokens else _whole(values, "tokens")
     arrays = {
         name: values[name]
-        for name in ("log_probs", "loss_mask", "advantages", "trainer_log_probs")
+        for name in (
+            *("log_probs", "loss_mask", "advantages", "trainer_log_probs"),
+            *("cross_entropy", "policy_weights"),
+        )
         if values[name] is not None
     }
     lengths = {name: len(array) for name, array in arrays.items() if len(array) != length}
@@ -107,6 +110,8 @@ def _sample(values: Mapping[str, Any]) -> tuple[Sample, bool]:
         reward_details=values.get("details", {}),
         verdicts=values.get("verdicts", []),
         sampling_mask=decode_mask(values.get("sampling_mask")),
+        cross_entropy=arrays.get("cross_entropy"),
+        policy_weights=arrays.get("policy_weights"),
         advantages=arrays.get("advantages"),
         policy_log_probs=arrays.get("trainer_log_probs"),
     )

@@ -117,7 +117,9 @@ def plan_steps(
             reduction,
             max_response_tokens,
         )
-        steps.append(TrainStep(packed.batches, dict(zip(members, scales.tolist(), strict=True))))
+        has_cross_entropy = any(sequence.cross_entropy is not None for sequence in chosen)
+        scale = dict(zip(members, scales.tolist(), strict=True))
+        steps.append(TrainStep(packed.batches, scale, has_cross_entropy))
     return steps
 
 

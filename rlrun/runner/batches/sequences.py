@@ -36,7 +36,14 @@ def to_sequences(
     """
     samples = samples_of(groups)
     width = max((sample.experts.shape[1] for sample in samples if sample.experts is not None), default=0)
-    return [_with_images(_sequence(sample, width), sample, patches) for sample in samples]
+    sequences = [_with_images(_sequence(sample, width), sample, patches) for sample in samples]
+    if all(sample.cross_entropy is None for sample in samples):
+        return sequences
+    return with_arrays(sequences, cross_entropy=[_cross_entropy(sample) for sample in samples])
+
+
+def _cross_entropy(sample: Sample) -> Array:
+    return np.zeros(len(sample.tokens), np.float32) if sample.cross_entropy is None else sample.cross_entropy
 
 
 def with_current_tokens(
@@ -101,7 +108,7 @@ def with_advantages(
 
     The samples get the advantages too: they are saved for people to read.
     """
-    advantages = algorithm.advantages(groups)
+    advantages = weighted_advantages(groups, algorithm)
     for sample, values in zip(samples_of(groups), advantages, strict=True):
         sample.advantages = values
     arrays: dict[str, Sequence[Array]] = {"advantages": advantages}
@@ -110,6 +117,17 @@ def with_advantages(
     if algorithm.needs.marks:
         arrays["marks"] = cast("TokenMarker", algorithm).marks(groups, advantages)
     return with_arrays(sequences, **arrays)
+
+
+def weighted_advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Array]:
+    """Returns the algorithm's advantages, times the weights that the rollout gave the tokens.
+
+    A policy loss is proportional to the advantage, so its token is weighted, and no denominator changes.
+    """
+    return [
+        advantages if sample.policy_weights is None else advantages * sample.policy_weights
+        for sample, advantages in zip(samples_of(groups), algorithm.advantages(groups), strict=True)
+    ]
 
 
 def with_arrays(sequences: Sequence[TrainSequence], **arrays: Sequence[Array]) -> list[TrainSequence]:

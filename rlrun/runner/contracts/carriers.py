@@ -124,6 +124,8 @@ class TrainSequence:
     """`[R]` targets that the critic is fitted to; None unless the algorithm needs a critic."""
     marks: ResponseArray | None = None
     """`[R]` the algorithm's marks; None unless the algorithm needs them."""
+    cross_entropy: ResponseArray | None = None
+    """`[R]` weights of each token's -log-prob in the loss; None if no token of the step has one."""
     experts: Annotated[NDArray[np.int16], PerToken("P + R", np.int16)] | None = None
     """`[P + R, layers × K]` experts to route each token to, -1 if the router decides. None: the router
     decides everywhere."""
@@ -169,6 +171,7 @@ class TrainStep:
     """One optimizer step: the micro-batches of every data rank, and the weight of every sequence in the loss.
 
     loss = sum over sequences i and response tokens t of scale[i] * loss_mask[i][t] * token_loss[i][t]
+         - the same sum of scale[i] * cross_entropy[i][t] * log_prob[i][t]
 
     Example, for two data ranks with two micro-batches each (`per_sample_mean`, responses of 2 or 4 tokens):
 
@@ -184,6 +187,8 @@ class TrainStep:
     scale: Mapping[int, float]
     """Weight of a sequence's tokens, by the index of the sequence. It contains the global denominators
     already (rlrun.runner.batches.reduction)."""
+    has_cross_entropy: bool = False
+    """Some token of the step has a weight for its cross-entropy, so every rank measures the term."""
 
 
 Role = Literal["policy", "reference", "teacher", "critic"]

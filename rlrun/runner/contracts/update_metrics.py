@@ -23,6 +23,8 @@ class Combination(StrEnum):
 
 COMBINATIONS: Mapping[str, Combination] = {
     "train/loss": Combination.MEAN,
+    "train/ce_loss": Combination.MEAN,
+    "train/ce_tokens": Combination.SUM,
     "train/grad_norm": Combination.MEAN,
     "train/mtp_loss": Combination.MEAN,
     "train/mtp_accuracy": Combination.MEAN,

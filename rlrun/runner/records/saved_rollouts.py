@@ -40,6 +40,7 @@ from rlrun.specs.step_names import ROLLOUTS, Kind, step_name
 _ARRAYS = {
     **dict.fromkeys(("prompt_tokens", "response_tokens"), INT_DTYPE),
     **dict.fromkeys(("log_probs", "trainer_log_probs", "loss_mask", "advantages"), FLOAT_DTYPE),
+    **dict.fromkeys(("cross_entropy", "policy_weights"), FLOAT_DTYPE),
 }
 """The fields of a record that are arrays, with their dtypes."""
 _NO_IMAGES = find_encoded({})
@@ -121,8 +122,9 @@ def token_fields(sample: Sample) -> dict[str, Any]:
         "log_probs": encode_array(sample.log_probs, FLOAT_DTYPE),
         "loss_mask": encode_array(sample.loss_mask, FLOAT_DTYPE),
     }
-    if sample.advantages is not None:
-        fields["advantages"] = encode_array(sample.advantages, FLOAT_DTYPE)
+    for name in ("advantages", "cross_entropy", "policy_weights"):
+        if (values := getattr(sample, name)) is not None:
+            fields[name] = encode_array(values, FLOAT_DTYPE)
     if sample.policy_log_probs is not None and sample.policy_log_probs is not sample.log_probs:
         fields["trainer_log_probs"] = encode_array(sample.policy_log_probs, FLOAT_DTYPE)
     return fields
@@ -188,7 +190,13 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
     tokens = decode_array(record["response_tokens"], INT_DTYPE)
     log_probs, loss_mask = (decode_array(record[name], FLOAT_DTYPE) for name in ("log_probs", "loss_mask"))
     mask = decode_mask(record.get("sampling_mask"))
-    lengths = [len(tokens), len(log_probs), len(loss_mask), len(tokens) if mask is None else len(mask)]
+    weights = {
+        name: decode_array(record[name], FLOAT_DTYPE)
+        for name in ("cross_entropy", "policy_weights")
+        if name in record
+    }
+    arrays = [tokens, log_probs, loss_mask, *weights.values()]
+    lengths = [*map(len, arrays), len(tokens) if mask is None else len(mask)]
     if len(set(lengths)) > 1:
         raise ValueError(f"its tokens, log-probs and masks have different lengths: {lengths}")
     return Sample(
@@ -211,5 +219,6 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
         verdicts=record.get("verdicts", []),
         experts=decode_experts(record["experts"]),
         sampling_mask=mask,
+        **weights,
         images=placed_images(record, "response", find_image),
     )

@@ -213,7 +213,7 @@ class Executions:
         if not len(trajectory.prompt):
             raise ValueError("the rollout returned a trajectory without a prompt")
         try:
-            trajectory.rewarded_turns()
+            trajectory.check()
         except (ValueError, TypeError) as error:
             raise ValueError(f"the rollout {type(self._policy.rollout).__name__} returned {error}") from None
         images = prompt.images if trajectory.prompt_images is None else trajectory.prompt_images

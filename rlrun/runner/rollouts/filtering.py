@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from rlrun.plugins.protocols import Filter
 from rlrun.plugins.types import Drop, Group, Mask
 from rlrun.runner.rollouts.grouping import without_samples
@@ -84,6 +82,5 @@ def _note_verdict(group: Group, verdict: Drop | Mask, reason: str) -> None:
 def _mask(group: Group, indices: Collection[int]) -> int:
     """Sets the loss mask of these samples to zero, and returns how many they are."""
     for index in set(indices):
-        sample = group.samples[index]
-        sample.loss_mask = np.zeros_like(sample.loss_mask)
+        group.samples[index].stop_training()
     return len(set(indices))

@@ -3,8 +3,6 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Prompt, Sample, Status
@@ -48,7 +46,7 @@ def mask_truncated(group: Group) -> None:
     """Sets the loss mask of truncated samples to zero; their rewards still count for the advantages."""
     for sample in group.samples:
         if sample.status is Status.TRUNCATED:
-            sample.loss_mask = np.zeros_like(sample.loss_mask)
+            sample.stop_training()
 
 
 def prompt_index(group: Group) -> int:
@@ -91,6 +89,8 @@ def _sample(prompt: Prompt, id: str, trajectory: Trajectory, execution_id: str =
         info=trajectory.info,
         experts=trajectory.experts(),
         sampling_mask=trajectory.sampling_mask(),
+        cross_entropy=trajectory.cross_entropy(),
+        policy_weights=trajectory.policy_weights(),
         images=trajectory.response_images(),
     )
 

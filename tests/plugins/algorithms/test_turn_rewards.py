@@ -174,3 +174,15 @@ def test_failed_samples_get_zeros() -> None:
     groups, _ = rewarded_rollouts()
     advantages = group_relative(groups, True, True, "to_go")
     assert len(of_step(groups, advantages)) == len(advantages) - 1
+
+
+def test_a_demonstration_is_not_compared_with_what_the_policy_did() -> None:
+    own = one_group([[1.0], [3.0]])
+    shown = one_group([[9.0, 9.0]]).samples[0]
+    shown.log_probs, shown.loss_mask = np.zeros(2, np.float32), np.zeros(2, np.float32)
+    shown.cross_entropy, shown.turn_rewards, shown.execution_id = np.ones(2, np.float32), (), "0-1"
+    own.samples[1].execution_id = "0-1"
+    own.samples.insert(1, shown)
+    for params in ({}, TO_GO):
+        advantages = build("algorithms", "dr_grpo", params).advantages([own])
+        assert [array.tolist() for array in advantages] == [[-1], [0, 0], [1]]

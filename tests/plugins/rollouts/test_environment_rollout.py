@@ -156,6 +156,12 @@ async def test_tokens_rewards_and_info_of_an_execution(file: Path) -> None:
     assert trajectory.rewarded_turns() == tuple(map(TurnReward, ends, [0.25, 0.25, 1.0]))
 
 
+async def test_what_an_environment_says_has_the_weight_of_the_spec(file: Path) -> None:
+    [[trajectory]] = await execute({"type": f"{file}:Echo"}, ["hi", "stop"], cross_entropy=0.5)
+    said = len("\nuser: you said hi\0\nassistant: ")
+    assert trajectory.cross_entropy().tolist() == [0] * len("hi\0") + [0.5] * said + [0] * len("stop\0")
+
+
 async def test_reset_may_give_the_first_messages(file: Path) -> None:
     [[trajectory]] = await execute({"type": f"{file}:Echo", "sure": True}, ["stop"])
     assert spoken(trajectory) == "user: a, sure?\0\nassistant: stop\0"

@@ -27,6 +27,7 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         returns=floats() if extra else None,
         marks=floats() if extra else None,
         current=floats() if extra else None,
+        cross_entropy=floats() if extra else None,
         proximal_share=floats() if extra else None,
         experts=rng.integers(-1, 8, (prompt + response, 6)).astype(np.int16) if extra else None,
         sampling_mask=mask(rng, response) if extra else None,

@@ -1,8 +1,15 @@
 import numpy as np
 
+from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, VersionSpan
+from rlrun.runner.batches.columns import to_columns
 from rlrun.runner.batches.reduction import token_scales
-from rlrun.runner.batches.sequences import to_sequences, with_proximal_shares, with_reference
+from rlrun.runner.batches.sequences import (
+    to_sequences,
+    with_advantages,
+    with_proximal_shares,
+    with_reference,
+)
 from tests.runner.loop_fakes import prompt, sample
 
 
@@ -36,3 +43,27 @@ def test_the_share_of_a_token_grows_with_the_updates_since_it_was_made() -> None
     assert with_shares.proximal_share is not None and without.proximal_share is not None
     np.testing.assert_allclose(with_shares.proximal_share, [0, 1 / 2, 3 / 4, 3 / 4])
     assert len(without.proximal_share) == 0
+
+
+def test_no_array_is_carried_for_weights_that_no_sample_has() -> None:
+    groups = [Group(prompt(0), [sample(0, 0, length=2), sample(0, 1, length=3)])]
+    assert not {"cross_entropy"} & to_columns(to_sequences(groups), [0, 1]).arrays.keys()
+    groups[0].samples[1].cross_entropy = np.array([0, 1, 0], np.float32)
+    columns = to_columns(to_sequences(groups), [0, 1])
+    assert columns.arrays["cross_entropy"].tolist() == [0, 0, 0, 1, 0]
+
+
+def test_weights_of_the_policy_s_tokens_multiply_their_advantages() -> None:
+    groups = [Group(prompt(0), [sample(0, 0, 1.0, length=2), sample(0, 1, 0.0, length=2)])]
+    algorithm = build("algorithms", "dr_grpo", {})
+    groups[0].samples[1].policy_weights = np.array([0.5, 2], np.float32)
+    trained = with_advantages(to_sequences(groups), groups, algorithm)
+    assert [one.advantages.tolist() for one in trained] == [[0.5, 0.5], [-0.25, -1.0]]
+    assert groups[0].samples[1].advantages.tolist() == [-0.25, -1.0]
+
+
+def test_a_sample_that_is_left_out_is_not_trained_on_what_it_was_given_either() -> None:
+    one = sample(0, 0, length=2, cross_entropy=np.ones(2, np.float32))
+    one.stop_training()
+    assert not one.loss_mask.any()
+    assert not one.cross_entropy.any()

@@ -62,6 +62,12 @@ class TwoTrajectories:
         return trajectories
 
 
+def with_wrong_weights() -> Trajectory:
+    one = Trajectory(np.zeros(3, dtype=np.int32))
+    one.give([4, 5], cross_entropy=[1.0])
+    return one
+
+
 class FailingRollout:
     def __init__(self, error: Exception | None = None, left: object = None) -> None:
         self.error, self.left = error, left
@@ -343,6 +349,10 @@ async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
         (
             Trajectory(np.zeros(3, dtype=np.int32), turn_rewards=[1.0]),
             "the rollout FailingRollout returned 1 turn_rewards for 0 turns of the policy",
+        ),
+        (
+            with_wrong_weights(),
+            "the rollout FailingRollout returned cross-entropy weights of shape (1,) for 2 tokens",
         ),
     ],
 )

@@ -32,24 +32,31 @@ class LossPass:
         scales: Sequence[Sequence[float]],
         meter: Meter,
         stopwatch: Stopwatch,
+        *,
+        has_cross_entropy: bool = False,
     ) -> None:
         """Adds the micro-batches' gradients to the parameters, their metrics to `meter`, and the times of the
         passes to `stopwatch`.
 
-        `scales` are the sequences' weights in the optimizer step.
+        `scales` are the sequences' weights in the optimizer step. `has_cross_entropy`: some sequence of the
+        step, perhaps another rank's, has weights for the cross-entropy of its tokens.
         """
 
         def loss_of(
             index: int, log_probs: torch.Tensor, entropy: torch.Tensor, mtp: MtpOutputs | None = None
         ) -> torch.Tensor:
             loss, batch = self._measured_loss(batches[index], scales[index], log_probs, entropy, meter)
+            if has_cross_entropy:
+                loss = loss + _cross_entropy(batch, log_probs, meter)
             return loss if mtp is None else loss + self._mtp_weight * mtp_loss(mtp, batch, meter)
 
         self._model.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad, stopwatch)
         if not self._model.has_losses:
             # All ranks reduce the same names: those of a loss, which only a pipeline's last stage computes.
             nothing = torch.zeros(0, device=self._device)
-            self._measured_loss((), (), nothing, nothing, meter)
+            _, batch = self._measured_loss((), (), nothing, nothing, meter)
+            if has_cross_entropy:
+                _cross_entropy(batch, nothing, meter)
 
     def _measured_loss(
         self,
@@ -106,6 +113,15 @@ class LossPass:
         if self._algorithm.needs.old_log_probs:
             values["approx_kl"] = (old - log_probs).detach()
         return outputs.loss, values
+
+
+def _cross_entropy(batch: LossBatch, log_probs: torch.Tensor, meter: Meter) -> torch.Tensor:
+    """Returns the weighted cross-entropy of a micro-batch's tokens, and adds it to the metrics."""
+    assert batch.cross_entropy is not None, "a step has weights for all sequences or for none"
+    loss = -(log_probs * batch.cross_entropy).sum()
+    meter.add({"train/loss": loss.detach(), "train/ce_loss": loss.detach()})
+    meter.add({"train/ce_tokens": (batch.cross_entropy > 0).sum()})
+    return loss
 
 
 def _old_log_probs(batch: LossBatch, policy: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,8 @@ class LossBatch:
     reference_log_probs: torch.Tensor | None
     marks: torch.Tensor | None
     current: torch.Tensor | None
+    cross_entropy: torch.Tensor | None
+    """Times the sequence's weight in the step's loss."""
     weights: torch.Tensor
     """The mask times the sequence's weight in the step's loss."""
     sample: torch.Tensor
@@ -237,7 +239,10 @@ def make_loss_batch(
     table = np.empty((len(names) + 1, sum(lengths)), np.float32)  # one table is one copy
     for row, name in zip(table, names, strict=False):
         np.concatenate([row[:0], *arrays[name]], out=row, casting="same_kind")
-    np.multiply(table[0], np.repeat(np.asarray(scales, np.float32), lengths), out=table[-1])
+    scale_of_token = np.repeat(np.asarray(scales, np.float32), lengths)
+    np.multiply(table[0], scale_of_token, out=table[-1])
+    if "cross_entropy" in names:
+        table[names.index("cross_entropy")] *= scale_of_token
     *values, weights = to_device(table, device).unbind()
     tensors: dict[str, Any] = dict.fromkeys(_ARRAYS) | dict(zip(names, values, strict=True))
     if tensors["old_log_probs"] is None and old_is_rollout:

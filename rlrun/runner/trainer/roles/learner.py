@@ -201,6 +201,7 @@ class Learner:
             [[step.scale[i] for i in batch] for batch in batches],
             meter,
             stopwatch,
+            has_cross_entropy=step.has_cross_entropy,
         )
         with stopwatch.part("perf/optimizer_time"):
             return self._update(meter)

@@ -219,6 +219,7 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
         verdicts=record.get("verdicts", []),
         experts=decode_experts(record["experts"]),
         sampling_mask=mask,
-        **weights,
+        cross_entropy=weights.get("cross_entropy"),
+        policy_weights=weights.get("policy_weights"),
         images=placed_images(record, "response", find_image),
     )

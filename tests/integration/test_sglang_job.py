@@ -32,14 +32,13 @@ def runs(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def sharded(jobs: Jobs) -> Ended:
-    """Four trainer ranks, FSDP 2 × TP 2, and one server that weights are broadcast to."""
+    """Two trainer ranks, and one server that weights are broadcast to."""
     return jobs.run(
         "sglang",
         engine__python=python(),
         engine__weight_sync="broadcast",
         engine__weight_check="all",
         trainer__parallel__fsdp=2,
-        trainer__parallel__tensor=2,
         **SETTINGS,
     )
 

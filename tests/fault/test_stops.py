@@ -47,12 +47,13 @@ def rlrun_stop(jobs: Jobs, name: str) -> str:
 
 
 def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
-    jobs: Jobs, reference: Ended, hold: Path
+    jobs: Jobs, reference: Ended, hold: Path, ray_cluster: str
 ) -> None:
     settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
 
     def resume(main: str = MAIN) -> Ended:
-        return jobs.run("stopped", "--resume-if-exists", main=main, **settings)
+        joined = {"cluster__address": ray_cluster}
+        return jobs.run("stopped", "--resume-if-exists", main=main, **settings, **joined)
 
     running = jobs.start("stopped", **settings)
     running.until_step(HELD - 1)
@@ -105,7 +106,9 @@ CAUSES = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
 
 
 @pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
-def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold: Path, name: str) -> None:
+def test_when_ray_dies_the_last_step_is_saved(
+    jobs: Jobs, reference: Ended, hold: Path, ray_cluster: str, name: str
+) -> None:
     settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
     run = name.replace("_", "-")
     running = jobs.start(run, **settings)
@@ -122,7 +125,7 @@ def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold
     assert_nothing_left(processes, ended)
     print(f"{name}: ended after {ended.seconds:.1f} s")
     hold.unlink()
-    resumed = jobs.run(run, "--resume", **settings)
+    resumed = jobs.run(run, "--resume", cluster__address=ray_cluster, **settings)
     assert resumed.curve == reference.curve
 
 

@@ -107,31 +107,34 @@ def claiming(jobs: Jobs) -> Iterator[Callable[[float], str]]:
         yield start
 
 
-def test_a_wrong_answer_names_its_engine_and_is_requested_from_another(
-    jobs: Jobs, claiming: Callable[[float], str]
-) -> None:
-    lying, honest = claiming(0.7), claiming(-1.0)
+def with_external_engines(jobs: Jobs, name: str, *urls: str) -> Ended:
+    """Generates one step's samples with engines that the job does not start."""
     settings = {"debug__mode": "rollout", "deterministic": False, "trainer__steps": 1}
     settings |= {"rollout__max_attempts": 1, "rollout__batch_size": 4}
     whole = (jobs.folder / "job.toml").read_text()
     (jobs.folder / "outside.toml").write_text(whole.replace("max_running = 64\n", ""))
-    alone = jobs.start(
-        "lied-to", spec="outside.toml", engine={"type": "external", "urls": [lying]}, **settings
-    )
-    both = jobs.start(
-        "lied-to-by-one",
-        spec="outside.toml",
-        engine={"type": "external", "urls": [lying, honest]},
-        **settings,
-    )
-    starved, made = alone.wait(), both.wait()
+    return jobs.run(name, spec="outside.toml", engine={"type": "external", "urls": list(urls)}, **settings)
+
+
+def test_a_wrong_answer_is_requested_from_another_engine(
+    jobs: Jobs, claiming: Callable[[float], str]
+) -> None:
+    made = with_external_engines(jobs, "lied-to-by-one", claiming(0.7), claiming(-1.0))
+    assert made.code == 0, made.output
+    assert made.metrics[0]["rollout/bad_answers"] > 0
+    assert made.metrics[0]["rollout/log_probs"] == -1.0
+
+
+@pytest.mark.slow
+def test_wrong_answers_of_the_only_engine_end_the_job_and_name_it(
+    jobs: Jobs, claiming: Callable[[float], str]
+) -> None:
+    lying = claiming(0.7)
+    starved = with_external_engines(jobs, "lied-to", lying)
     told = f"engine 0 at {lying} answered /generate with log-prob 0.7 at token 0 of sample rollout-"
     assert starved.code == 3
     assert "the rollout starved: of 4 groups tried 0 were kept" in starved.output
     assert f"The last failure: BadAnswer: {told}" in starved.output.replace("\n", " ").replace("  ", " ")
-    assert made.code == 0, made.output
-    assert made.metrics[0]["rollout/bad_answers"] > 0
-    assert made.metrics[0]["rollout/log_probs"] == -1.0
 
 
 def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:

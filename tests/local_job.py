@@ -171,7 +171,7 @@ async def _run(
     checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
     own = RunFolder(folder)
     job = make_job(spec, model, parts, journal, checkpoints, stop=StopRequest(), folder=own)  # type: ignore[arg-type]
-    progress = await begin(spec, trainer)
+    progress = await begin(spec, trainer, job.algorithm)
     if (newest := checkpoints.newest()) is not None:
         driver = read_driver(newest)
         progress = Progress(**driver["progress"])

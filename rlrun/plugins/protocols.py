@@ -105,6 +105,26 @@ class TokenMarker(Algorithm, Protocol):
         """Returns `LossInputs.marks`: one `[R]` array for each sample, in the order of `advantages`."""
 
 
+class StatefulAlgorithm(Algorithm, Protocol):
+    """An algorithm with `needs.state`: it remembers something from step to step, on the driver alone. Its
+    other methods must not change what it remembers.
+    """
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Receives the samples of a step, once, before `advantages` is called."""
+
+    def step_values(self) -> Mapping[str, float]:
+        """Returns numbers of the step by name. The loss reads them as `LossInputs.step_values`, and they are
+        metrics with the prefix `train/`.
+        """
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns what it remembers, as JSON values, for every checkpoint."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved state."""
+
+
 class DataSource(Plugin, Protocol):
     """Returns rows by position; the framework shuffles, tokenises and drops them.
 

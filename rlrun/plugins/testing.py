@@ -276,6 +276,9 @@ def check_algorithm(name: str, params: Params) -> None:
     algorithm = build("algorithms", name, params)
     inputs = micro_batch(num_samples=4 if algorithm.needs.pairs else 3)
     assert isinstance(algorithm.needs, Needs), f"{name}.needs is {algorithm.needs!r}, not Needs"
+    if algorithm.needs.state:
+        contracts.same_state(name, lambda: build("algorithms", name, params), _step_groups(algorithm))
+        inputs = replace(inputs, step_values=algorithm.step_values())
     contracts.same_losses(name, algorithm.loss, inputs, inputs.log_probs)
     if algorithm.needs.critic:
         critic = value_micro_batch()
@@ -283,13 +286,21 @@ def check_algorithm(name: str, params: Params) -> None:
     _check_advantages(name, algorithm)
 
 
-def _check_advantages(name: str, algorithm: Any) -> None:
+def _step_groups(algorithm: Any) -> list[Group]:
+    """Returns the groups of a step, one of whose samples failed, and another one is not trained."""
     groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0]), group([0.0, 2.0])]
     groups[0].samples[1].loss_mask[:] = 0
     groups[2].samples[0].status = Status.FAILED
     if algorithm.needs.labels:
         for one in groups:
             one.prompt = replace(one.prompt, row=replace(one.prompt.row, label=True))
+    return groups
+
+
+def _check_advantages(name: str, algorithm: Any) -> None:
+    groups = _step_groups(algorithm)
+    if algorithm.needs.state:
+        algorithm.observe(groups)
     contracts.same_arrays(name, "advantages", algorithm.advantages, groups)
     if algorithm.needs.critic:
         contracts.same_arrays(name, "returns", algorithm.returns, groups)

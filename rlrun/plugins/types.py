@@ -354,6 +354,8 @@ class LossInputs:
     """B, the number of samples."""
     marks: Any | None = None
     """`[T]` float32, no gradient: what the algorithm's own `marks` returned; None unless `needs.marks`."""
+    step_values: Mapping[str, float] = field(default_factory=dict)
+    """The numbers that the algorithm's own `step_values` returned; none unless `needs.state`."""
 
     def sample_sum(self, values: Any) -> Any:
         """Returns `[B]`, the sum of `[T]` values over each sample."""

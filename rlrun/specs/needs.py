@@ -47,6 +47,9 @@ class Needs:
     engine_ratio: bool = False
     """The ratio is to the engine's probabilities, by which the samples were drawn: `trainer.old_log_probs` is
     "rollout" where the spec does not set it. A correction excludes it."""
+    state: bool = False
+    """The algorithm remembers something from step to step. It is a `StatefulAlgorithm`, which also has
+    `observe`, `step_values`, `state` and `restore`."""
     group_relative: bool = False
     """Advantages compare the samples of a group, so n must be at least 2."""
 

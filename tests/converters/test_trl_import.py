@@ -140,6 +140,18 @@ def test_the_share_of_tokens_of_high_entropy_is_written_where_it_is_given() -> N
     assert "top_entropy" not in of_settings({}).values["algorithm"]
 
 
+def test_an_adaptive_weight_of_the_entropy_has_trl_s_bounds() -> None:
+    settings = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 0.4}
+    algorithm = of_settings(settings).values["algorithm"]
+    assert algorithm["entropy_coef"] == 0.01
+    assert algorithm["adaptive_entropy"] == {"target": 0.4, "step": 0.005, "low": 0.0, "high": 1.0}
+    several = of_settings(settings | {"gradient_accumulation_steps": 2, "steps_per_generation": 8})
+    assert "once per step, not in each optimizer step" in "\n".join(several.messages())
+    fixed = of_settings(settings | {"use_adaptive_entropy": False})
+    assert "adaptive_entropy" not in fixed.values["algorithm"]
+    assert "the weight of the entropy bonus is fixed" in "\n".join(fixed.messages())
+
+
 def test_samples_and_micro_steps_become_prompts_and_optimizer_steps() -> None:
     settings = {
         "per_device_train_batch_size": 4,

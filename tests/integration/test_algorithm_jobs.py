@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -42,6 +43,36 @@ def test_an_asynchronous_job_trains(jobs: Jobs, name: str) -> None:
     if name in ACTS:
         acting = [line[ACTS[name]] for line in job.metrics]
         assert 0 < max(acting) < 1, acting
+
+
+ENTROPY = {
+    "algorithm__type": "dr_grpo",
+    "algorithm__top_entropy": 0.5,
+    "algorithm__entropy_coef": 0.01,
+    "algorithm__adaptive_entropy": {"target": 4.4, "step": 0.02, "high": 0.1},
+}
+
+
+@pytest.mark.slow
+def test_terms_of_the_entropy_act_and_their_weight_continues_after_a_kill(jobs: Jobs) -> None:
+    """Above the target there is no bonus; below it, the weight rises."""
+    settings = ENTROPY | {"trainer__steps": 6, "trainer__lr": 1e-2, "checkpoint__interval": 2}
+    hold = jobs.folder / "hold"
+    hold.touch()
+    whole = jobs.start("whole", **settings)
+    jobs.environment["HOLD"] = str(hold)
+    killed = jobs.start("killed", **settings)
+    killed.until_step(5)  # the reward holds the job in its sixth step; the last checkpoint is of the fourth
+    killed.signal(signal.SIGKILL)
+    killed.process.wait()
+    hold.unlink()
+    ended = whole.wait()
+    resumed = jobs.run("killed", "--resume", **settings)
+    assert ended.code == resumed.code == 0, ended.output + resumed.output
+    assert resumed.curve == ended.curve
+    weights = [line["train/entropy_coef"] for line in ended.metrics]
+    assert 0.0 in weights and max(weights) > 0.01, weights
+    assert all(0 < line["train/top_entropy_frac"] < 0.6 for line in ended.metrics)
 
 
 @pytest.mark.slow  # the package's own tests have the algorithm, and gigpo's job another one of the package

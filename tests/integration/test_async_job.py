@@ -2,6 +2,7 @@
 
 import json
 import signal
+from itertools import accumulate
 
 import pytest
 import zstandard
@@ -58,7 +59,8 @@ def test_a_job_that_updates_rarely_keeps_its_bound(jobs: Jobs) -> None:
 
 
 def test_a_killed_and_resumed_job_learns_keeps_its_bound_and_trains_on_no_prompt_twice(jobs: Jobs) -> None:
-    settings = ASYNC | {"checkpoint__interval": 2}
+    always = {"target": 99.0, "step": 1e-5, "high": 1e-4}
+    settings = ASYNC | {"checkpoint__interval": 2, "algorithm__adaptive_entropy": always}
     hold = jobs.folder / "hold"
     hold.touch()
     jobs.environment["HOLD"] = str(hold)
@@ -72,6 +74,8 @@ def test_a_killed_and_resumed_job_learns_keeps_its_bound_and_trains_on_no_prompt
     check_learnt(job)
     assert [line["step"] for line in job.metrics] == list(range(1, 25))
     check_prompts(job)
+    weights = [line["train/entropy_coef"] for line in job.metrics]
+    assert weights == list(accumulate(range(23), lambda weight, _: min(weight + 1e-5, 1e-4), initial=0.0))
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ RULES: Mapping[str, Callable[[ImportDraft], None]] = {
     "sampling": batches.sampling,
     "loss": objective.loss,
     "clipping": objective.clipping,
+    "entropy": objective.entropy,
     "kl": objective.kl,
     "reference": objective.reference,
     "correction": objective.correction,

@@ -27,6 +27,12 @@ _OWN_KEYS = {
     },
 }
 """Keys of the algorithms without bounds, and TRL's settings of them."""
+_ENTROPY = {
+    "target": "entropy_target",
+    "step": "entropy_coef_delta",
+    "low": "entropy_coef_min",
+    "high": "entropy_coef_max",
+}
 _UNBOUNDED = 1e6
 """Stands for no upper bound of a correction."""
 _CORRECTION = (
@@ -105,6 +111,18 @@ def clipping(draft: ImportDraft) -> None:
             draft.put("algorithm.dual_clip", bound, "delta")
         else:
             draft.drop("the bound has to be above 1", "delta")
+
+
+def entropy(draft: ImportDraft) -> None:
+    """Sets the target that the weight of the entropy bonus follows."""
+    switch = "use_adaptive_entropy"
+    if not draft.is_on(switch):
+        draft.drop("no effect: the weight of the entropy bonus is fixed", switch, *_ENTROPY.values())
+        return
+    for key, name in _ENTROPY.items():
+        draft.put(f"algorithm.adaptive_entropy.{key}", draft.number(name), name, switch)
+    if optimizer_steps(draft) > 1:
+        draft.drop("rlrun changes the weight once per step, not in each optimizer step", switch)
 
 
 def kl(draft: ImportDraft) -> None:

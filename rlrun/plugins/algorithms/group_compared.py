@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import model_validator
 
+from rlrun.plugins.algorithms.adaptive_entropy import FollowsEntropy
 from rlrun.plugins.algorithms.advantages import Comparison, group_relative, spread_over_tokens
 from rlrun.plugins.algorithms.objective import ClipParams, ObjectiveParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import shape_advantages
@@ -37,10 +38,11 @@ class OneRatio(Comparison):
         return self
 
 
-class GroupCompared:
+class GroupCompared(FollowsEntropy):
     """Compares the rewards of a group as GRPO does. A subclass adds `Params` and `loss`."""
 
     api_version = 1
+    params: ComparedParams
     advantage_formula = "as `grpo`"
     further_needs: ClassVar[tuple[str, ...]] = ()
     """Fields of `Needs` that the loss requires whatever terms are active."""
@@ -59,13 +61,14 @@ class GroupCompared:
         return shape_advantages(params, groups, differences)
 
 
-class ClippedGroup(ABC):
+class ClippedGroup(FollowsEntropy, ABC):
     """Trains with PPO's clipped loss on one advantage per sample, which depends on its group alone.
 
     A subclass adds `scores_of`.
     """
 
     Params = ClipParams
+    params: ClipParams
     api_version = 1
     loss_formula = "as `grpo`"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
+from rlrun.plugins.algorithms.adaptive_entropy import COEF, AdaptiveEntropy
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
 from rlrun.plugins.algorithms.kl import KLSection, KLTerm, RewardKLSection, token_kl
 from rlrun.plugins.algorithms.policy_loss import clip_loss
@@ -30,7 +31,10 @@ class ObjectiveParams(Section):
     kl: KLSection = KLSection()
     """Penalty on the distance to the reference policy."""
     entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus; 0 only measures the entropy."""
+    """Weight of the entropy bonus; 0 only measures the entropy. With `adaptive_entropy`, the first weight."""
+    adaptive_entropy: AdaptiveEntropy | None = None
+    """Raise the weight of the entropy bonus in each step whose entropy is below a target, and lower it in the
+    others, where the bonus does not act; such as `{ target = 0.2 }`. None: `entropy_coef` is fixed."""
     correction: Correction | None = None
     """Importance correction between trainer and engine, such as `{ type = "tis", high = 2.0 }`. None: no
     correction."""
@@ -101,8 +105,9 @@ def needs_of(
         teacher=params.distillation is not None,
         policy_log_probs=policy_log_probs
         or bool(params.distillation or in_reward or (params.correction and params.correction.normalize)),
-        policy_entropies=params.top_entropy is not None,
-        entropy_grad=params.entropy_coef > 0,
+        policy_entropies=params.top_entropy is not None or params.adaptive_entropy is not None,
+        entropy_grad=params.entropy_coef > 0 or params.adaptive_entropy is not None,
+        state=params.adaptive_entropy is not None,
         trainer_log_probs=trainer_log_probs or params.correction is not None,
         group_relative=group_relative,
         **further_needs,
@@ -139,8 +144,9 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
     loss = pg_loss
     if params.kl.in_loss is not None:
         loss = _add_kl(params.kl.in_loss, inputs, loss, metrics)
-    if params.entropy_coef > 0:
-        loss = loss - params.entropy_coef * inputs.entropy
+    coef = params.entropy_coef if params.adaptive_entropy is None else inputs.step_values[COEF]
+    if coef > 0:
+        loss = loss - coef * inputs.entropy
     if params.log_ratio_coef > 0:
         squared = (inputs.log_probs - inputs.old_log_probs) ** 2
         metrics["log_ratio_squared"] = squared.detach()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlrun.plugins.algorithms.adaptive_entropy import FollowsEntropy
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import Distillation, shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
@@ -29,10 +30,11 @@ class OnPolicyDistillationParams(ClipParams):
     """Distance to the model of [teacher]; its negative is the advantage."""
 
 
-class OnPolicyDistillation:
+class OnPolicyDistillation(FollowsEntropy):
     """Computes advantages from the teacher's log-probs of the policy's own tokens, without any reward."""
 
     Params = OnPolicyDistillationParams
+    params: OnPolicyDistillationParams
     api_version = 1
     advantage_formula = "coef · (teacher − policy log-prob)"
     loss_formula = "as `grpo`"

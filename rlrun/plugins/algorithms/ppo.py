@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from rlrun.plugins.algorithms.adaptive_entropy import FollowsEntropy
 from rlrun.plugins.algorithms.advantages import discounted_sums, token_rewards
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
@@ -37,12 +38,13 @@ class PPOParams(PenalisedParams):
     """How far a value may move from the value before the update in the loss."""
 
 
-class PPO:
+class PPO(FollowsEntropy):
     """Computes generalised advantages from a critic's values; the critic is fitted to the same penalised
     returns.
     """
 
     Params = PPOParams
+    params: PPOParams
     api_version = 1
     advantage_formula = "generalised advantage estimate, from a critic’s values"
     loss_formula = "as `grpo`"

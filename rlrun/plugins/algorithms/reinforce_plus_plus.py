@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rlrun.plugins.algorithms.adaptive_entropy import FollowsEntropy
 from rlrun.plugins.algorithms.advantages import discounted_sums, token_rewards
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
@@ -29,12 +30,13 @@ class ReinforcePlusPlusParams(PenalisedParams):
     """Discount for each trained token between a token and the end of the response."""
 
 
-class ReinforcePlusPlus:
+class ReinforcePlusPlus(FollowsEntropy):
     """Computes a token's advantage as its discounted return, whitened over the step; needs neither groups nor
     critic.
     """
 
     Params = ReinforcePlusPlusParams
+    params: ReinforcePlusPlusParams
     api_version = 1
     advantage_formula = "discounted return, whitened over the step"
     loss_formula = "as `grpo`"

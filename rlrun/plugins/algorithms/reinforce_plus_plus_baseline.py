@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from rlrun.plugins.algorithms.adaptive_entropy import FollowsEntropy
 from rlrun.plugins.algorithms.advantages import TurnCredit, group_relative
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages
@@ -29,12 +30,13 @@ class BaselineParams(TurnCredit, PenalisedParams):
     algorithm and cannot be switched off."""
 
 
-class ReinforcePlusPlusBaseline:
+class ReinforcePlusPlusBaseline(FollowsEntropy):
     """Computes reward - group mean, whitened over all tokens of the step instead of divided by the group's
     std.
     """
 
     Params = BaselineParams
+    params: BaselineParams
     api_version = 1
     advantage_formula = "r − group mean, whitened over the step"
     loss_formula = "as `grpo`"

@@ -99,6 +99,22 @@ def _restored(name: str, fresh: Any, state: Any) -> Any:
     return fresh
 
 
+def same_state(name: str, make: Callable[[], Any], groups: Sequence[Group]) -> None:
+    """Asserts that an algorithm that remembers something has the same numbers in each step when it continues
+    from its state, and that it does not change groups. `make` constructs the algorithm.
+    """
+    first, second = make(), make()
+    before = pickle.dumps(list(groups))
+    for _ in range(3):
+        second = _restored(name, make(), dict(second.state()))
+        first.observe(groups)
+        second.observe(groups)
+        assert pickle.dumps(list(groups)) == before, f"{name} changes the groups that it observes"
+        values = dict(first.step_values())
+        assert all(np.isfinite(value) for value in values.values()), f"{name} has the step values {values}"
+        assert values == dict(second.step_values()), f"{name} continues differently from its state"
+
+
 def same_order(name: str, first: Any, second: Any, buffered: Sequence[Buffered]) -> None:
     """Asserts that a buffer returns indices of the given groups, each at most once; none if it is empty."""
     assert list(first.order([], 8)) == [], f"{name} finds groups in an empty buffer"

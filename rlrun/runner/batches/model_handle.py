@@ -3,8 +3,8 @@
 sequences ──▶ packed for the model's layout ──▶ every rank of the trainer ──▶ log-probs, values or metrics
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,10 @@ class PackedSteps:
     """For the policy and the reference, which share a layout."""
     critic: Sequence[TrainStep] | None = None
     """None without a critic."""
+
+    def with_values(self, values: Mapping[str, float]) -> "PackedSteps":
+        """Returns the steps with the algorithm's numbers, for the policy's loss."""
+        return replace(self, policy=[replace(step, values=values) for step in self.policy])
 
 
 class RemoteModels(Protocol):

@@ -20,6 +20,7 @@ from rlrun.runner.batches.sequences import (
     with_reference,
     with_values,
 )
+from rlrun.runner.contracts.algorithm_state import remembers
 from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
 from rlrun.runner.contracts.interfaces import FrozenModel
 from rlrun.runner.contracts.step_clock import StepClock
@@ -74,6 +75,8 @@ class Passes:
             with clock.part("values"):
                 values = await self.critic.values(sequences, packed.critic)
             sequences = with_values(sequences, groups, values)
+        if (stateful := remembers(self.algorithm)) is not None:
+            stateful.observe(groups)
         return with_advantages(sequences, groups, self.algorithm)
 
     async def _old_log_probs(

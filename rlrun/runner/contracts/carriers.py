@@ -7,7 +7,7 @@ They hold numpy arrays, so that they are cheap to send to another process and te
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -154,7 +154,7 @@ def _mark(annotation: Any) -> PerToken | None:
 
 
 PER_TOKEN: Mapping[str, PerToken] = {
-    field.name: mark for field in fields(TrainSequence) if (mark := _mark(field.type)) is not None
+    item.name: mark for item in fields(TrainSequence) if (mark := _mark(item.type)) is not None
 }
 """Every field of `TrainSequence` with one entry per token."""
 
@@ -189,6 +189,8 @@ class TrainStep:
     already (rlrun.runner.batches.reduction)."""
     has_cross_entropy: bool = False
     """Some token of the step has a weight for its cross-entropy, so every rank measures the term."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The algorithm's own numbers of the step (`StatefulAlgorithm.step_values`)."""
 
 
 Role = Literal["policy", "reference", "teacher", "critic"]

@@ -7,8 +7,11 @@ means.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 from rlrun.runner.contracts.carriers import DIFFERENCE
+
+Value = TypeVar("Value")
 
 
 class Combination(StrEnum):
@@ -48,6 +51,17 @@ COMBINATIONS: Mapping[str, Combination] = {
     "perf/precision_emulated": Combination.MAX,
 }
 """The metrics that rlrun measures itself. Those of an algorithm's losses are absent."""
+
+
+def algorithm_metrics(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Returns an algorithm's values by their names as metrics. ValueError if a name is one of rlrun's."""
+    named = {f"train/{name}": value for name, value in values.items()}
+    if taken := sorted(named.keys() & COMBINATIONS.keys()):
+        raise ValueError(
+            f"the algorithm returns the metric {taken[0].removeprefix('train/')!r}, which is measured by "
+            "rlrun: give it another name"
+        )
+    return named
 
 
 def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -110,9 +110,9 @@ class Attempts:
         await job.devices.give_to_trainer()
         loaded = None
         if resume:
-            restoring = restore_run(self._folder, job.checkpoints, job.source, job.trainer)
+            restoring = restore_run(self._folder, job.checkpoints, job.source, job.trainer, job.algorithm)
             loaded = await self._journal.timed("loading the checkpoint", restoring)
-        self._progress = loaded or await begin(self._loaded.spec, job.trainer)
+        self._progress = loaded or await begin(self._loaded.spec, job.trainer, job.algorithm)
         self._first_step = first = self._progress.step
         if self._lost_at is None:
             if loaded is not None:
@@ -175,7 +175,7 @@ async def roll_out_alone(
     checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
     job = make_rollout_job(spec, running, journal, checkpoints, stop=stop)
     try:
-        progress = await restore_run(folder, job.checkpoints, job.source, None) if resume else None
+        progress = await restore_run(folder, job.checkpoints, job.source) if resume else None
         progress = progress or Progress()
         journal.begin(progress.step, job.steps, spec.model_dump(mode="json"))
         await generate(job, progress)

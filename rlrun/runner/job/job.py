@@ -9,6 +9,7 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.cluster.trainer_group import TrainerGroup
+from rlrun.runner.contracts.algorithm_state import state_of
 from rlrun.runner.contracts.carriers import ImagePatches
 from rlrun.runner.contracts.interfaces import FrozenModel, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
@@ -120,19 +121,27 @@ class Progress:
     """Metrics of the last step while its evaluation is still to be done; None otherwise."""
     source_state: Callable[[], dict[str, Any]] = field(default=dict, compare=False)
     """Returns the source's state after the last finished step."""
+    algorithm_state: dict[str, Any] = field(default_factory=dict, compare=False)
+    """The algorithm's state after the last finished step; empty without one."""
 
-    def add_step(self, usage: StepUsage, source_state: Callable[[], dict[str, Any]]) -> None:
+    def add_step(self, usage: StepUsage, job: "RolloutJob") -> None:
         """Counts one more finished step."""
         self.step += 1
-        self.source_state = source_state
+        self.remember(job)
         self.seconds += usage.step_seconds
         self.generated_tokens += usage.generated_tokens
         self.trained_tokens += usage.trained_tokens
 
+    def remember(self, job: "RolloutJob") -> None:
+        """Keeps the states of the job's source and algorithm as they are now."""
+        self.source_state = job.source.snapshot()
+        self.algorithm_state = job.algorithm_state()
+
     def driver_state(self) -> dict[str, Any]:
         """Returns the driver's part of a checkpoint, as JSON values."""
-        counts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "source_state"}
-        return {"progress": counts, "data": self.source_state()}
+        states = ("source_state", "algorithm_state")
+        counts = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in states}
+        return {"progress": counts, "data": self.source_state(), "algorithm": self.algorithm_state}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +170,10 @@ class RolloutJob:
     def evaluates_after(self, step: int) -> bool:
         """Whether the evaluation runs after a step: never, because the weights stay the same."""
         return False
+
+    def algorithm_state(self) -> dict[str, Any]:
+        """Returns what the algorithm remembers: nothing, because there is none."""
+        return {}
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is written after a step."""
@@ -208,6 +221,10 @@ class Job(RolloutJob):
     def compares_log_probs(self) -> bool:
         """Whether the log-probs of engines and trainer must be equal; demonstrations have none of engines."""
         return self.true_on_policy and self.algorithm.needs.rollout
+
+    def algorithm_state(self) -> dict[str, Any]:
+        """Returns what the algorithm remembers from step to step."""
+        return state_of(self.algorithm)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether the evaluation runs after a step."""

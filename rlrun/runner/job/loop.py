@@ -26,9 +26,10 @@ from rlrun.runner.batches.sequences import (
     with_current_tokens,
     with_proximal_shares,
 )
+from rlrun.runner.contracts.algorithm_state import step_values
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import StepClock
-from rlrun.runner.contracts.update_metrics import combine_updates
+from rlrun.runner.contracts.update_metrics import algorithm_metrics, combine_updates
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.step_end import evaluate, evaluate_first, finish_step, saved_when_stopped
@@ -128,7 +129,8 @@ async def prepare(
         compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,
         trains_policy=progress.step >= job.critic_only_steps,
     )
-    return batch, await passes.run(clock, batch.groups, sequences, packed), packed  # 6
+    sequences = await passes.run(clock, batch.groups, sequences, packed)  # 6
+    return batch, sequences, packed.with_values(step_values(job.algorithm))
 
 
 async def train(
@@ -144,7 +146,7 @@ async def train(
         updates = await job.policy.train(sequences, packed.policy)
         if job.compares_log_probs:
             check_update(updates, finished + 1)
-        metrics |= combine_updates(updates)
+        metrics |= combine_updates(updates) | algorithm_metrics(step_values(job.algorithm))
     if is_due(finished, job.reference_interval):
         await job.trainer.update_reference()
     return metrics

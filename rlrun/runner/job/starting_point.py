@@ -4,9 +4,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoint_of, clear_unfinished
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint, open_checkpoint
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
+from rlrun.runner.contracts.algorithm_state import restore_algorithm
 from rlrun.runner.contracts.interfaces import TrainingState
 from rlrun.runner.job.job import BatchSource, Progress
 from rlrun.runner.records.run_folder import RunFolder
@@ -17,7 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 async def restore_run(
-    folder: RunFolder, checkpoints: Checkpoints, source: BatchSource, trainer: TrainingState | None
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    source: BatchSource,
+    trainer: TrainingState | None = None,
+    algorithm: Algorithm | None = None,
 ) -> Progress | None:
     """Loads the newest complete checkpoint; returns None if there is none, and the run starts from step 0."""
     clear_unfinished(folder.checkpoints)
@@ -32,11 +38,13 @@ async def restore_run(
     if trainer is not None:
         await trainer.load(trainer_folder(newest))
     await source.restore(driver["data"])
+    if algorithm is not None:
+        restore_algorithm(algorithm, driver.get("algorithm", {}))
     logger.info("resumed from %s", newest)
     return progress
 
 
-async def begin(spec: Spec, trainer: TrainingState) -> Progress:
+async def begin(spec: Spec, trainer: TrainingState, algorithm: Algorithm) -> Progress:
     """Returns the progress of a new run, and loads the weights of `checkpoint.start_from`. If `debug.step`
     repeats another run's step, loads what that step started from.
     """
@@ -50,6 +58,7 @@ async def begin(spec: Spec, trainer: TrainingState) -> Progress:
         return Progress()
     driver = await open_checkpoint(before, trainer)
     await trainer.load(trainer_folder(before))
+    restore_algorithm(algorithm, driver.get("algorithm", {}))
     logger.info("step %s starts from %s", debug.step, before)
     return _progress(before, driver)
 

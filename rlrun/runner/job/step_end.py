@@ -19,7 +19,7 @@ from rlrun.runner.rollouts.rollout_source import Batch
 @asynccontextmanager
 async def saved_when_stopped(job: RolloutJob, progress: Progress) -> AsyncIterator[None]:
     """Runs the steps of a run. When the run is asked to stop, the block ends and the last step is saved."""
-    progress.source_state = job.source.snapshot()
+    progress.remember(job)
     with job.stop.listening():
         try:
             yield
@@ -32,7 +32,7 @@ async def finish_step(
     job: RolloutJob, progress: Progress, batch: Batch, usage: StepUsage, metrics: dict[str, float]
 ) -> None:
     """Counts a step as finished, evaluates if that is due, records the metrics, and saves if that is due."""
-    progress.add_step(usage, job.source.snapshot())
+    progress.add_step(usage, job)
     spans, moments = [*usage.spans, *job.processes.take_spans()], job.processes.take_moments()
     metrics = metrics | usage.metrics() | reward_wait(spans)
     metrics |= memory_metrics(job.processes.peak_memory()) | job.processes.take_counts()

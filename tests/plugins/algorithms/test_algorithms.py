@@ -33,6 +33,7 @@ EVERYTHING = {
     "normalize_advantages": True,
     "distillation": {"coef": 0.5},
     "top_entropy": 0.5,
+    "adaptive_entropy": {"target": 2.0},
 }
 
 
@@ -51,7 +52,8 @@ def test_with_every_term_on(name: str) -> None:
         trainer_log_probs=True,
         teacher=True,
         policy_log_probs=True,
-        policy_entropies=name != "gmpo",
+        policy_entropies=True,
+        state=True,
         critic=name == "ppo",
         engine_ratio=name == "dppo",
         marks=name in MARKING,
@@ -117,7 +119,7 @@ def test_grpo_alone_needs_neither_reference_nor_entropy() -> None:
 def test_correction_weighs_the_policy_loss_alone() -> None:
     """With every weight 0, only the KL and entropy terms remain."""
     far = micro_batch(rollout_log_probs=torch.full((12,), -40.0))
-    params = EVERYTHING | {"opsm": None, "log_ratio_coef": 0.0}
+    params = EVERYTHING | {"opsm": None, "log_ratio_coef": 0.0, "adaptive_entropy": None}
     outputs = build("algorithms", "grpo", params).loss(far)
     kl_and_entropy = 0.1 * outputs.metrics["kl_loss"] - 0.01 * outputs.metrics["entropy"]
     torch.testing.assert_close(outputs.loss.detach(), kl_and_entropy)

@@ -14,7 +14,8 @@ from tests.plugins.algorithms.rollouts import loss_inputs, of_step, rollouts
 
 OPEN = {"clip": 1 - 1e-9, "clip_high": 1e9}
 """Bounds that no ratio reaches."""
-FLOATS = [field.name for field in fields(LossInputs) if field.name not in ("sample", "num_samples")]
+OTHERS = ("sample", "num_samples", "step_values")
+FLOATS = [field.name for field in fields(LossInputs) if field.name not in OTHERS]
 
 
 def inputs() -> LossInputs:

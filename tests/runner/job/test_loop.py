@@ -11,6 +11,7 @@ from rlrun.plugins.types import Group, Needs
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
+from rlrun.runner.contracts.algorithm_state import restore_algorithm
 from rlrun.runner.contracts.carriers import DIFFERENCE, Output, Role, TrainSequence, TrainStep
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.job.device_sharing import SharedDevices
@@ -242,6 +243,60 @@ class InexactTrainer(Trainer):
     async def train(self, *arguments: Any, **settings: Any) -> list[dict[str, float]]:
         updates = await super().train(*arguments, **settings)
         return [metrics | {f"{DIFFERENCE}_max": 0.0} for metrics in updates]
+
+
+class Counting(Relative):
+    """Counts the steps that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__(Needs(state=True))
+        self.count = 0
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        assert len(groups) == 4
+        self.count += 1
+
+    def step_values(self) -> dict[str, float]:
+        return {"count": float(self.count)}
+
+    def state(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class ValuesTrainer(Trainer):
+    """Keeps the values of the optimizer steps that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.values: list[float] = []
+
+    async def train(self, role: Role, sequences: Any, steps: Any, **settings: Any) -> list[dict[str, float]]:
+        self.values += [step.values["count"] for step in steps]
+        return await super().train(role, sequences, steps, **settings)
+
+
+async def test_what_an_algorithm_remembers_is_in_its_losses_the_metrics_and_checkpoints(
+    tmp_path: Path,
+) -> None:
+    def counting(steps: int) -> Job:
+        settings = {"trainer": ValuesTrainer(), "algorithm": Counting(), "checkpoint_interval": 2}
+        return job(tmp_path, steps, optimizer_steps=2, **settings)
+
+    one = counting(2)
+    await run(one, progress := Progress())
+    assert one.trainer.values == [1, 1, 2, 2]
+    one.algorithm.observe([None] * 4)  # as in a step that is dropped because the run is asked to stop
+    assert progress.driver_state()["algorithm"] == {"count": 2}
+    two = counting(4)
+    driver = read_driver(two.checkpoints.newest())
+    await two.source.restore(driver["data"])
+    restore_algorithm(two.algorithm, driver["algorithm"])
+    await run(two, Progress(**driver["progress"]))
+    assert two.trainer.values == [3, 3, 4, 4]
+    assert [metrics["train/count"] for one in (one, two) for _, metrics in one.journal.lines] == [1, 2, 3, 4]
 
 
 class CopyingAlgorithm(Relative):

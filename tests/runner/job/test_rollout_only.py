@@ -12,7 +12,7 @@ from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.debug import DebugSpec
 from tests.resolved_specs import resolved, resolved_rollout
-from tests.runner.loop_fakes import Engines, Journal, Prompts, policy
+from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, policy
 
 SPEC = resolved_rollout(batch_size=2, samples_per_prompt=2, max_response_tokens=8)
 
@@ -57,7 +57,7 @@ async def test_samples_are_made_by_the_same_weights_all_along_and_a_resume_goes_
 
     engines, journal = Engines(), Journal()
     resumed = job(folder, 5, engines, journal)
-    progress = await restore_run(folder, resumed.checkpoints, resumed.source, None)
+    progress = await restore_run(folder, resumed.checkpoints, resumed.source)
     assert progress is not None
     assert (progress.step, progress.version) == (3, 0)
     await generate(resumed, progress)
@@ -71,7 +71,7 @@ async def test_a_step_begins_from_the_other_runs_checkpoint(folder: RunFolder) -
     assert checkpoint_before(DebugSpec(mode="train", rollouts=rollouts)) is None
     debug = {"mode": "train", "rollouts": rollouts, "step": 1}
     first = resolved({"model": {"path": "m"}, "data": {}, "debug": debug})
-    assert await begin(first, None) == Progress()
+    assert await begin(first, None, Relative()) == Progress()
     before = checkpoint_before(DebugSpec(mode="train", rollouts=rollouts, step=3))
     assert before == folder.checkpoints / "step-2"
     with pytest.raises(ValueError, match=r"no checkpoint of step 5, which step 6 started from"):

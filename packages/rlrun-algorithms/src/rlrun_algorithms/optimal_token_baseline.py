@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.algorithms.adaptive_entropy import FollowsEntropy
 from rlrun.plugins.algorithms.advantages import is_compared
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
 from rlrun.plugins.algorithms.shaping import shape_advantages
@@ -26,12 +27,13 @@ class OptimalTokenBaselineParams(ClipParams):
     """The parameters of the clipped loss."""
 
 
-class OptimalTokenBaseline:
+class OptimalTokenBaseline(FollowsEntropy):
     """Subtracts a baseline of each position from the reward, which minimises the variance of the gradient of
     the tokens up to there. Only trained tokens are positions, so a tool's answer does not count.
     """
 
     Params = OptimalTokenBaselineParams
+    params: OptimalTokenBaselineParams
     api_version = 1
     advantage_formula = (
         "r − Σ W·r / Σ W over the group at each token, where W sums 1 − 2π + Σπ² over the tokens so far"

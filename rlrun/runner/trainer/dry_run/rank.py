@@ -24,6 +24,7 @@ from rlrun.models.tensor_names import hf_tensors
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
 from rlrun.plugins.sampling_mask import SamplingMask
+from rlrun.runner.contracts.algorithm_state import step_values
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, DryRun
 from rlrun.runner.trainer.compat.meshes import FakeStore
@@ -152,7 +153,8 @@ def _step(
     together = spec.trainer.parallel.pipeline > 1
     for micro_batch_group in [batches] if together else [[batch] for batch in batches]:
         scales = [[1.0] * len(members) for members in micro_batch_group]
-        loss.accumulate(micro_batch_group, scales, Meter(), Stopwatch(CPU))
+        values = step_values(algorithm)
+        loss.accumulate(micro_batch_group, scales, values, Meter(), Stopwatch(CPU))
         trace.record_as((parameter.grad for parameter in trained.values()), GRADIENTS)
     with trace.purpose(TEMPORARIES):
         gradient_norm(trained)

@@ -25,11 +25,13 @@ class LossPass:
         self._old_is_rollout = spec.old_log_probs == "rollout"
         self._old_is_exact = spec.old_log_probs == "trainer"
         self._mtp_weight = spec.mtp_loss
+        self._values: Mapping[str, float] = {}
 
     def accumulate(
         self,
         batches: Sequence[Sequence[TrainSequence]],
         scales: Sequence[Sequence[float]],
+        values: Mapping[str, float],
         meter: Meter,
         stopwatch: Stopwatch,
         *,
@@ -38,9 +40,11 @@ class LossPass:
         """Adds the micro-batches' gradients to the parameters, their metrics to `meter`, and the times of the
         passes to `stopwatch`.
 
-        `scales` are the sequences' weights in the optimizer step. `has_cross_entropy`: some sequence of the
-        step, perhaps another rank's, has weights for the cross-entropy of its tokens.
+        `scales` are the sequences' weights in the optimizer step, and `values` the algorithm's numbers of it.
+        `has_cross_entropy`: some sequence of the step, perhaps another rank's, has weights for the
+        cross-entropy of its tokens.
         """
+        self._values = values
 
         def loss_of(
             index: int, log_probs: torch.Tensor, entropy: torch.Tensor, mtp: MtpOutputs | None = None
@@ -107,6 +111,7 @@ class LossPass:
                 sample=batch.sample,
                 num_samples=batch.num_samples,
                 marks=batch.marks,
+                step_values=self._values,
             )
         )
         values = {**outputs.metrics, "entropy": entropy.detach()}

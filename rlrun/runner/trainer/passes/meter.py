@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from rlrun.runner.contracts.update_metrics import COMBINATIONS
+from rlrun.runner.contracts.update_metrics import COMBINATIONS, algorithm_metrics
 from rlrun.runner.trainer.transfers import stack_scalars
 
 Values = Mapping[str, torch.Tensor | float]
@@ -35,12 +35,7 @@ class Meter:
 
         Raises ValueError if a name is one of rlrun's own metrics.
         """
-        named = {f"train/{name}": (value * weights).sum() for name, value in metrics.items()}
-        if taken := sorted(named.keys() & COMBINATIONS.keys()):
-            raise ValueError(
-                f"the algorithm's loss returns the metric {taken[0].removeprefix('train/')!r}, which is "
-                "measured by rlrun: give it another name"
-            )
+        named = algorithm_metrics({name: (value * weights).sum() for name, value in metrics.items()})
         self._of_algorithm |= named.keys()
         self.add(named)
 

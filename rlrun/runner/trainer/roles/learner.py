@@ -199,6 +199,7 @@ class Learner:
         self._loss.accumulate(
             [[sequences[i] for i in batch] for batch in batches],
             [[step.scale[i] for i in batch] for batch in batches],
+            step.values,
             meter,
             stopwatch,
             has_cross_entropy=step.has_cross_entropy,

@@ -28,7 +28,7 @@ class Stage:
 def metrics(last, batches, algorithm):
     loss = LossPass(Stage(last), algorithm, resolved_trainer(steps=1), CPU)
     meter = Meter()
-    loss.accumulate(batches, [[1.0] * len(batch) for batch in batches], meter, Stopwatch(CPU))
+    loss.accumulate(batches, [[1.0] * len(batch) for batch in batches], {}, meter, Stopwatch(CPU))
     return read(meter.reduced(True, CPU), CPU)
 
 

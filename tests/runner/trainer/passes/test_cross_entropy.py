@@ -74,6 +74,7 @@ def run(head: Head, made: list[TrainSequence], reduction: str) -> tuple[dict[str
     LossPass(head, build("algorithms", "grpo", {}), resolved_trainer(steps=1), CPU).accumulate(
         [[made[index] for index in batch] for batch in batches],
         [[step.scale[index] for index in batch] for batch in batches],
+        step.values,
         meter,
         Stopwatch(CPU),
         has_cross_entropy=step.has_cross_entropy,

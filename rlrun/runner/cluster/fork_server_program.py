@@ -28,6 +28,7 @@ def main() -> None:
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
         sys.exit(f"the imported modules have started {threads - 1} threads")
+    os.close(os.pidfd_open(os.getpid()))  # containers may refuse it; then nobody has asked for a fork yet
     gc.freeze()  # collections in the forks leave the pages of what is imported shared
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

@@ -118,20 +118,22 @@ class Cluster:
         """
         if self._lost is not None:  # the GCS would be asked where to start them, and would not answer
             raise MachinesFailed(self._lost)
-        pythons = [await self._python(request) for request in requests]
-        return await self._thread.run(self._launch, requests, pythons)
+        python = None
+        if self._fork_server is not None and any(map(self._is_fork, requests)):
+            python = await self._fork_server.executable()
+        return await self._thread.run(self._launch, requests, python)
 
-    def _launch(self, requests: Sequence[Request], pythons: Sequence[str | None]) -> list[Process]:
-        """`pythons`: what Ray has to start for each process instead of Python."""
+    def _launch(self, requests: Sequence[Request], python: str | None) -> list[Process]:
+        """`python` is what Ray has to start instead of Python, for the processes that are forks."""
         reserved = self._reserved
         launched = [
             Process(
                 request,
-                self._actor(request, python),
+                self._actor(request, python if self._is_fork(request) else None),
                 reserved.node(request.slot),
                 reserved.reach(request.slot),
             )
-            for request, python in zip(requests, pythons, strict=True)
+            for request in requests
         ]
         self._processes += launched
         return launched
@@ -222,7 +224,7 @@ class Cluster:
 
     def _start_fork_server(self, requests: Sequence[Request]) -> ForkServer | None:
         """Starts it for the first process that can be a fork, and for others that have the same variables."""
-        forks = [request for request in requests if request.kind.imports and not request.slot.gpus]
+        forks = [request for request in requests if _can_be_fork(request)]
         if not forks or not CAN_FORK:
             return None
         modules = dict.fromkeys(request.kind.imports for request in forks if request.kind.imports)
@@ -230,12 +232,9 @@ class Cluster:
         self._scratch.note_session(server.process.pid)
         return server
 
-    async def _python(self, request: Request) -> str | None:
-        """Returns what Ray has to start instead of Python, to make the process a fork; None if it is none."""
+    def _is_fork(self, request: Request) -> bool:
         server = self._fork_server
-        if server is None or request.kind.imports is None or not server.suits(self._environment(request)):
-            return None
-        return await server.executable()
+        return server is not None and _can_be_fork(request) and server.suits(self._environment(request))
 
     def _environment(self, request: Request) -> dict[str, str]:
         plain, _ = variables_of(self._spec.environment)
@@ -288,3 +287,8 @@ class Cluster:
             own_address = ray.util.get_node_ip_address()
             processes = [process for process in processes if process.host == own_address]
         return [process.pid for process in processes if process.pid is not None]
+
+
+def _can_be_fork(request: Request) -> bool:
+    """Returns whether a process imports something beforehand, and uses no GPU."""
+    return bool(request.kind.imports) and not request.slot.gpus

@@ -76,13 +76,17 @@ def attacked(user: str, *options: str) -> dict[str, dict[str, Any]]:
 
 
 def all_is_well(user: str, *options: str) -> None:
+    """What an attack took beyond its memory, it took before the watcher looked again, and it died of it.
+
+    How much that is depends on when the kernel lets the watcher run: on a busy machine no figure holds.
+    """
     answers = attacked(user, *options)
     assert answers.pop("")["left"] == []
     assert answers.keys() == ATTACKS.keys()
     for name, answer in answers.items():
         assert "ESCAPED" not in answer["output"], answer
         assert not any(word in answer["problem"] for word in ("jail:", "NameError", "SyntaxError")), answer
-        assert answer["memory"] <= 2 * MEMORY, (name, answer)
+        assert answer["memory"] <= 1.1 * MEMORY or "used more than" in answer["problem"], (name, answer)
 
 
 @pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.slow), "user"])

@@ -1,6 +1,5 @@
 """`rlrun submit`: hands a job to a scheduler."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +21,6 @@ from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 
 if TYPE_CHECKING:
-    from rlrun.plugins.submission import Submission
     from rlrun.runner.submission.folder import SubmissionFolder
 
 
@@ -68,7 +66,6 @@ def command(
     if unset := loaded.unset_references():
         raise SpecError(unset)
     _check_unused(folder, resume=resume)
-    _check_secrets(job)
     folder.make()
     folder.stop.unlink(missing_ok=True)
     folder.attempts.unlink(missing_ok=True)
@@ -93,12 +90,4 @@ def _check_unused(folder: "SubmissionFolder", *, resume: bool) -> None:
     if folder.run.was_launched and not resume:
         raise ValueError(
             f"the run {folder.run.shown} exists: continue it (--resume), or choose another name (--name)"
-        )
-
-
-def _check_secrets(job: "Submission") -> None:
-    missing = [name for name in job.secrets if name not in os.environ]
-    if missing:
-        raise ValueError(
-            f"submit.secrets: not set in this environment: {', '.join(missing)}; export them first"
         )

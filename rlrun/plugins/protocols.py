@@ -331,11 +331,15 @@ class Launcher(Plugin, Protocol):
     def files(self, job: Submission) -> Mapping[str, str]:
         """Returns the texts of the files that the scheduler needs, by their names in the job's folder.
 
-        What runs on the machines is `rlrun attempt`, which starts `rlrun node` on each of them.
+        What runs on the machines is `rlrun attempt`, which starts `rlrun node` on each of them, or joins the
+        Ray cluster that the scheduler has started. Raises ValueError for a job that the scheduler cannot run.
         """
 
     def submit(self, job: Submission) -> str:
-        """Hands the job, whose files are in its folder, to the scheduler; returns the job's id."""
+        """Hands the job, whose files are in its folder, to the scheduler; returns the job's id.
+
+        Raises ValueError for secrets that the job would not have (`secret_values` in launchers/commands.py).
+        """
 
     def state(self, id: str, folder: Path) -> SubmittedState:
         """Returns what the scheduler says of the job."""

@@ -17,8 +17,8 @@ Phase = Literal["waiting", "running", "ended"]
 class Submission:
     """A job to hand to a scheduler: what the spec and the plan say of it.
 
-    Example: `Submission("math", Path("/home/u/runs/.submitted/math"), Path("/home/u"), "/venv/bin/python",
-    nodes=2, gpus=8, cpus=64)`
+    Example: `Submission("math", Path("/home/u/runs/.submitted/math"), Path("/home/u"), nodes=2, gpus=8,
+    cpus=64)`
     """
 
     name: str
@@ -27,13 +27,13 @@ class Submission:
     """Folder of the submission's files, on a file system that all nodes share."""
     working_folder: Path
     """Where `rlrun submit` was called; the job runs there."""
-    python: str
-    """The interpreter on the nodes."""
     nodes: int
     gpus: int
     """Of each node."""
     cpus: int
     """Of each node."""
+    python: str | None = None
+    """The interpreter on the nodes; None: the one of this process, or that of a container's image."""
     memory_gb: float | None = None
     """Of each node; None: not known."""
     hours: float | None = None
@@ -44,8 +44,10 @@ class Submission:
     """Attempts in a row without a new step, after which the job is not started again."""
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Sequence[str] = ()
-    """Names of variables whose values come from the submitter's environment."""
+    """Names of variables whose values are secret."""
     setup: Sequence[str] = ()
+    ray_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the servers of a Ray cluster that the scheduler starts itself."""
 
 
 @dataclass(frozen=True, slots=True)

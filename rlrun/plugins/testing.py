@@ -257,7 +257,7 @@ def check_launcher(name: str, params: Params) -> None:
     check_parameters("launchers", name, params)
     first, second = (
         build("launchers", name, params).files(
-            Submission("a-run", Path("/runs/.submitted/a-run"), Path("/work"), "/venv/bin/python", 2, 8, 64)
+            Submission("a-run", Path("/work/runs/.submitted/a-run"), Path("/work"), 2, 8, 64)
         )
         for _ in range(2)
     )

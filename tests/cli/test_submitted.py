@@ -120,3 +120,18 @@ def job_spec(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "label": 2}\n' * 8)
     (tmp_path / "job.toml").write_text(SPEC + "[cluster]\nthreads = 2\n")
     return tmp_path / "job.toml"
+
+
+@pytest.mark.parametrize("ray", [[], ["--start-nodes", "true", "--address", "10.0.0.1:6379"]])
+def test_an_attempt_starts_nodes_or_joins_a_cluster(
+    rlrun: Command, submitted: SubmissionFolder, ray: list[str]
+) -> None:
+    refused = rlrun("attempt", submitted.path, "--nodes", 1, "--id", "7.0", *ray)
+    assert refused.code == 2
+    assert "takes either --start-nodes or --address" in refused.err
+
+
+def test_a_machine_without_an_attempt_is_released(rlrun: Command, submitted: SubmissionFolder) -> None:
+    assert rlrun("release", submitted.path, "--seconds", 0).code == 0
+    submitted.make_control()
+    assert rlrun("release", submitted.path, "--seconds", 0).code == 3

@@ -1,7 +1,9 @@
 """Commands that launchers write into their scripts, and calls of schedulers' own tools."""
 
+import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 
 from rlrun.plugins.submission import SchedulerError, Submission
@@ -12,7 +14,8 @@ _SECONDS = 60.0
 
 def rlrun_command(job: Submission, *words: str) -> str:
     """Returns a shell command that runs rlrun on a node; words that are to be expanded are already quoted."""
-    return " \\\n    ".join([f"{shlex.quote(job.python)} -P -m rlrun {words[0]}", *words[1:]])
+    python = shlex.quote(job.python or sys.executable)
+    return " \\\n    ".join([f"{python} -P -m rlrun {words[0]}", *words[1:]])
 
 
 def attempt_words(job: Submission) -> list[str]:
@@ -30,10 +33,24 @@ def preparation(job: Submission) -> Iterator[str]:
     yield from job.setup
 
 
-def call_tool(command: Sequence[str]) -> str:
-    """Returns what a scheduler's tool prints. Raises SchedulerError, with its own message, if it fails."""
+def secret_values(job: Submission) -> dict[str, str]:
+    """Returns the job's secrets from this environment. Raises ValueError if it lacks some."""
+    if missing := [name for name in job.secrets if name not in os.environ]:
+        raise ValueError(
+            f"submit.secrets: not set in this environment: {', '.join(missing)}; export them first"
+        )
+    return {name: os.environ[name] for name in job.secrets}
+
+
+def call_tool(command: Sequence[str], given: str = "") -> str:
+    """Returns what a scheduler's tool prints, which reads `given` from its standard input.
+
+    Raises SchedulerError, with the tool's own message, if it fails.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, check=False, timeout=_SECONDS
+        )
     except FileNotFoundError:
         raise SchedulerError(
             f"{command[0]} is not installed here: run this command where the scheduler's tools are"

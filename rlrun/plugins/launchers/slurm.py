@@ -19,7 +19,13 @@ from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
-from rlrun.plugins.launchers.commands import attempt_words, call_tool, preparation, rlrun_command
+from rlrun.plugins.launchers.commands import (
+    attempt_words,
+    call_tool,
+    preparation,
+    rlrun_command,
+    secret_values,
+)
 from rlrun.plugins.submission import Phase, Submission, SubmittedState
 from rlrun.specs.sections.section import Section
 
@@ -58,7 +64,8 @@ class Slurm:
         return {name: "".join(f"{line}\n" for line in lines[name]) for name in lines}
 
     def submit(self, job: Submission) -> str:
-        """Queues the script, and returns the job's id."""
+        """Queues the script, and returns the job's id. sbatch passes this environment on to the job."""
+        secret_values(job)
         return call_tool(["sbatch", "--parsable", str(job.folder / _SCRIPT)]).partition(";")[0]
 
     def state(self, id: str, folder: Path) -> SubmittedState:

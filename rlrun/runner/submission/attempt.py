@@ -4,16 +4,17 @@ start the nodes ─▶ Ray is up on all ─▶ rlrun launch --resume-if-exists �
        SIGUSR1, or a node has got SIGTERM ──▶ SIGUSR1 to the launch: save
        SIGTERM ────────────────────────────▶ the same, and the scheduler decides what follows
        SIGINT, or the file `stop` ─────────▶ SIGINT to the launch: save, and not again
+
+Where the scheduler has started Ray itself, the launch joins that cluster, and no nodes are started or ended.
 """
 
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import print_text
 from rlrun.runner.submission.again import Next, after_attempt
 from rlrun.runner.submission.folder import Attempt, SubmissionFolder
-from rlrun.runner.submission.node import END, HEAD, TAKEN, has_file, make_control, ray_variables
+from rlrun.runner.submission.node import END, HEAD, TAKEN, has_file, make_token, ray_variables
 from rlrun.specs.reading.reference import as_toml
 from rlrun.specs.safe_python import own_python
 
@@ -41,8 +42,12 @@ class AttemptOrders:
 
     id: str
     nodes: int
-    start_nodes: str
-    """Shell command that runs `rlrun node` on every node until they end."""
+    start_nodes: str | None
+    """Shell command that runs `rlrun node` on every node until they end. None: Ray runs at `address`."""
+    address: str | None
+    """Address of the Ray cluster that the scheduler has started for this attempt. None: see `start_nodes`."""
+    grace_seconds: float
+    """How long the last attempt, whose machines the scheduler has taken, may still save."""
     again: str | None
     """Shell command that has the scheduler start the job again, which ends this attempt. None: the exit code
     says so."""
@@ -67,22 +72,12 @@ class _Signals:
 def run_attempt(folder: SubmissionFolder, orders: AttemptOrders) -> int:
     """Runs one attempt; returns the exit code of its launch, or 3 if too many attempts were idle."""
     signals = _Signals()
-    control = Path(tempfile.mkdtemp(prefix="attempt-", dir=folder.path))
-    make_control(control)
-    _say(f"attempt {orders.id}: starting {orders.nodes} nodes")
-    nodes = subprocess.Popen(
-        ["bash", "-c", orders.start_nodes], env=os.environ | {"RLRUN_CONTROL": str(control)}
-    )
-    try:
-        code = _launch(folder, orders, control, nodes, signals)
-    finally:
-        (control / END).touch()
-        with suppress(subprocess.TimeoutExpired):
-            nodes.wait(_END_SECONDS)
-        nodes.kill()
-        nodes.wait()
-        shutil.rmtree(control, ignore_errors=True)
-    folder.add_attempt(Attempt(id=orders.id, code=code, step=newest_step(folder.run.checkpoints) or 0))
+    if orders.address is not None:
+        _wait_for_last_attempt(folder, orders.grace_seconds, signals)
+    with _control_folder(folder) as control:
+        code = _run(folder, orders, control, signals)
+        # before the folder is removed: `rlrun release` then gives the machine back, which may be this one
+        folder.add_attempt(Attempt(id=orders.id, code=code, step=newest_step(folder.run.checkpoints) or 0))
     stopped = bool(signals.received & {signal.SIGTERM, signal.SIGINT}) or folder.stop.exists()
     attempts = folder.read_attempts()
     follows = after_attempt(attempts, idle_attempts=orders.idle_attempts, ended_from_outside=stopped)
@@ -90,7 +85,9 @@ def run_attempt(folder: SubmissionFolder, orders: AttemptOrders) -> int:
     if follows is Next.IDLE:
         _say(f"{orders.idle_attempts} attempts saved no new step: not queued again")
         return ExitCode.FAILED
-    if follows is Next.AGAIN and orders.again is not None:
+    if follows is Next.AGAIN:
+        if orders.again is None:
+            return code if code >= 0 else ExitCode.START_AGAIN
         _say("queueing the job again")
         signals.reset()
         if subprocess.run(["bash", "-c", orders.again], check=False).returncode == 0:
@@ -98,16 +95,61 @@ def run_attempt(folder: SubmissionFolder, orders: AttemptOrders) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _wait_for_last_attempt(folder: SubmissionFolder, seconds: float, signals: _Signals) -> None:
+    """Waits for an attempt that still saves, and removes what killed ones have left.
+
+    A scheduler that starts Ray itself starts the next attempt while machines of the last one are being
+    taken.
+    """
+    deadline = time.monotonic() + seconds
+    while folder.controls() and time.monotonic() < deadline:
+        if signals.received:
+            return
+        time.sleep(_POLL_S)
+    for control in folder.controls():
+        shutil.rmtree(control, ignore_errors=True)
+
+
+@contextmanager
+def _control_folder(folder: SubmissionFolder) -> Iterator[Path]:
+    """Creates the folder that this attempt and its nodes share, and removes it."""
+    control = folder.make_control()
+    try:
+        yield control
+    finally:
+        shutil.rmtree(control, ignore_errors=True)
+
+
+def _run(folder: SubmissionFolder, orders: AttemptOrders, control: Path, signals: _Signals) -> int:
+    """Returns the exit code of the launch, after all nodes have ended."""
+    if orders.start_nodes is None:
+        _say(f"attempt {orders.id}: joining {orders.nodes} nodes at {orders.address}")
+        return _launch(folder, orders, control, None, signals)
+    make_token(control)
+    _say(f"attempt {orders.id}: starting {orders.nodes} nodes")
+    nodes = subprocess.Popen(
+        ["bash", "-c", orders.start_nodes], env=os.environ | {"RLRUN_CONTROL": str(control)}
+    )
+    os.environ.update(ray_variables(control))
+    try:
+        return _launch(folder, orders, control, nodes, signals)
+    finally:
+        (control / END).touch()
+        with suppress(subprocess.TimeoutExpired):
+            nodes.wait(_END_SECONDS)
+        nodes.kill()
+        nodes.wait()
+
+
 def _launch(
     folder: SubmissionFolder,
     orders: AttemptOrders,
     control: Path,
-    nodes: "subprocess.Popen[bytes]",
+    nodes: "subprocess.Popen[bytes] | None",
     signals: _Signals,
 ) -> int:
     """Returns the exit code of the launch, or of what kept it from starting."""
-    os.environ.update(ray_variables(control))
-    address = _wait_for_nodes(orders.nodes, control, nodes, signals, folder.stop)
+    address = _wait_for_nodes(orders, control, nodes, signals, folder.stop)
     if (asked := _asked(control, signals, folder.stop)) is not None:
         return ExitCode.INTERRUPTED if asked == signal.SIGINT else ExitCode.START_AGAIN
     if address is None:
@@ -142,19 +184,23 @@ def _asked(control: Path, signals: _Signals, stop: Path) -> int | None:
 
 
 def _wait_for_nodes(
-    count: int, control: Path, nodes: "subprocess.Popen[bytes]", signals: _Signals, stop: Path
+    orders: AttemptOrders,
+    control: Path,
+    nodes: "subprocess.Popen[bytes] | None",
+    signals: _Signals,
+    stop: Path,
 ) -> str | None:
     """Returns the address of the Ray cluster when it has all nodes; None if it will not, or must not."""
     from rlrun.runner.cluster.ray_nodes import count_nodes
 
     deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and nodes.poll() is None:
+    while time.monotonic() < deadline and (nodes is None or nodes.poll() is None):
         if _asked(control, signals, stop) is not None:
             return None
         with suppress(OSError):
-            address = (control / HEAD).read_text()
-            if count_nodes(address) >= count:
-                _say(f"Ray runs on {count} nodes, at {address}")
+            address = orders.address or (control / HEAD).read_text()
+            if count_nodes(address) >= orders.nodes:
+                _say(f"Ray runs on {orders.nodes} nodes, at {address}")
                 return address
         time.sleep(_POLL_S)
     return None

@@ -5,6 +5,7 @@ spec.toml         the spec as it was submitted               stop             ex
 job.sbatch, …     the launcher's files                       attempt-XXXX/    what an attempt's nodes share
 """
 
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rlrun.runner.records.run_folder import PRIVATE, RunFolder
 from rlrun.specs.paths import display_path
 
 _FOLDER = ".submitted"
+_CONTROL = "attempt-"
 _MAX_BYTES = 4 << 20
 
 
@@ -61,6 +63,14 @@ class SubmissionFolder:
         """Creates the folder, if it does not exist."""
         self.path.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.path.mkdir(mode=PRIVATE, exist_ok=True)
+
+    def make_control(self) -> Path:
+        """Creates the folder that the nodes of an attempt share, until the attempt ends."""
+        return Path(tempfile.mkdtemp(prefix=_CONTROL, dir=self.path))
+
+    def controls(self) -> list[Path]:
+        """Returns the folders of the attempts that run, or were killed."""
+        return sorted(self.path.glob(f"{_CONTROL}*"))
 
     def write_job(self, job: SubmittedJob) -> None:
         """Notes how the job was submitted."""

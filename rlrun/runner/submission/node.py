@@ -2,7 +2,8 @@
 
     attempt-XXXX/token     made by the attempt: the token of this Ray cluster
     attempt-XXXX/head      made by node 0: the address of Ray's head
-    attempt-XXXX/taken     made by a node that gets SIGTERM or SIGUSR1: a scheduler wants the machines back
+    attempt-XXXX/taken     made by a node that gets SIGTERM or SIGUSR1, or by `rlrun release`: a scheduler
+                           wants the machines back
     attempt-XXXX/end       made by the attempt: every node ends
 
 SIGTERM and SIGUSR1 are blocked in the mask of this process, and so in everything that Ray starts: masks are
@@ -62,8 +63,8 @@ def ray_variables(control: Path) -> dict[str, str]:
     return RAY_SERVERS | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
-def make_control(control: Path) -> None:
-    """Fills the folder that the nodes of an attempt share; only this user can read it."""
+def make_token(control: Path) -> None:
+    """Writes the token of an attempt's Ray cluster; only this user can read it."""
     write_text(control / TOKEN, secrets.token_hex(32))
 
 

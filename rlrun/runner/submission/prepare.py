@@ -1,12 +1,12 @@
 """Derives what a scheduler is asked for from a spec and its plan."""
 
-import sys
 from collections import defaultdict
 from math import ceil
 from pathlib import Path
 
 from rlrun.plugins.submission import Submission
 from rlrun.runner.cluster.placement import place
+from rlrun.runner.cluster.ray_variables import RAY_SERVERS
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.planned_model import resolve_on_this_host
 from rlrun.runner.submission.folder import SubmissionFolder
@@ -38,10 +38,10 @@ def prepare(loaded: LoadedSpec, folder: SubmissionFolder, working_folder: Path) 
         name=spec.name,
         folder=folder.path,
         working_folder=working_folder,
-        python=asked.python or sys.executable,
         nodes=spec.cluster.nodes,
         gpus=spec.cluster.gpus_per_node,
         cpus=asked.cpus or planned_cpus(make_plan(resolve_on_this_host(spec).spec)),
+        python=asked.python,
         memory_gb=asked.memory_gb,
         hours=asked.hours,
         stop_seconds=spec.checkpoint.stop_timeout,
@@ -49,6 +49,7 @@ def prepare(loaded: LoadedSpec, folder: SubmissionFolder, working_folder: Path) 
         environment=asked.environment,
         secrets=asked.secrets,
         setup=asked.setup,
+        ray_variables=RAY_SERVERS,
     )
 
 

@@ -187,6 +187,20 @@ _EVALUATION = (
         "add a table [[eval.datasets]], or remove [eval]",
     ),
 )
+_SUBMISSION = (
+    no_effect(
+        given("submit.hours"), (f.KUBERAY, f.SSH), "nothing there ends an attempt after a time", "remove it"
+    ),
+    no_effect(
+        given("submit.memory_gb"), f.SSH, "no scheduler there gives a job a part of the memory", "remove it"
+    ),
+    no_effect(
+        on("submit.setup"),
+        f.KUBERAY,
+        "Ray starts in the pods before rlrun, with what their image has",
+        "put it into submit.image",
+    ),
+)
 _SWEEP = (
     no_effect(
         given("sweep.trials"),
@@ -720,6 +734,7 @@ TOPICS = (
     Topic("Algorithms", Code.ALGORITHM, _ALGORITHMS),
     Topic("Reference, teacher and critic", Code.ALGORITHM, _OTHER_MODELS),
     Topic("Evaluation", Code.CONFLICT, _EVALUATION),
+    Topic("Submitting", Code.CONFLICT, _SUBMISSION),
     Topic("Sweeps", Code.SWEEP, _SWEEP),
     Topic("Top-p and top-k", Code.ALGORITHM, _SAMPLING),
     Topic("Kinds of engines", Code.ENGINE, _ENGINES, each="engine"),

@@ -63,7 +63,7 @@ def command(
             print_text(f"== {folder.path / file}")
             print_text(text)
         return
-    if unset := loaded.unset_references():
+    if unset := loaded.unset_references([*job.secrets, *job.environment]):
         raise SpecError(unset)
     _check_unused(folder, resume=resume)
     folder.make()

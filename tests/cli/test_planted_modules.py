@@ -156,6 +156,7 @@ FAST = {
     "submit": (("submit", "job.toml", "--dry-run", *TO_SLURM), 0),
     "attempt": (("attempt", "runs/.submitted/run", "--nodes", "1"), 2),
     "node": (("node", "control", "--rank", "0"), 2),
+    "release": (("release", "runs/.submitted/run", "--seconds", "0"), 0),
     "runs": (("runs",), 0),
     "status": (("status", "run"), 0),
     "logs": (("logs", "run"), 0),

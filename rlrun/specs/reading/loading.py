@@ -7,7 +7,8 @@ Checks report findings by key path, and the composition knows where each key was
 if one of its keys is already known to be wrong, so that one mistake is reported once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import date, time
@@ -133,9 +134,13 @@ class LoadedSpec:
         location = origin_location(key_origin)
         return f"{location}, {name} from {origin_location(variable)}" if variable else location
 
-    def unset_references(self) -> list[Problem]:
-        """Returns a problem for each reference to an environment variable that is not set in this process."""
-        findings = coded(unset_references(self.composition.data), Code.SECRET_REFERENCE)
+    def unset_references(self, given: Collection[str] = ()) -> list[Problem]:
+        """Returns a problem for each reference to an environment variable that is not set here.
+
+        `given`: names of variables that the job gets elsewhere.
+        """
+        environment = dict.fromkeys(given, "") | os.environ
+        findings = coded(unset_references(self.composition.data, environment), Code.SECRET_REFERENCE)
         return [self.composition.locate(finding) for finding in findings]
 
     def warnings(self) -> list[Problem]:

@@ -225,6 +225,7 @@ def test_references_stay_references(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.headline for each in loaded.unset_references()] == [
         "data.label_key: the environment variable RLRUN_TEST_KEY is not set"
     ]
+    assert loaded.unset_references(["RLRUN_TEST_KEY"]) == []
     monkeypatch.setenv("RLRUN_TEST_KEY", "answer")
     assert loaded.unset_references() == []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rlrun.plugins.types import Group, Sample, Status
 from rlrun.specs.sections.section import Section
@@ -26,13 +26,21 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 STD_EPSILON = 1e-6
+Divisor = Literal["n-1", "n"]
+"""What a standard deviation divides the sum of n squared differences by."""
 VARIANCE_EPSILON = 1e-8
 
 
-def centre_rewards(rewards: Scores, normalize_std: bool, executions: Numbers | None = None) -> Scores:
-    """Returns the rewards `[n]` of one group minus their mean; with `normalize_std`, divided by their
-    unbiased std + 1e-6. Of returns `[turns, n]`, each turn's minus its mean, all divided by the std of the
-    first turn's, which are those of whole episodes.
+def centre_rewards(
+    rewards: Scores,
+    normalize_std: bool,
+    executions: Numbers | None = None,
+    divisor: Divisor = "n-1",
+    epsilon: float = STD_EPSILON,
+) -> Scores:
+    """Returns the rewards `[n]` of one group minus their mean; with `normalize_std`, divided by their std,
+    which has this `divisor`, + `epsilon`. Of returns `[turns, n]`, each turn's minus its mean, all divided by
+    the std of the first turn's, which are those of whole episodes.
 
     `executions` `[n]` numbers the execution of each sample; the samples of one execution together count once.
     None means that every sample is an execution. A group of one has nothing to compare with and gets
@@ -45,7 +53,8 @@ def centre_rewards(rewards: Scores, normalize_std: bool, executions: Numbers | N
     differences: Scores = rewards - (shares * rewards).sum(-1, keepdims=True) / (num_others + 1)
     if normalize_std:
         of_episodes = np.atleast_2d(differences)[0]
-        differences /= np.sqrt((shares * of_episodes**2).sum() / num_others) + STD_EPSILON
+        count = num_others if divisor == "n-1" else num_others + 1
+        differences /= np.sqrt((shares * of_episodes**2).sum() / count) + epsilon
     return differences
 
 
@@ -105,11 +114,21 @@ class Comparison(TurnCredit):
     have a single sample."""
     normalize_std: bool = True
     """Divide advantages by the standard deviation of the group's rewards."""
+    std_divisor: Divisor = "n-1"
+    """What the standard deviation of a group of n divides by. "n-1": as torch.std does, which most trainers
+    use. "n": as numpy.std does."""
+    std_epsilon: float = Field(default=STD_EPSILON, gt=0)
+    """Added to the standard deviation. TRL adds 1e-4."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.subtract_mean and self.normalize_std and "normalize_std" in self.model_fields_set:
             raise ValueError("normalize_std has no effect with subtract_mean = false: remove normalize_std")
+        unused = sorted(self.model_fields_set & {"std_divisor", "std_epsilon"})
+        if unused and not (self.normalize_std and self.subtract_mean):
+            raise ValueError(
+                f"{' and '.join(unused)}: advantages are not divided by a standard deviation: remove this"
+            )
         return self
 
 
@@ -118,6 +137,9 @@ def group_relative(
     normalize_std: bool,
     subtract_mean: bool = True,
     turn_rewards: TurnRewards = "episode",
+    *,
+    divisor: Divisor = "n-1",
+    epsilon: float = STD_EPSILON,
 ) -> list[Scores]:
     """Returns GRPO's advantages: one `[R]` array for each sample, from `centre_rewards` within its group.
 
@@ -132,7 +154,10 @@ def group_relative(
         array
         for group, rewards, executions in comparisons
         for array in spread(
-            group, centre_rewards(rewards, normalize_std, executions) if subtract_mean else rewards
+            group,
+            centre_rewards(rewards, normalize_std, executions, divisor, epsilon)
+            if subtract_mean
+            else rewards,
         )
     ]
 

@@ -57,7 +57,14 @@ class GroupCompared(FollowsEntropy):
         on each token of a turn.
         """
         params = self.params
-        differences = group_relative(groups, params.normalize_std, params.subtract_mean, params.turn_rewards)
+        differences = group_relative(
+            groups,
+            params.normalize_std,
+            params.subtract_mean,
+            params.turn_rewards,
+            divisor=params.std_divisor,
+            epsilon=params.std_epsilon,
+        )
         return shape_advantages(params, groups, differences)
 
 

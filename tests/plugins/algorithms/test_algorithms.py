@@ -465,3 +465,15 @@ def test_truncation_can_bootstrap_the_value_after_the_last_token() -> None:
         for bootstrap in (False, True)
     }
     assert returns == {False: [0, 0, 0], True: [0.5, 0.5, 0.5]}
+
+
+@pytest.mark.parametrize("divisor", ["n-1", "n"])
+def test_the_std_of_a_group_has_the_divisor_and_the_epsilon_of_the_spec(divisor: str) -> None:
+    rewards = np.array([1.0, 0.25, -3.0, 0.0])
+    algorithm = build("algorithms", "grpo", {"std_divisor": divisor, "std_epsilon": 0.5})
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=int(divisor == "n-1")) + 0.5)
+    values = [array[0] for array in algorithm.advantages([group(rewards.tolist())])]
+    assert values == pytest.approx(expected, rel=1e-6)
+    for others in ({"normalize_std": False}, {"subtract_mean": False}):
+        with pytest.raises(PluginError, match="std_divisor: advantages are not divided"):
+            build("algorithms", "grpo", {"std_divisor": divisor, **others})

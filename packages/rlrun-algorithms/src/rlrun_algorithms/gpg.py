@@ -34,7 +34,13 @@ class GPG(GroupCompared):
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns alpha · (reward - group mean) for each sample, the same value on each of its tokens."""
         params, alpha = self.params, gradient_scale(groups)
-        differences = group_relative(groups, params.normalize_std, params.subtract_mean)
+        differences = group_relative(
+            groups,
+            params.normalize_std,
+            params.subtract_mean,
+            divisor=params.std_divisor,
+            epsilon=params.std_epsilon,
+        )
         return shape_advantages(params, groups, [alpha * array for array in differences])
 
     def loss(self, inputs: LossInputs) -> LossOutputs:

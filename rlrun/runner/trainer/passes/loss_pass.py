@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rlrun.plugins.protocols import Algorithm
-from rlrun.plugins.types import LossInputs
 from rlrun.runner.contracts.carriers import DIFFERENCE, TrainSequence
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_loss
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import PackedModel
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
+from rlrun.runner.trainer.passes.token_losses import token_losses
 from rlrun.specs.sections.trainer import TrainerSpec
 
 
@@ -79,45 +79,13 @@ class LossPass:
         self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter
     ) -> torch.Tensor:
         old = _old_log_probs(batch, log_probs.detach())
-        token_losses, values = self._evaluate(log_probs, entropy, old, batch)
-        loss = (token_losses * batch.weights).sum()
-        meter.add_token_means(values, batch.weights)
+        outputs = token_losses(self._algorithm, batch, log_probs, entropy, old, step_values=self._values)
+        loss = (outputs.loss * batch.weights).sum()
+        meter.add_token_means(outputs.metrics, batch.weights)
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.loss_mask.sum()})
         if self._algorithm.needs.rollout:
             _compare_with_rollout(old if self._old_is_exact else log_probs.detach(), batch, meter)
         return loss
-
-    def _evaluate(
-        self, log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, batch: LossBatch
-    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Returns token losses, and token values of the metrics: the algorithm's and rlrun's.
-
-        On tokens that are not trained, every model's log-probs are replaced by the policy's. Otherwise a
-        token that the policy would never have written, such as a tool's answer, could have an infinite loss
-        (k3), and infinity times its weight of 0 is NaN.
-        """
-        trained, policy = batch.loss_mask > 0, log_probs.detach()
-        old = old.where(trained, policy)
-        reference = batch.reference_log_probs
-        outputs = self._algorithm.loss(
-            LossInputs(
-                log_probs=log_probs,
-                entropy=entropy,
-                old_log_probs=old,
-                rollout_log_probs=batch.rollout_log_probs.where(trained, policy),
-                reference_log_probs=None if reference is None else reference.where(trained, policy),
-                advantages=batch.advantages,
-                mask=batch.loss_mask,
-                sample=batch.sample,
-                num_samples=batch.num_samples,
-                marks=batch.marks,
-                step_values=self._values,
-            )
-        )
-        values = {**outputs.metrics, "entropy": entropy.detach()}
-        if self._algorithm.needs.old_log_probs:
-            values["approx_kl"] = (old - log_probs).detach()
-        return outputs.loss, values
 
 
 def _cross_entropy(batch: LossBatch, log_probs: torch.Tensor, meter: Meter) -> torch.Tensor:

@@ -1,0 +1,50 @@
+"""The algorithm's loss of each token of a micro-batch, which the trainer reduces and `rlrun conform` compares
+with another trainer's.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.types import LossInputs, LossOutputs
+from rlrun.runner.trainer.passes.packed_batch import LossBatch
+
+
+def token_losses(
+    algorithm: Algorithm,
+    batch: LossBatch,
+    log_probs: torch.Tensor,
+    entropy: torch.Tensor,
+    old: torch.Tensor,
+    *,
+    step_values: Mapping[str, float],
+) -> LossOutputs:
+    """Returns token losses, and token values of the metrics: the algorithm's and rlrun's.
+
+    On tokens that are not trained, every model's log-probs are replaced by the policy's. Otherwise a token
+    that the policy would never have written, such as a tool's answer, could have an infinite loss (k3), and
+    infinity times its weight of 0 is NaN.
+    """
+    trained, policy = batch.loss_mask > 0, log_probs.detach()
+    old = old.where(trained, policy)
+    reference = batch.reference_log_probs
+    outputs = algorithm.loss(
+        LossInputs(
+            log_probs=log_probs,
+            entropy=entropy,
+            old_log_probs=old,
+            rollout_log_probs=batch.rollout_log_probs.where(trained, policy),
+            reference_log_probs=None if reference is None else reference.where(trained, policy),
+            advantages=batch.advantages,
+            mask=batch.loss_mask,
+            sample=batch.sample,
+            num_samples=batch.num_samples,
+            marks=batch.marks,
+            step_values=step_values,
+        )
+    )
+    values = {**outputs.metrics, "entropy": entropy.detach()}
+    if algorithm.needs.old_log_probs:
+        values["approx_kl"] = (old - log_probs).detach()
+    return LossOutputs(outputs.loss, values)

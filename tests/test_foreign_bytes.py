@@ -51,6 +51,8 @@ from rlrun.plugins.tools import remote as remote_tool
 from rlrun.plugins.tools.search import Search, SearchParams
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.checkpoints.reading import DRIVER, read_driver
+from rlrun.runner.conform.comparison import conform
+from rlrun.runner.conform.dump import read_dump
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.channel_frames import read_frames
 from rlrun.runner.engines.client.answer_fields import json_object, read_json, read_load, version_number
@@ -86,6 +88,9 @@ from tests.foreign_bytes import Reader, foreign_bytes, ours_or_a_result
 from tests.pictures import picture
 from tests.runner.view.view_runs import metrics_line, record, write_readable_spec, write_run
 
+DUMP = Path(__file__).parent / "runner/conform/dumps/grpo/step-2.npz"
+with np.load(DUMP) as _arrays:
+    DUMP_SETTINGS = str(_arrays["settings"]).encode()
 CONFIG = {
     "model_type": "qwen3_moe",
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -392,6 +397,12 @@ def read_update(data: bytes, _: Path) -> object:
     return parse_version(body.get("weight_version")), parse_deltas(body.get("deltas"), str)
 
 
+def read_dumped_settings(data: bytes, folder: Path) -> object:
+    with np.load(DUMP) as arrays:
+        np.savez(folder / "dump.npz", **{**arrays, "settings": data.decode("utf-8", "replace")})
+    return conform(read_dump(folder / "dump.npz"))
+
+
 def read_reward(value: Any) -> object:
     reward = number_or_table(value)
     return measured(reward, "score" if isinstance(reward, dict) else None)
@@ -458,6 +469,8 @@ READERS = [
         written("rows.jsonl", read_jsonl),
     ),
     Reader("rows of Parquet", parquet_file(), written("rows.parquet", read_parquet), is_json=False),
+    Reader("a dump of another trainer", DUMP.read_bytes(), written("dump.npz", read_dump), is_json=False),
+    Reader("a dump's settings", DUMP_SETTINGS, read_dumped_settings),
     Reader("a PNG", picture(), lambda data, _: checked_image(data), is_json=False),
     Reader("a JPEG", picture(format="JPEG"), lambda data, _: checked_image(data), is_json=False),
     Reader("a GIF", picture(format="GIF"), lambda data, _: checked_image(data), is_json=False),

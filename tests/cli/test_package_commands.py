@@ -80,7 +80,7 @@ def test_commands_of_packages_are_not_looked_for_where_rlrun_has_the_command(
     [
         ("train", "did you mean `rlrun launch`?"),
         ("lauch", "did you mean `rlrun launch`?"),
-        ("frobnicate", "commands: attempt, audit, compare, convert"),
+        ("frobnicate", "commands: attempt, audit, compare, conform"),
     ],
 )
 def test_an_unknown_command_is_told_what_was_meant(rlrun: Command, word: str, meant: str) -> None:

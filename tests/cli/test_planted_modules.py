@@ -22,6 +22,7 @@ from tests.integration.jobs import Jobs
 from tests.runner.records.states import write_state
 
 SPECS = Path(__file__).parents[1] / "specs"
+DUMP = Path(__file__).parents[1] / "runner/conform/dumps/grpo/step-2.npz"
 MAIN = "from rlrun.cli.main import run; run()"
 PLANTED = (
     # of the standard library: whatever starts with the folder on its path imports these
@@ -208,6 +209,7 @@ CONVERTING = {
     "convert dcp-to-hf": (("convert", "dcp-to-hf", "dcp", "from-dcp"), 0),
     "convert hf-to-hf": (("convert", "hf-to-hf", "model", "cast", "--dtype", "float32"), 0),
     "convert auto": (("convert", "auto", "model", "auto"), 0),
+    "conform": (("conform", str(DUMP)), 0),
     "plugins check": (("plugins", "check", "rlrun"), 2),  # some plugins cannot be made without parameters
 }
 

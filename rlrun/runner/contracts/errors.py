@@ -25,6 +25,12 @@ class RunFolderError(ValueError):
     code = Code.RUN_FOLDER
 
 
+class DumpError(ValueError):
+    """A dump of another trainer cannot be read; the message names the file and the cure. Exit code 2."""
+
+    code = Code.DUMP
+
+
 class LaunchRefused(ValueError):
     """A launch cannot start: no process was started, and no run was claimed or changed. Exit code 2.
 

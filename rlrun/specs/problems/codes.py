@@ -39,6 +39,7 @@ class Code(StrEnum):
     DATA = "E0402"
     PACKAGE = "E0403"
     RUN_FOLDER = "E0404"
+    DUMP = "E0405"
 
     JOB = "E0501"
     PROCESS = "E0502"

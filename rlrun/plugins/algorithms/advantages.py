@@ -127,7 +127,8 @@ class Comparison(TurnCredit):
         unused = sorted(self.model_fields_set & {"std_divisor", "std_epsilon"})
         if unused and not (self.normalize_std and self.subtract_mean):
             raise ValueError(
-                f"{' and '.join(unused)}: advantages are not divided by a standard deviation: remove this"
+                f"no effect of {' and '.join(unused)}: advantages are not divided by a standard deviation; "
+                "remove it, or set normalize_std = true"
             )
         return self
 

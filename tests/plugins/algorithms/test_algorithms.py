@@ -475,5 +475,5 @@ def test_the_std_of_a_group_has_the_divisor_and_the_epsilon_of_the_spec(divisor:
     values = [array[0] for array in algorithm.advantages([group(rewards.tolist())])]
     assert values == pytest.approx(expected, rel=1e-6)
     for others in ({"normalize_std": False}, {"subtract_mean": False}):
-        with pytest.raises(PluginError, match="std_divisor: advantages are not divided"):
-            build("algorithms", "grpo", {"std_divisor": divisor, **others})
+        with pytest.raises(PluginError, match="no effect of std_divisor and std_epsilon: adv"):
+            build("algorithms", "grpo", {"std_divisor": divisor, "std_epsilon": 0.5, **others})

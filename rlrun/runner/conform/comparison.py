@@ -113,8 +113,7 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def conform(dump: Dump, tolerance: float = TOLERANCE) -> Report:
-    """Compares every term that the dump has. Raises DumpError for settings that rlrun cannot compute.
-    """
+    """Compares every term that the dump has. Raises DumpError for settings that rlrun cannot compute."""
     return _Comparison(dump, tolerance).report()
 
 

@@ -129,6 +129,7 @@ CASES = {
     "reinforce_plus_plus_baseline": Case('kl = { in_reward = { type = "k2", coef = 0.001 } }'),
     "ppo": Case("lambd = 0.95", more="[critic]\nlr = 3e-3\nonly_steps = 2", steps=18),
     "on_policy_distillation": Case("", more='[teacher]\npath = "runs/grpo/model"', steps=24),
+    "gkd": Case("", more='[teacher]\npath = "runs/grpo/model"', steps=24),
     "sft": Case("", "global_batch_size = 8", metric="train/loss"),
     "dpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
     "ipo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),

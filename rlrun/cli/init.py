@@ -97,7 +97,8 @@ def _check_learns_from_rewards(algorithm: str) -> None:
 
     An unknown algorithm is reported later, with the problems of the spec.
     """
-    recipes = {"sft": "sft", "dpo": "sft", "kto": "sft", "on_policy_distillation": "distillation"}
+    recipes = dict.fromkeys(("sft", "dpo", "kto"), "sft")
+    recipes |= dict.fromkeys(("on_policy_distillation", "gkd"), "distillation")
     if recipe := recipes.get(algorithm):
         raise ValueError(
             f"rlrun init only writes jobs that learn from rewards; for {algorithm}, begin a file with "

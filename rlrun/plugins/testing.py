@@ -112,6 +112,7 @@ def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **fie
         "sample": torch.arange(num_tokens) * num_samples // num_tokens,
         "num_samples": num_samples,
         "marks": (noise() > 1).float(),
+        "divergence": noise().abs().requires_grad_(),
     }
     return LossInputs(**(inputs | fields))
 
@@ -279,7 +280,8 @@ def check_algorithm(name: str, params: Params) -> None:
     if algorithm.needs.state:
         contracts.same_state(name, lambda: build("algorithms", name, params), _step_groups(algorithm))
         inputs = replace(inputs, step_values=algorithm.step_values())
-    contracts.same_losses(name, algorithm.loss, inputs, inputs.log_probs)
+    trained = inputs.log_probs if algorithm.needs.divergence is None else inputs.divergence
+    contracts.same_losses(name, algorithm.loss, inputs, trained)
     if algorithm.needs.critic:
         critic = value_micro_batch()
         contracts.same_losses(f"{name}.value", algorithm.value_loss, critic, critic.values)

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rlrun.plugins.failures import Failure
-from rlrun.specs.needs import Needs as Needs  # noqa: PLC0414 plugins import it from here
+from rlrun.specs.needs import Divergence as Divergence  # noqa: PLC0414 plugins import both from here
+from rlrun.specs.needs import Needs as Needs  # noqa: PLC0414
 
 if TYPE_CHECKING:
     import numpy as np
@@ -354,6 +355,10 @@ class LossInputs:
     """B, the number of samples."""
     marks: Any | None = None
     """`[T]` float32, no gradient: what the algorithm's own `marks` returned; None unless `needs.marks`."""
+    divergence: Any | None = None
+    """`[T]` float32 divergence from the teacher's distribution, with gradient: what `needs.divergence`
+    returned, and 0 on tokens that are not trained; None without it. It is over the whole vocabulary, also
+    where there is a sampling mask."""
     step_values: Mapping[str, float] = field(default_factory=dict)
     """The numbers that the algorithm's own `step_values` returned; none unless `needs.state`."""
 

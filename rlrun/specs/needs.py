@@ -1,11 +1,29 @@
 """What an algorithm needs: algorithms declare it, and the rules, the defaults and the runner read it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Statistic = Literal["policy_entropies", "policy_squared_probs"]
 """A number of the policy's distribution at each response token. By the same name, each is a field of `Needs`
 and of `Sample`, and an output of the pass before the update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far the policy's distribution is from the teacher's at each token, as a loss reads it.
+
+    Both distributions are cut to k + 1 outcomes: the teacher's k most probable tokens, and all other tokens
+    together. This never makes a divergence larger, and with k = vocabulary it changes nothing.
+    """
+
+    distance: Callable[[Any, Any], Any]
+    """Returns `[T]` distances from the log-probs of policy and teacher, `[T, k + 1]` torch tensors each, of
+    which the last column is that of all other tokens. It is differentiable in the policy's."""
+    top_k: int
+    """k, at most the number of tokens in the vocabulary."""
+    temperature: float | None = None
+    """Divides the logits of both models. None: the temperature of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,8 @@ class Needs:
     """Log-probs of the frozen reference policy."""
     teacher: bool = False
     """Log-probs of the model of `[teacher]`, set on samples before `advantages` is called."""
+    divergence: Divergence | None = None
+    """The loss contains the divergence from the teacher's distribution. It needs the teacher too."""
     critic: bool = False
     """Values of the critic, set on samples before `advantages` is called. The algorithm is an `ActorCritic`,
     which also has `returns` and `value_loss`."""

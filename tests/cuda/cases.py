@@ -9,6 +9,7 @@ from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.trainer import layouts
 from tests.runner.trainer.layouts import pipeline
 
+DISTILLING = ("on_policy_distillation", "gkd")
 FOREIGN = {"mistral", "mistral-tied", "olmo2", "gemma3", "mixtral", "olmoe"}
 """Models that transformers computes."""
 
@@ -87,7 +88,7 @@ class Case:
             "engine": {"dtype": "bfloat16"},
             "cluster": {"gpus_per_node": self.ranks},
             "trainer": trainer | self.trainer,
-            "teacher": {"path": str(folder)} if self.algorithm == "on_policy_distillation" else None,
+            "teacher": {"path": str(folder)} if self.algorithm in DISTILLING else None,
         }
 
 
@@ -114,6 +115,8 @@ SETTINGS = [
     Case("deepseek", {"tensor": 2, "expert": 2}, slow=True),
     Case("qwen3", algorithm="on_policy_distillation", slow=True),
     Case("qwen3", {"fsdp": 2}, algorithm="on_policy_distillation"),
+    Case("qwen3", algorithm="gkd"),
+    Case("qwen3", {"tensor": 2}, algorithm="gkd", slow=True),
     Case("qwen3", algorithm="ppo"),
     Case("qwen3", {"fsdp": 2}, algorithm="ppo", slow=True),
     Case("qwen3", exact=True),

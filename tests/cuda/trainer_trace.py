@@ -9,7 +9,7 @@ import numpy as np
 from torch._dynamo.utils import counters
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
+from rlrun.runner.contracts.carriers import Output, TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.checkpoints.background_save import host_copy
 from rlrun.runner.trainer.dry_run.fakes import without_launches
 from rlrun.runner.trainer.model import head, varlen
@@ -23,6 +23,7 @@ from tests.cuda.lone_rank import lone_rank
 from tests.resolved_specs import resolved
 
 PROMPT, RESPONSE = 10, 20
+TOP_K = 8
 SHARED_PROMPT = 40
 EndPhase = Callable[[str], None]
 
@@ -91,7 +92,7 @@ def trace_steps(end_phase: EndPhase, trainer: TrainerRank, job: Spec) -> None:
             trainer.reference.log_probs(sequences, batches)
             end_phase(f"reference {label}")
         if trainer.teacher is not None:
-            trainer.teacher.log_probs(sequences, batches)
+            trainer.teacher.outputs(sequences, batches, teachers_outputs(trainer))
             end_phase(f"teacher {label}")
         if trainer.critic is not None:
             trainer.critic.values(sequences, batches)
@@ -107,7 +108,7 @@ def warm_up(trainer: TrainerRank, sequences: dict[int, TrainSequence], steps: li
     trainer.policy.log_probs(sequences, all_micro_batches(steps))
     trainer.policy.train(sequences, steps)
     if trainer.teacher is not None:
-        trainer.teacher.log_probs(sequences, all_micro_batches(steps))
+        trainer.teacher.outputs(sequences, all_micro_batches(steps), teachers_outputs(trainer))
     if trainer.critic is not None:
         trainer.critic.values(sequences, all_micro_batches(steps))
         trainer.critic.train(sequences, steps)
@@ -127,6 +128,13 @@ def setup_of(job: Spec, folder: str, rank: int) -> TrainerSetup:
         optimizer_steps=10,
         teacher_folder=job.teacher.path if job.teacher is not None else None,
     )
+
+
+def teachers_outputs(trainer: TrainerRank) -> tuple[Output, ...]:
+    """Returns what the algorithm asks the teacher for."""
+    if trainer._algorithm.needs.divergence is None:
+        return ("log_probs",)
+    return ("log_probs", "top_ids", "top_log_probs")
 
 
 def sizes_of(trainer: TrainerRank, job: Spec) -> dict[str, int]:
@@ -175,6 +183,9 @@ def step_of(
         values=zeros,
         returns=zeros,
     )
+    if spec.algorithm.type == "gkd":
+        ids, log_probs = np.zeros((RESPONSE, TOP_K), np.int32), np.zeros((RESPONSE, TOP_K + 1), np.float32)
+        sequence = replace(sequence, teacher_top_ids=ids, teacher_top_log_probs=log_probs)
     per_batch = 2 if spec.trainer.share_prefixes else 1
     count = num_steps * degree * micro_batches * per_batch
     sequences = [replace(sequence, execution=str(i)) for i in range(count)]

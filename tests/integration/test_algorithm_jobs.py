@@ -11,6 +11,7 @@ from rlrun.plugins.registry import build, names
 from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
 from tests.integration.jobs import Jobs
 from tests.integration.test_stale_ratio_job import STALE
+from tests.tiny_models import make_tiny_model
 
 ACTS = {
     "dppo": "train/clip_frac",
@@ -73,6 +74,31 @@ def test_terms_of_the_entropy_act_and_their_weight_continues_after_a_kill(jobs: 
     weights = [line["train/entropy_coef"] for line in ended.metrics]
     assert 0.0 in weights and max(weights) > 0.01, weights
     assert all(0 < line["train/top_entropy_frac"] < 0.6 for line in ended.metrics)
+
+
+@pytest.mark.slow  # tests/runner/job has such a job in one process, and its resumption
+def test_gkd_approaches_the_teacher_and_goes_on_after_a_kill(jobs: Jobs) -> None:
+    teacher = {"path": str(make_tiny_model(jobs.folder / "teacher", "llama", seed=3))}
+    settings = {"algorithm__type": "gkd", "teacher": teacher, "trainer__lr": 3e-3}
+    asynchronous = jobs.start("async", **STALE | settings)
+    settings |= {"trainer__steps": 6, "checkpoint__interval": 2}
+    hold = jobs.folder / "hold"
+    hold.touch()
+    whole = jobs.start("whole", **settings)
+    jobs.environment["HOLD"] = str(hold)
+    killed = jobs.start("killed", **settings)
+    killed.until_step(5)
+    killed.signal(signal.SIGKILL)
+    killed.process.wait()
+    hold.unlink()
+    stale, ended = asynchronous.wait(), whole.wait()
+    resumed = jobs.run("killed", "--resume", **settings)
+    assert stale.code == ended.code == resumed.code == 0, stale.output + ended.output + resumed.output
+    assert resumed.curve == ended.curve
+    assert max(line["rollout/staleness/max"] for line in stale.metrics) >= 1
+    for job in (stale, ended):
+        divergences = [line["train/divergence"] for line in job.metrics]
+        assert 0 < divergences[-1] < 0.9 * divergences[0], divergences
 
 
 @pytest.mark.slow  # the package's own tests have the algorithm, and gigpo's job another one of the package

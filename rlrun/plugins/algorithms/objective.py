@@ -1,11 +1,11 @@
 """The objective that policy-gradient algorithms share: the terms that are added to each algorithm's loss.
 
 An algorithm computes its policy loss for each token. `objective` multiplies it by the correction and the
-off-policy mask, adds the KL term, subtracts the entropy bonus, adds the penalty on the log of the ratio, and
-collects the metrics:
+off-policy mask, adds the KL term, subtracts the entropy bonus, adds the penalty on the log of the ratio and
+the divergence from a teacher, and collects the metrics:
 
     loss = policy loss · correction weight · off-policy mask + kl.coef · KL - entropy_coef · entropy
-         + log_ratio_coef · (new - old log-prob)²
+         + log_ratio_coef · (new - old log-prob)² + distillation.coef · divergence
 
 All of these are `[T]` tensors over the response tokens of a micro-batch. The framework masks and reduces
 them.
@@ -41,8 +41,8 @@ class ObjectiveParams(Section):
     normalize_advantages: bool = False
     """Scale advantages to zero mean and unit variance over all trained tokens of the step."""
     distillation: Distillation | None = None
-    """Subtract the distance to the model of [teacher] from the advantages, such as `{ coef = 1.0 }`. None: no
-    distillation."""
+    """Subtract the distance to the model of [teacher] from the advantages, such as `{ coef = 1.0 }`, or add
+    the divergence from it to the loss. None: no distillation."""
     opsm: float | None = Field(default=None, gt=0)
     """Off-policy sequence masking: leave out whole samples with A < 0 whose mean engine - new log-prob
     exceeds this value. None: no masking."""
@@ -100,11 +100,14 @@ def needs_of(
     The other arguments are fields of `Needs` that the algorithm requires whatever terms are active.
     """
     in_reward = params.kl.in_reward if isinstance(params.kl, RewardKLSection) else None
+    term = params.distillation
     return Needs(
         reference=bool(params.kl.in_loss or in_reward),
-        teacher=params.distillation is not None,
+        teacher=term is not None,
+        divergence=term.divergence.required if term and term.divergence else None,
         policy_log_probs=policy_log_probs
-        or bool(params.distillation or in_reward or (params.correction and params.correction.normalize)),
+        or bool(term and term.in_advantages)
+        or bool(in_reward or (params.correction and params.correction.normalize)),
         policy_entropies=params.top_entropy is not None or params.adaptive_entropy is not None,
         entropy_grad=params.entropy_coef > 0 or params.adaptive_entropy is not None,
         state=params.adaptive_entropy is not None,
@@ -151,6 +154,10 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
         squared = (inputs.log_probs - inputs.old_log_probs) ** 2
         metrics["log_ratio_squared"] = squared.detach()
         loss = loss + params.log_ratio_coef * squared
+    if params.distillation is not None and not params.distillation.in_advantages:
+        assert inputs.divergence is not None, "needs.divergence was declared"
+        metrics["divergence"] = inputs.divergence.detach()
+        loss = loss + params.distillation.coef * inputs.divergence
     return LossOutputs(loss=loss, metrics=metrics)
 
 

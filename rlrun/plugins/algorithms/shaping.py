@@ -14,6 +14,7 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import is_compared, whiten
 from rlrun.plugins.algorithms.correction import MIN_MEAN, Correction, mean_weight
+from rlrun.plugins.algorithms.divergence import DivergenceParams
 from rlrun.plugins.algorithms.kl import RewardKLSection, reward_penalty
 from rlrun.plugins.types import Group, Sample, Status
 from rlrun.specs.sections.section import Section
@@ -31,7 +32,15 @@ class Distillation(Section):
     """Pulls the policy towards the teacher on the tokens that the policy itself generated."""
 
     coef: float = Field(default=1.0, gt=0)
-    """Weight of the distance, in units of advantage."""
+    """Weight of the distance, in units of advantage; with `divergence`, in the loss."""
+    divergence: DivergenceParams | None = None
+    """Add the divergence from the teacher's whole distribution to the loss, such as `{ beta = 0.0 }`. None:
+    subtract the distance at the sampled token, policy - teacher log-prob, from the advantages."""
+
+    @property
+    def in_advantages(self) -> bool:
+        """Whether the distance is subtracted from the advantages."""
+        return self.divergence is None
 
 
 class Shaping(Protocol):
@@ -65,7 +74,10 @@ def shape_advantages(params: Shaping, groups: Sequence[Group], advantages: Seque
     """
     samples = [sample for group in groups for sample in group.samples]
     result = list(advantages)
-    if (term := params.distillation) is not None:
+    term = params.distillation
+    if term is not None and not term.in_advantages:
+        term = None
+    if term is not None:
         result = [
             values - term.coef * teacher_distance(sample)
             for sample, values in zip(samples, result, strict=True)

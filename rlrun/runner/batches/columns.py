@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.runner.contracts.carriers import PER_TOKEN, ImagePatches, TrainSequence
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 JoinedArrays = tuple[list[int], list[int], Array]
 """Arrays by index, as indices, lengths and one long array."""
 
@@ -101,7 +101,7 @@ def split_arrays(indices: Sequence[int], lengths: Sequence[int], values: Array) 
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:
-    return np.concatenate(arrays, dtype=np.float32) if arrays else np.zeros(0, dtype=np.float32)
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.float32)
 
 
 def _joined(sequences: Sequence[TrainSequence]) -> dict[str, NDArray[Any]]:

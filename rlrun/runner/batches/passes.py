@@ -66,10 +66,7 @@ class Passes:
             sequences = with_reference(sequences, groups, log_probs)
         if needs.teacher:
             assert self.teacher is not None
-            with clock.part("teacher"):
-                log_probs = await self.teacher.log_probs(sequences)
-            for sample, own in zip(samples_of(groups), log_probs, strict=True):
-                sample.teacher_log_probs = own
+            sequences = await self._teachers(clock, groups, sequences)
         if needs.critic:
             assert self.critic is not None
             with clock.part("values"):
@@ -78,6 +75,25 @@ class Passes:
         if (stateful := remembers(self.algorithm)) is not None:
             stateful.observe(groups)
         return with_advantages(sequences, groups, self.algorithm)
+
+    async def _teachers(
+        self, clock: StepClock, groups: Sequence[Group], sequences: list[TrainSequence]
+    ) -> list[TrainSequence]:
+        """Gives the teacher's log-probs to the samples. Returns the sequences, with the teacher's most
+        probable tokens where the loss compares distributions.
+        """
+        assert self.teacher is not None
+        with clock.part("teacher"):
+            if self.algorithm.needs.divergence is None:
+                log_probs = await self.teacher.log_probs(sequences)
+            else:
+                assert isinstance(self.teacher, ModelHandle), "the rules refuse teachers on engines"
+                outputs = await self.teacher.outputs(["log_probs", "top_ids", "top_log_probs"], sequences)
+                log_probs, ids, of_ids = outputs["log_probs"], outputs["top_ids"], outputs["top_log_probs"]
+                sequences = with_arrays(sequences, teacher_top_ids=ids, teacher_top_log_probs=of_ids)
+        for sample, own in zip(samples_of(groups), log_probs, strict=True):
+            sample.teacher_log_probs = own
+        return sequences
 
     async def _old_log_probs(
         self,

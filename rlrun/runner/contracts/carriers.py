@@ -118,6 +118,11 @@ class TrainSequence:
     trained policy, 1; None unless `old_log_probs = "interpolated"`."""
     reference_log_probs: ResponseArray | None = None
     """`[R]` log-probs of the reference; None unless the algorithm needs it."""
+    teacher_top_ids: Annotated[NDArray[np.int32], PerToken("R", np.int32)] | None = None
+    """`[R, k]` the teacher's most probable tokens; None unless `needs.divergence`, or before the teacher's
+    pass."""
+    teacher_top_log_probs: ResponseArray | None = None
+    """`[R, k + 1]` their log-probs, and in the last column that of all other tokens together."""
     values: ResponseArray | None = None
     """`[R]` values of the critic before the update; None unless the algorithm needs a critic."""
     returns: ResponseArray | None = None
@@ -196,9 +201,9 @@ class TrainStep:
 Role = Literal["policy", "reference", "teacher", "critic"]
 """A model that the trainer's ranks hold."""
 
-Output = Literal["log_probs", "values"] | Statistic
-"""What a forward pass of a model returns for every response token: only a critic returns values, and only the
-policy returns statistics of its distribution."""
+Output = Literal["log_probs", "values", "top_ids", "top_log_probs"] | Statistic
+"""What a forward pass of a model returns for every response token: only a critic returns values, only the
+policy returns statistics of its distribution, and only a teacher its most probable tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings, few_rows
 from rlrun.runner.prompts.template import template_problem
+from rlrun.specs.derived.compared_tokens import vocabulary_problem
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.engine_sections import engine_sections
 from rlrun.specs.derived.policy_model import read_policy
@@ -145,6 +146,8 @@ def _family_problem(spec: Spec, folder: Path) -> str:
             refuse_unsupported(with_family_defaults(read_config(folder)))
         if spec.model.implementation == "torchtitan" or list(folder.glob("*.safetensors")):
             model = read_policy(folder, spec)
+            if problem := vocabulary_problem(needs_of(spec), model.vocab):
+                return f"top_k of the algorithm {problem}"
             if model.tower is not None and needs_of(spec).critic:
                 return (
                     "a critic cannot see images, and this model computes its vision tower: set "

@@ -144,6 +144,16 @@ def all_logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> i
     return tokens * -(-model.vocab // trainer.parallel.tensor) * item
 
 
+def compared_bytes(model: Architecture, trainer: TrainerSpec, tokens: int, top_k: int) -> int:
+    """Returns the bytes of the comparison with a teacher's `top_k` most probable tokens.
+
+    These are ids and log-probs of all tokens of the micro-batch, and for a chunk of tokens two float32
+    tensors of the logits' size (the scaled logits and a temporary one) with some of the k tokens' log-probs.
+    """
+    vocab, rows = -(-model.vocab // trainer.parallel.tensor), min(trainer.logits_chunk, tokens)
+    return tokens * (12 * top_k + 4) + rows * (8 * vocab + 48 * top_k) if top_k else 0
+
+
 def mask_bytes(model: Architecture, trainer: TrainerSpec, tokens: int, candidates: int) -> int:
     """Returns the bytes of sampling masks with `candidates` ids per token.
 

@@ -14,6 +14,7 @@ from rlrun.runner.planning.activations import (
     ITEM_BYTES,
     activation_bytes,
     all_logit_bytes,
+    compared_bytes,
     image_bytes,
     logit_bytes,
     mask_bytes,
@@ -74,11 +75,13 @@ def training_phase(
     *,
     gpu: bool,
     candidates: int = 0,
+    compared: int = 0,
     wide_stream: bool = False,
 ) -> Phase:
     """Returns the memory of the fullest rank during the backward pass of its largest micro-batch.
 
-    Samples have at most `longest` tokens. `candidates` is the number of ids per token in sampling masks.
+    Samples have at most `longest` tokens. `candidates` is the number of ids per token in sampling masks, and
+    `compared` that of the teacher's tokens which the loss compares.
     `wide_stream`: the residual stream is float32, as with `true_on_policy` on GPUs.
     """
     tokens = -(-largest_micro_batch(trainer, longest) // trainer.parallel.context)
@@ -102,6 +105,11 @@ def training_phase(
             "sampling masks",
             mask_bytes(model, trainer, tokens, candidates),
             f"{candidates} candidates per token",
+        ),
+        Part(
+            "teacher's top tokens",
+            compared_bytes(model, trainer, tokens, compared),
+            f"{compared} per token, {trainer.logits_chunk} tokens' logits at a time",
         ),
         *([Part("CUDA and NCCL", CUDA_CONTEXT_BYTES, "assumed")] if gpu else []),
     ]

@@ -114,6 +114,10 @@ _ORDINARY_NAMES = {"type", "path", "name", "key"}
 """Names that many sections have, so that they do not identify a section."""
 
 
+_DEEP = 3
+"""How many tables a key is in if nobody writes its name without them."""
+
+
 class KeyIndex:
     """Index of every key of a spec by the last part of its path; keys of plugins are added once known."""
 
@@ -137,12 +141,13 @@ class KeyIndex:
         """Returns what the setting of another trainer at `path` is here; None for a key of another section.
 
         The exact name of another trainer's setting counts more than a key that is spelt like it: TRL's `beta`
-        is not Adam's.
+        is not Adam's. Nor is it a key deep inside the algorithm's tables, such as that of a divergence.
         """
         name = plain(str(path[-1]))
+        is_here = any(home.count(".") < _DEEP for home in self._homes.get(name, ()))
         if found := counterpart(table_name(path), shared_parts=2):
             return found
-        return None if name in self._homes or name in _ORDINARY_NAMES else counterpart(name)
+        return None if is_here or name in _ORDINARY_NAMES else counterpart(name)
 
     def suggest(self, path: KeyPath, valid: Sequence[str]) -> str | None:
         """Returns the key probably meant by the unknown key at `path`: a name in the same table, or a path.

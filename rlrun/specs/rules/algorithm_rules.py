@@ -10,6 +10,7 @@ from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.auxiliary_rules import (
+    compared_tokens,
     critic_only_steps,
     layouts,
     teacher,
@@ -146,6 +147,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     cache_size,
     warm_up,
     teacher,
+    compared_tokens,
     layouts,
     critic_only_steps,
 )

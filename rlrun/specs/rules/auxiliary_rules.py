@@ -1,7 +1,10 @@
 """Rules of `[reference]`, `[teacher]` and `[critic]`: which ones an algorithm needs, and how they are run."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from rlrun.models.json_files import read_json_object
+from rlrun.specs.derived.compared_tokens import vocabulary_problem
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
@@ -23,6 +26,23 @@ def teacher(spec: Spec, needs: Needs) -> Iterator[Finding]:
         cure = "add one of the two" if spec.teacher.path is None else "remove one of the two"
         keys: tuple[KeyPath, ...] = (("teacher", "path"), ("teacher", "engine"))
         yield Finding(("teacher",), message, cure, at_value=False, related=keys)
+
+
+def compared_tokens(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """A loss compares at most as many tokens as there are. A model on the hub is checked when it is read."""
+    file = Path(spec.model.path) / "config.json"
+    if needs.divergence is None or not file.is_absolute():
+        return
+    try:
+        vocabulary = read_json_object(file).get("vocab_size")
+    except (OSError, ValueError):
+        return  # the model's own checks report a broken file
+    if isinstance(vocabulary, int) and (problem := vocabulary_problem(needs, vocabulary)):
+        is_term = spec.algorithm.params.get("distillation")
+        path: KeyPath = ("distillation", "divergence", "top_k") if is_term else ("top_k",)
+        cure = f"set at most {vocabulary}"
+        found = needs.divergence.top_k
+        yield Finding(("algorithm", *path), problem, cure, found=found, related=(("model", "path"),))
 
 
 def layouts(spec: Spec, needs: Needs) -> Iterator[Finding]:

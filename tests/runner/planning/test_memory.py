@@ -24,6 +24,7 @@ from rlrun.runner.planning.storage import checkpoint_bytes, offloaded_bytes
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.masked_logits import Support
+from rlrun.runner.trainer.model.top_tokens import TopTokens
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.resolved_specs import resolved_engine, resolved_trainer
@@ -195,6 +196,21 @@ def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> Non
     assert masks(50, 1) == support.ids.nbytes + support.lengths.nbytes + excluded + indices
     assert masks(50, 512) - masks(50, 1) == 511 * (excluded + indices)
     assert masks(0, 512) == 0
+
+
+def test_a_teacher_s_top_tokens_take_their_numbers_and_two_tensors_of_a_chunk_s_logits() -> None:
+    def compared(top_k: int, chunk: int, **parallel: int) -> int:
+        settings = {"max_tokens_per_rank": 1000, "logits_chunk": chunk, "parallel": parallel}
+        phase = training_phase(QWEN3_8B, resolved_trainer(steps=1, **settings), gpu=True, compared=top_k)
+        return phase.part_bytes("teacher's top tokens")
+
+    tokens = TopTokens(torch.zeros(1000, 50, dtype=torch.int64), torch.zeros(1000, 51))
+    logits = torch.zeros(1, QWEN3_8B.vocab).nbytes
+    kept = tokens.ids.nbytes + tokens.log_probs.nbytes
+    assert kept + 2 * logits < compared(50, 1) < kept + 2.1 * logits
+    assert compared(50, 512) - compared(50, 1) == 511 * (compared(50, 1) - kept)
+    assert compared(50, 512, tensor=2) < 0.6 * compared(50, 512)
+    assert compared(0, 512) == 0
 
 
 def test_what_is_offloaded_lies_on_the_host() -> None:

@@ -40,6 +40,7 @@ from rlrun.runner.trainer.dry_run.memory_trace import (
 from rlrun.runner.trainer.model.build_decoder import allocate, build_model
 from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
+from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.gradients import gradient_norm
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.freezing import freeze
@@ -67,6 +68,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
     fit the layout.
     """
     spec, model = Spec.model_validate_json(request.spec_json), request.model
+    algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
     parallel = spec.trainer.parallel
     torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:
@@ -109,9 +111,11 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             precision=precision,
             kept_logits=spec.trainer.kept_logits * 2**20,
             as_target=rounds_as_target(spec),
+            comparison=comparison_of(spec, algorithm.needs, model.vocab),
         )
         policy = make_packed_model(decoders, model, dims, settings)
-        _step(spec, policy, _parameters(decoders, model, spec), trace, request.micro_batches)
+        parameters = _parameters(decoders, model, spec)
+        _step(spec, algorithm, policy, parameters, trace, request.micro_batches)
     return {"most": dict(trace.most), "peak": dict(trace.peak)}
 
 
@@ -127,15 +131,15 @@ def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Sp
     return parameters
 
 
-def _step(
+def _step(  # noqa: PLR0917
     spec: Spec,
+    algorithm: Algorithm,
     policy: PackedModel,
     parameters: Parameters,
     trace: MemoryTrace,
     micro_batches: Sequence[Sequence[tuple[int, int]]],
 ) -> None:
     """Runs the log-probs that come before an optimizer step, which initialise FSDP, then the step."""
-    algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
     candidates = candidates_of(spec)
     batches = [
         [_sequence(*lengths, algorithm, candidates) for lengths in members] for members in micro_batches
@@ -166,6 +170,7 @@ def _step(
 def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int) -> TrainSequence:
     """Returns a sample with these numbers of tokens; each was drawn from `candidates` ids (0: all ids)."""
     zeros = np.zeros(response, np.float32)
+    compared = 0 if (divergence := algorithm.needs.divergence) is None else divergence.top_k
     return TrainSequence(
         tokens=np.zeros(prompt + response, np.int32),
         prompt_length=prompt,
@@ -174,6 +179,8 @@ def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int)
         rollout_log_probs=zeros,
         execution="",
         reference_log_probs=zeros if algorithm.needs.reference else None,
+        teacher_top_ids=np.zeros((response, compared), np.int32) if compared else None,
+        teacher_top_log_probs=np.zeros((response, compared + 1), np.float32) if compared else None,
         sampling_mask=_mask(response, candidates) if candidates else None,
     )
 

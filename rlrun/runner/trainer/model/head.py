@@ -16,6 +16,13 @@ from torch.distributed.tensor import DTensor
 from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.target import target_log_softmax
+from rlrun.runner.trainer.model.top_tokens import (
+    Comparison,
+    TopTokens,
+    distance_gradients,
+    distances,
+    top_tokens,
+)
 from rlrun.runner.trainer.ops.products import add_weight_gradient_, linear, ordered_product
 from rlrun.runner.trainer.ops.softmax import log_softmax, softmax_gradients_
 
@@ -44,6 +51,11 @@ class HeadQuery:
     """Returns 1 where the target is the most probable token, else 0, in place of the entropy."""
     as_target: bool = False
     """Log-probs are rounded as SGLang's sampler rounds them (`target.softmax`)."""
+    comparison: Comparison | None = None
+    """Asks a teacher for its most probable tokens, or, with `teacher`, the policy for its divergence from
+    them."""
+    teacher: TopTokens | None = None
+    """The teacher's most probable tokens at each of the R rows."""
 
 
 class Head(Linear):
@@ -99,7 +111,8 @@ class ResponseHead(Head):
         self, input: torch.Tensor, *, mtp: tuple[torch.Tensor, HeadQuery] | None = None
     ) -> tuple[torch.Tensor, ...]:
         """Returns log-probs and entropies, `[R]` float32, for `[1, T, hidden]` hidden states of packed
-        tokens; with the query's `squares`, also the sums of the squared probabilities.
+        tokens. Then come what the query asks for besides: the divergences from a teacher, the sums of the
+        squared probabilities, a teacher's k + 1 log-probs of its most probable tokens, and their k ids.
 
         `mtp`: the states of the MTP layer, and a query about them, which adds its log-probs and hits to the
         results. They give the head no gradient.
@@ -141,7 +154,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None, *_: torch.Tensor | None
+        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None, *further: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
@@ -151,7 +164,7 @@ class _LogProbs(torch.autograd.Function):
             logits = ctx.kept.pop(part.start, None)
             if logits is None:
                 logits = multiply(hidden[part])
-            gradients = _gradients_(ctx, part, logits, grad, entropy_grad)
+            gradients = _gradients_(ctx, part, logits, grad, entropy_grad, *further)
             grad_hidden[part] = linear(gradients, weight.t())
             if grad_weight is not None:
                 add_weight_gradient_(grad_weight, gradients, hidden[part])
@@ -174,7 +187,7 @@ class _WideLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None, *_: torch.Tensor | None
+        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None, *further: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
@@ -182,7 +195,7 @@ class _WideLogProbs(torch.autograd.Function):
         multiply = _wide_product(weight)
         for part in _chunks(hidden, ctx.query):
             logits = multiply(hidden[part])
-            gradients = _gradients_(ctx, part, logits, grad, entropy_grad)
+            gradients = _gradients_(ctx, part, logits, grad, entropy_grad, *further)
             grad_hidden[part] = wide_product(gradients, weight)
             if grad_weight is not None:
                 grad_weight += wide_product(gradients.t(), hidden[part])
@@ -214,9 +227,16 @@ def _log_probs(
     results = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
     hits = results.new_zeros(len(hidden) if query.hits else 0)
     log_squares = results.new_zeros(len(hidden) if query.squares else 0)
+    asked, compared, top = query.comparison, [], []
     softmax = target_log_softmax if query.as_target else log_softmax
     for part in _chunks(hidden, query):
-        chunk = _restricted_(logits(part), part, query, group)
+        chunk = logits(part)
+        if asked is not None and query.teacher is not None:
+            compared.append(distances(chunk, query.teacher.take(part), asked, group))
+        elif asked is not None:
+            tokens = top_tokens(chunk, asked, group)
+            top.append(torch.cat((tokens.log_probs, tokens.ids), 1))
+        chunk = _restricted_(chunk, part, query, group)
         if query.hits:
             hits[part] = _most_probable(chunk, local[part], group)
         if query.squares:
@@ -227,8 +247,12 @@ def _log_probs(
     ctx.query, ctx.group = query, group
     second = hits if query.hits else entropy
     squares = [_sum_of_squares(log_squares, log_sum, group)] if query.squares else []
+    divergences = [torch.cat([log_probs[:0], *compared])] if query.teacher is not None else []
+    if asked is not None and query.teacher is None:
+        # ids as floats: float32 has every integer up to 2^24, and no vocabulary has as many tokens
+        squares += torch.cat([log_probs.new_empty(0, 2 * asked.top_k + 1), *top]).t().unbind()
     ctx.mark_non_differentiable(*squares, *([] if query.entropy_grad else [second]))
-    return log_probs, second, *squares
+    return log_probs, second, *divergences, *squares
 
 
 def _sum_of_squares(
@@ -252,9 +276,30 @@ def _most_probable(
 
 
 def _gradients_(
+    ctx: Any,
+    part: slice,
+    logits: torch.Tensor,
+    grad: torch.Tensor,
+    entropy_grad: torch.Tensor | None,
+    *further: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns the loss's gradient for a chunk's logits, in their place.
+
+    `further`: the gradients of the outputs after the entropies; the first is that of the divergences, if the
+    query asks for them.
+    """
+    query, group = ctx.query, ctx.group
+    if query.teacher is None:
+        return _softmax_gradients_(ctx, part, logits, grad, entropy_grad)
+    assert further[0] is not None, "autograd fills in zeros"
+    compared = distance_gradients(logits, query.teacher.take(part), query.comparison, further[0][part], group)
+    return _softmax_gradients_(ctx, part, logits, grad, entropy_grad).add_(compared)
+
+
+def _softmax_gradients_(
     ctx: Any, part: slice, logits: torch.Tensor, grad: torch.Tensor, entropy_grad: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns the loss's gradient for a chunk's logits, in their place."""
+    """Returns the gradient through log-probs and entropies for a chunk's logits, in their place."""
     _, _, local, ours, log_sum, entropy = ctx.saved_tensors
     if not ctx.query.entropy_grad:
         entropy_grad = None
@@ -279,6 +324,8 @@ def _restricted_(
 ) -> torch.Tensor:
     """Excludes all but the candidates from a chunk's logits, in place, and returns them."""
     if query.support is not None:
+        if query.teacher is not None:
+            logits = logits.clone()  # kept logits are read again for the divergence, which is over all tokens
         first = 0 if group is None else dist.get_rank(group) * logits.shape[1]
         query.support.restrict_(logits, part, first)
     return logits

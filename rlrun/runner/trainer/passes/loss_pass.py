@@ -14,6 +14,9 @@ from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.passes.token_losses import token_losses
 from rlrun.specs.sections.trainer import TrainerSpec
 
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""`[R]` log-probs, entropies and, where the algorithm needs them, divergences from the teacher."""
+
 
 class LossPass:
     """Runs forward and backward passes with an algorithm's loss."""
@@ -47,9 +50,14 @@ class LossPass:
         self._values = values
 
         def loss_of(
-            index: int, log_probs: torch.Tensor, entropy: torch.Tensor, mtp: MtpOutputs | None = None
+            index: int,
+            log_probs: torch.Tensor,
+            entropy: torch.Tensor,
+            mtp: MtpOutputs | None = None,
+            divergence: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            loss, batch = self._measured_loss(batches[index], scales[index], log_probs, entropy, meter)
+            outputs = log_probs, entropy, divergence
+            loss, batch = self._measured_loss(batches[index], scales[index], outputs, meter)
             if has_cross_entropy:
                 loss = loss + _cross_entropy(batch, log_probs, meter)
             return loss if mtp is None else loss + self._mtp_weight * mtp_loss(mtp, batch, meter)
@@ -58,7 +66,7 @@ class LossPass:
         if not self._model.has_losses:
             # All ranks reduce the same names: those of a loss, which only a pipeline's last stage computes.
             nothing = torch.zeros(0, device=self._device)
-            _, batch = self._measured_loss((), (), nothing, nothing, meter)
+            _, batch = self._measured_loss((), (), (nothing, nothing, nothing), meter)
             if has_cross_entropy:
                 _cross_entropy(batch, nothing, meter)
 
@@ -66,22 +74,22 @@ class LossPass:
         self,
         sequences: Sequence[TrainSequence],
         scales: Sequence[float],
-        log_probs: torch.Tensor,
-        entropy: torch.Tensor,
+        outputs: Outputs,
         meter: Meter,
     ) -> tuple[torch.Tensor, LossBatch]:
         """Returns a micro-batch's loss and its inputs, and adds its metrics to `meter`."""
         batch = make_loss_batch(sequences, scales, self._old_is_rollout, self._device)
         meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in sequences)})
-        return self._loss(batch, log_probs, entropy, meter), batch
+        return self._loss(batch, outputs, meter), batch
 
-    def _loss(
-        self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter
-    ) -> torch.Tensor:
+    def _loss(self, batch: LossBatch, outputs: Outputs, meter: Meter) -> torch.Tensor:
+        log_probs, entropy, divergence = outputs
         old = _old_log_probs(batch, log_probs.detach())
-        outputs = token_losses(self._algorithm, batch, log_probs, entropy, old, step_values=self._values)
-        loss = (outputs.loss * batch.weights).sum()
-        meter.add_token_means(outputs.metrics, batch.weights)
+        result = token_losses(
+            self._algorithm, batch, log_probs, entropy, old, step_values=self._values, divergence=divergence
+        )
+        loss = (result.loss * batch.weights).sum()
+        meter.add_token_means(result.metrics, batch.weights)
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.loss_mask.sum()})
         if self._algorithm.needs.rollout:
             _compare_with_rollout(old if self._old_is_exact else log_probs.detach(), batch, meter)

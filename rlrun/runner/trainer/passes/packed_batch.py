@@ -17,6 +17,7 @@ from rlrun.runner.batches.prefixes import Forest, forest_size, separate_forest, 
 from rlrun.runner.contracts.carriers import PER_TOKEN, TrainSequence
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.masked_logits import Support
+from rlrun.runner.trainer.model.top_tokens import TopTokens
 from rlrun.runner.trainer.model.vision_tower import PackedImages
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, cut_documents
 from rlrun.runner.trainer.passes.packed_images import document_positions, pack_images
@@ -56,6 +57,8 @@ class Pack:
     """The tokens that the softmax at each of the R' rows runs over; None: the whole vocabulary."""
     images: PackedImages | None = None
     """The images of the documents; None without images."""
+    teacher: TopTokens | None = None
+    """The teacher's most probable tokens at each of the R' rows; None: the sequences have none."""
     paths: tuple[NDArray[np.int64], ...] | None = None
     """`[B]` the places in the pack of each sequence's tokens, if sequences share prefixes. None: they follow
     each other."""
@@ -124,6 +127,8 @@ def make_pack(
     responses = tuple(len(sequence.loss_mask) + ends for sequence in sequences)
     mask = joined_masks([one.sampling_mask for one in sequences], responses) if not ends else None
     pack = _take(part, full, rows, targets, responses, filling, mask, device)
+    if not ends:
+        pack = replace(pack, teacher=_teacher(sequences, pack.own_responses, device))
     if share:
         pack = replace(pack, documents=Documents.of(list(full.trees), device, full.ends), paths=forest.paths)
     if any(sequence.images for sequence in sequences):
@@ -160,6 +165,20 @@ def _predictions(
         rows.append(path[sequence.prompt_length - 1 : len(path) - 1 + ends])
         targets.append(np.append(sequence.tokens, 0)[sequence.prompt_length : len(path) + ends])
     return np.concatenate(rows), np.concatenate(targets).astype(np.int64)
+
+
+def _teacher(
+    sequences: Sequence[TrainSequence], own_responses: torch.Tensor | None, device: torch.device
+) -> TopTokens | None:
+    """Returns the teacher's most probable tokens for the response tokens that this rank predicts."""
+    ids = [one.teacher_top_ids for one in sequences if one.teacher_top_ids is not None]
+    log_probs = [one.teacher_top_log_probs for one in sequences if one.teacher_top_log_probs is not None]
+    if not ids:
+        return None
+    assert len(ids) == len(log_probs) == len(sequences), "a teacher's tokens for some sequences only"
+    host_ids, host_log_probs = np.concatenate(ids), np.concatenate(log_probs)
+    tokens = TopTokens(to_device(host_ids, device).long(), to_device(host_log_probs, device))
+    return tokens if own_responses is None else tokens.take(own_responses)
 
 
 def _experts(sequences: Sequence[TrainSequence], forest: Forest, filling: int) -> NDArray[np.int16] | None:

@@ -20,6 +20,7 @@ from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, pla
 from rlrun.runner.trainer.model.head import HeadQuery
 from rlrun.runner.trainer.model.rope import RopeTable
 from rlrun.runner.trainer.model.routing import Routing, connect_routers, gathered, noted_experts
+from rlrun.runner.trainer.model.top_tokens import Comparison, TopTokens
 from rlrun.runner.trainer.model.vision_tower import blank_image
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, GatherResponses
 from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_inputs, mtp_outputs
@@ -35,14 +36,21 @@ class LossOf(Protocol):
     """Computes a micro-batch's loss."""
 
     def __call__(
-        self, index: int, log_probs: torch.Tensor, entropy: torch.Tensor, mtp: MtpOutputs | None = None
+        self,
+        index: int,
+        log_probs: torch.Tensor,
+        entropy: torch.Tensor,
+        mtp: MtpOutputs | None = None,
+        divergence: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the loss from the micro-batch's number, and the model's outputs for its R tokens."""
 
 
 SQUARES: Output = "policy_squared_probs"
+TOP_TOKENS: tuple[Output, Output] = ("top_ids", "top_log_probs")
+"""What only a teacher's head returns, both or neither."""
 _PLACES: Mapping[Output, int] = {"log_probs": 0, "values": 0, "policy_entropies": 1, SQUARES: 2}
-"""The place of each output among those of a head."""
+"""The place of each output of one number among those of a head."""
 
 Routes = list[list[NDArray[np.int16]]]
 """`[P + R, layers × K]`: the experts that each token went to, by micro-batch and sequence."""
@@ -72,6 +80,8 @@ class ModelSettings:
     """Prefixes that sequences of a micro-batch share are computed once."""
     as_target: bool = False
     """Angles and log-probs are rounded as SGLang's servers round them, like the decoder's layers."""
+    comparison: Comparison | None = None
+    """How the policy is compared with a teacher's distribution; None: it is not."""
 
 
 class PackedModel:
@@ -115,8 +125,8 @@ class PackedModel:
         names: Sequence[Output],
         routes: Routes | None = None,
     ) -> list[tuple[torch.Tensor, ...]]:
-        """Returns `[K, R]` outputs of K names for each sequence of each micro-batch, in order, without
-        gradients.
+        """Returns `[K, R]` outputs of the names for each sequence of each micro-batch, in order, without
+        gradients. Each name has one row; a teacher's `top_ids` have k, and its `top_log_probs` k + 1.
 
         `routes`, where given, is filled with the experts that the tokens went to. Results are in host memory,
         where the device still fills them: call `transfers.wait` before reading them.
@@ -124,9 +134,9 @@ class PackedModel:
         results = []
         for sequences in batches:
             pack = self.pack(sequences)
-            inputs = self.inputs(pack, squares=SQUARES in names, note=routes is not None)
+            inputs = self.output_inputs(pack, names, note=routes is not None)
             with torch.no_grad():
-                table = stack_outputs(self._values(pack, inputs), names)
+                table = self.stacked(self._values(pack, inputs), names)
             results.append(to_host(table).split(pack.response_lengths, dim=1))
             if routes is not None:
                 routes.append(self.routes(sequences, pack, inputs))
@@ -162,15 +172,18 @@ class PackedModel:
 
     def _outputs(
         self, pack: Pack, entropy_grad: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, MtpOutputs | None]:
-        """Returns what a loss depends on: log-probs, entropies, and the outputs of an MTP layer."""
-        inputs = self.inputs(pack, entropy_grad)
+    ) -> tuple[torch.Tensor, torch.Tensor, MtpOutputs | None, torch.Tensor | None]:
+        """Returns what a loss depends on: log-probs, entropies, the outputs of an MTP layer, and divergences
+        from a teacher.
+        """
+        inputs = self.loss_inputs(pack, entropy_grad)
         if not self._has_mtp:
-            log_probs, entropy = self._values(pack, inputs)
-            return log_probs, entropy, None
+            log_probs, entropy, *divergence = self._values(pack, inputs)
+            return log_probs, entropy, None, divergence[0] if divergence else None
         inputs = replace(inputs, mtp=mtp_inputs(pack, self._settings.chunk))
-        log_probs, entropy, *predicted = self._decode(pack, inputs)
-        return log_probs, entropy, mtp_outputs(pack, *predicted)
+        log_probs, entropy, *further = self._decode(pack, inputs)
+        own = further.pop(0) if self._settings.comparison is not None else None
+        return log_probs, entropy, mtp_outputs(pack, *further), own
 
     def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, ...]:
         return self.all_responses(pack, self._decode(pack, inputs))
@@ -200,11 +213,35 @@ class PackedModel:
             share=self._settings.share,
         )
 
+    def loss_inputs(self, pack: Pack, entropy_grad: bool) -> DecoderInputs:
+        """Returns the decoder's inputs besides tokens for a loss, which may read divergences."""
+        asked = self._settings.comparison
+        if asked is None:
+            return self.inputs(pack, entropy_grad)
+        # a pack without sequences has no teacher's tokens, and its head returns as many outputs
+        nothing = TopTokens(pack.targets.new_empty(0, 1), torch.empty(0, 2, device=self.device))
+        teacher = nothing if pack.teacher is None else pack.teacher
+        assert len(teacher.ids) == len(pack.targets), "the teacher's pass comes before the loss"
+        return self.inputs(pack, entropy_grad, comparison=asked, teacher=teacher)
+
+    def output_inputs(self, pack: Pack, names: Sequence[Output], *, note: bool) -> DecoderInputs:
+        """Returns the decoder's inputs besides tokens for a pass that returns the named outputs."""
+        asked = self._settings.comparison if set(TOP_TOKENS) & set(names) else None
+        return self.inputs(pack, squares=SQUARES in names, note=note, comparison=asked)
+
     def inputs(
-        self, pack: Pack, entropy_grad: bool = False, *, squares: bool = False, note: bool = False
+        self,
+        pack: Pack,
+        entropy_grad: bool = False,
+        *,
+        squares: bool = False,
+        note: bool = False,
+        comparison: Comparison | None = None,
+        teacher: TopTokens | None = None,
     ) -> DecoderInputs:
         """Returns the decoder's inputs besides tokens. `squares`: the head returns sums of squared
-        probabilities too. `note`: routers record the experts they choose.
+        probabilities too. `note`: routers record the experts they choose. `comparison`, `teacher`: as in
+        `HeadQuery`.
         """
         settings, documents = self._settings, pack.documents
         query = HeadQuery(
@@ -217,6 +254,8 @@ class PackedModel:
             settings.kept_logits,
             squares=squares,
             as_target=settings.as_target,
+            comparison=comparison,
+            teacher=teacher,
         )
         if self._experts is not None:
             tensor_rank = 0 if self._tensor is None else dist.get_rank(self._tensor)
@@ -263,6 +302,26 @@ class PackedModel:
         host = to_host(table.to(torch.int16))
         return [experts.numpy() for experts in host.split(lengths)]
 
+    def rows_of(self, name: Output) -> int:
+        """Returns how many rows of numbers an output has."""
+        return len(self._places(name))
+
+    def stacked(self, outputs: tuple[torch.Tensor, ...], names: Sequence[Output]) -> torch.Tensor:
+        """Returns `[K, R]` the named ones of a head's outputs, each with its rows."""
+        return torch.stack([outputs[place] for name in names for place in self._places(name)])
+
+    def num_outputs(self, names: Sequence[Output]) -> int:
+        """Returns how many outputs a head has when it is asked for the named ones."""
+        return max(2, *(self._places(name).stop for name in names))
+
+    def _places(self, name: Output) -> range:
+        """Returns the places of an output among those of a head."""
+        if name not in TOP_TOKENS:
+            return range(_PLACES[name], _PLACES[name] + 1)
+        assert self._settings.comparison is not None, "only a teacher has them"
+        start, middle = 2, 2 + self._settings.comparison.top_k + 1
+        return range(start, middle) if name == "top_log_probs" else range(middle, 2 * middle - start - 1)
+
     def all_responses(self, pack: Pack, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Returns the outputs of all response tokens `[R]` from those of a context-parallel rank `[R']`."""
         if pack.own_responses is None or self._group is None:
@@ -270,8 +329,3 @@ class PackedModel:
         table = torch.stack(outputs)
         table = GatherResponses.apply(table, pack.own_responses, sum(pack.response_lengths), self._group)
         return tuple(table)
-
-
-def stack_outputs(outputs: tuple[torch.Tensor, ...], names: Sequence[Output]) -> torch.Tensor:
-    """Returns `[K, R]` the named ones of a head's outputs."""
-    return torch.stack([outputs[_PLACES[name]] for name in names])

@@ -27,12 +27,10 @@ from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.passes.packed_batch import Pack, common_size
 from rlrun.runner.trainer.passes.packed_model import (
-    SQUARES,
     LossOf,
     ModelSettings,
     PackedModel,
     Routes,
-    stack_outputs,
 )
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.transfers import to_host
@@ -86,13 +84,13 @@ class PipelinedModel(PackedModel):
         packs = self._packs(batches)
 
         def keep(index: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            table = stack_outputs(self.all_responses(packs[index], outputs), names)
+            table = self.stacked(self.all_responses(packs[index], outputs), names)
             results[index] = to_host(table).split(packs[index].response_lengths, dim=1)
             return table.sum()
 
-        inputs = [self.inputs(pack, squares=SQUARES in names, note=routes is not None) for pack in packs]
+        inputs = [self.output_inputs(pack, names, note=routes is not None) for pack in packs]
         with torch.no_grad():
-            self._run(packs, inputs, keep, train=False, outputs=3 if SQUARES in names else 2)
+            self._run(packs, inputs, keep, train=False, outputs=self.num_outputs(names))
         if routes is not None:
             # not strict: packs without sequences, which complete a schedule, are at the end
             filled = zip(batches, packs, inputs, strict=False)
@@ -111,13 +109,15 @@ class PipelinedModel(PackedModel):
         packs = self._packs(batches)
 
         def loss(index: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            log_probs, entropy = self.all_responses(packs[index], outputs)
+            log_probs, entropy, *divergence = self.all_responses(packs[index], outputs)
             if index < len(batches):
-                return loss_of(index, log_probs, entropy)
+                return loss_of(index, log_probs, entropy, None, *divergence)
             return log_probs.sum()  # a pack without sequences: 0, with a gradient
 
         with stopwatch.part("perf/pipeline_time"):
-            self._run(packs, [self.inputs(pack, entropy_grad) for pack in packs], loss, train=True)
+            inputs = [self.loss_inputs(pack, entropy_grad) for pack in packs]
+            outputs = 2 if self._settings.comparison is None else 3
+            self._run(packs, inputs, loss, train=True, outputs=outputs)
             reshard(self.decoders)
 
     def _packs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[Pack]:

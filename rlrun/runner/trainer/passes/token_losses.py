@@ -19,12 +19,13 @@ def token_losses(
     old: torch.Tensor,
     *,
     step_values: Mapping[str, float],
+    divergence: torch.Tensor | None = None,
 ) -> LossOutputs:
     """Returns token losses, and token values of the metrics: the algorithm's and rlrun's.
 
     On tokens that are not trained, every model's log-probs are replaced by the policy's. Otherwise a token
     that the policy would never have written, such as a tool's answer, could have an infinite loss (k3), and
-    infinity times its weight of 0 is NaN.
+    infinity times its weight of 0 is NaN. The divergence from the teacher, where there is one, is 0 there.
     """
     trained, policy = batch.loss_mask > 0, log_probs.detach()
     old = old.where(trained, policy)
@@ -41,6 +42,7 @@ def token_losses(
             sample=batch.sample,
             num_samples=batch.num_samples,
             marks=batch.marks,
+            divergence=None if divergence is None else divergence.where(trained, 0.0),
             step_values=step_values,
         )
     )

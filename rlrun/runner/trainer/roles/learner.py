@@ -5,6 +5,7 @@ sequences -> packs -> log-probs;  steps -> the algorithm's loss -> gradients -> 
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,12 @@ from rlrun.runner.trainer.checkpoints.distributed import load_checkpoint, traini
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.model.decoders import build_decoders
 from rlrun.runner.trainer.model.expert_load import ExpertLoad
+from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.tied_embeddings import TiedHead
 from rlrun.runner.trainer.optim.updates import MTP_NORM, Updates, finite_metrics
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
-from rlrun.runner.trainer.passes.forward import Sequences, response_outputs, response_values
+from rlrun.runner.trainer.passes.forward import Sequences, response_outputs
 from rlrun.runner.trainer.passes.loss_pass import LossPass
 from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
@@ -63,7 +65,9 @@ class Learner:
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
         folder = Path(setup.model_folder)
         decoders = build_decoders(spec, folder, model, dims=dims, dtype=dtype, device=device)
-        self.model = make_packed_model(decoders, model, dims, model_settings(spec, model, dtype, device))
+        comparison = comparison_of(spec, algorithm.needs, model.vocab)
+        settings = model_settings(spec, model, dtype, device, comparison)
+        self.model = make_packed_model(decoders, model, dims, settings)
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
         self.parameters = policy_parameters(spec, decoders, model, self._stages)
         self.tied = None
@@ -99,7 +103,7 @@ class Learner:
 
     def outputs(
         self, sequences: Sequences, micro_batches: MicroBatches, names: Sequence[Output]
-    ) -> dict[Output, dict[int, NDArray[np.float32]]]:
+    ) -> dict[Output, dict[int, NDArray[Any]]]:
         """Returns `[R]` numbers of this data rank's sequences by index, of each name, before training on
         them.
 
@@ -112,14 +116,14 @@ class Learner:
         self._replay.keep(batches, routes)
         return outputs if self._is_leader else {name: {} for name in names}
 
-    def current_log_probs(
-        self, sequences: Sequences, micro_batches: MicroBatches
-    ) -> dict[int, NDArray[np.float32]]:
-        """As `log_probs`, under the weights that are loaded now (the reference's, perhaps), and without
-        keeping the experts that were chosen.
+    def current_outputs(
+        self, sequences: Sequences, micro_batches: MicroBatches, names: Sequence[Output]
+    ) -> dict[Output, dict[int, NDArray[Any]]]:
+        """As `outputs`, under the weights that are loaded now (the reference's, perhaps), and without keeping
+        the experts that were chosen.
         """
-        log_probs = response_values(self.model, sequences, micro_batches[self._data_rank])
-        return log_probs if self._is_leader else {}
+        outputs = response_outputs(self.model, sequences, micro_batches[self._data_rank], names)
+        return outputs if self._is_leader else {name: {} for name in names}
 
     def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
         """Takes one optimizer step for each of `steps`; returns the metrics of each.

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import hf_tensors
+from rlrun.runner.trainer.model.top_tokens import Comparison
 from rlrun.runner.trainer.parameters.freezing import freeze
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, Parameters
 from rlrun.runner.trainer.passes.packed_model import ModelSettings
@@ -20,7 +21,11 @@ def records_experts(model: Architecture) -> bool:
 
 
 def model_settings(
-    spec: Spec, model: Architecture, dtype: torch.dtype, device: torch.device
+    spec: Spec,
+    model: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    comparison: Comparison | None = None,
 ) -> ModelSettings:
     """Returns how the policy computes log-probs of packed sequences."""
     return ModelSettings(
@@ -34,6 +39,7 @@ def model_settings(
         kept_logits=spec.trainer.kept_logits * 2**20,
         share=spec.trainer.share_prefixes,
         as_target=rounds_as_target(spec),
+        comparison=comparison,
     )
 
 

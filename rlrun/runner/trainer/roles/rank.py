@@ -9,9 +9,8 @@ Calls are collective: every rank gets each call, in the same order, with the seq
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -31,6 +30,7 @@ from rlrun.runner.trainer.compat.server_kernels import use_server_kernels
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
 from rlrun.runner.trainer.flash_attention import use_flash_attention
 from rlrun.runner.trainer.layout_support import check_support
+from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.process import start_process, stop_process
@@ -102,7 +102,8 @@ class TrainerRank:
     def _make_teacher(self) -> Teacher | AdapterTeacher:
         spec = self._spec
         if not teacher_shares_policy(spec):
-            return Teacher(self._setup, spec, self._device)
+            comparison = comparison_of(spec, self._algorithm.needs, self._architecture.vocab)
+            return Teacher(self._setup, spec, self._device, comparison)
         assert spec.teacher is not None and spec.teacher.adapter is not None and spec.trainer.lora is not None
         folder = Path(spec.teacher.adapter)
         return AdapterTeacher(self.policy, folder, self._architecture, spec.trainer.lora.shape)
@@ -131,20 +132,19 @@ class TrainerRank:
     def compute(
         self, role: Role, outputs: Sequence[Output], columns: Columns, micro_batches: MicroBatches
     ) -> dict[Output, JoinedArrays]:
-        """Returns outputs of a model, `[R]` or values `[R + 1]` of each of this data rank's sequences.
+        """Returns outputs of a model, `[R]` of each of this data rank's sequences. Values are `[R + 1]`, a
+        teacher's most probable tokens `[R, k]`, and their log-probs `[R, k + 1]`.
 
         `micro_batches` is that of a TrainStep, or of several (all_micro_batches), packed for the model's
         layout. Of the ranks that share the data only the data-rank leader returns arrays.
         """
         self._timeouts.enter_pass(f"{' and '.join(outputs)} of the {role}")
         model, sequences = self._model(role), from_columns(columns)
-        arrays: Mapping[Output, Mapping[int, NDArray[np.float32]]]
-        if isinstance(model, Learner):
-            arrays = model.outputs(sequences, micro_batches, outputs)
-        elif isinstance(model, Critic):
+        arrays: Mapping[Output, Mapping[int, NDArray[Any]]]
+        if isinstance(model, Critic):
             arrays = {"values": model.values(sequences, micro_batches)}
         else:
-            arrays = {"log_probs": model.log_probs(sequences, micro_batches)}
+            arrays = model.outputs(sequences, micro_batches, outputs)
         return {name: join_arrays(arrays[name]) for name in outputs}
 
     def train(self, role: Role, columns: Columns, steps: Sequence[TrainStep]) -> list[dict[str, float]]:

@@ -3,15 +3,16 @@
 They replace the policy's weights while the reference computes, so they take no device memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.runner.contracts.carriers import MicroBatches
+from rlrun.runner.contracts.carriers import MicroBatches, Output
 from rlrun.runner.trainer.checkpoints.distributed import load_weights, weights_state
 from rlrun.runner.trainer.passes.forward import Sequences
 from rlrun.runner.trainer.passes.routing_replay import without_experts
@@ -32,8 +33,14 @@ class Reference:
 
         Only the data-rank leader returns them.
         """
+        return self.outputs(sequences, micro_batches, ["log_probs"])["log_probs"]
+
+    def outputs(
+        self, sequences: Sequences, micro_batches: MicroBatches, names: Sequence[Output]
+    ) -> dict[Output, dict[int, NDArray[Any]]]:
+        """As `log_probs`, of each name."""
         with self._parameters.swapped(self._weights):
-            return self._learner.current_log_probs(without_experts(sequences), micro_batches)
+            return self._learner.current_outputs(without_experts(sequences), micro_batches, names)
 
     def update(self) -> None:
         """Replaces the weights by the policy's current ones."""

@@ -1,7 +1,9 @@
 """The teacher on one rank: another, frozen model in its own layout, or the policy's with another adapter."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +17,16 @@ from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_architecture
 from rlrun.models.hf_tensor import HfTensor
-from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainSequence
+from rlrun.runner.contracts.carriers import MicroBatches, Output, TrainerSetup, TrainSequence
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.prompts.shared_vocabulary import known_tokens
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
+from rlrun.runner.trainer.model.top_tokens import Comparison
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.trainer.parameters.stored_layout import copy_part, to_parameter
-from rlrun.runner.trainer.passes.forward import Sequences, response_values
+from rlrun.runner.trainer.passes.forward import Sequences, response_outputs
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.process import build_mesh
 from rlrun.runner.trainer.roles.learner import Learner
@@ -35,8 +38,13 @@ from rlrun.specs.sections.job import Spec
 class Teacher:
     """One rank's share of a teacher that is another model."""
 
-    def __init__(self, setup: TrainerSetup, spec: Spec, device: torch.device) -> None:
-        """Builds the model and loads its weights. Raises ValueError if the teacher cannot be used."""
+    def __init__(
+        self, setup: TrainerSetup, spec: Spec, device: torch.device, comparison: Comparison | None = None
+    ) -> None:
+        """Builds the model and loads its weights. Raises ValueError if the teacher cannot be used.
+
+        `comparison`: how the policy is compared with the teacher's distribution; None: it is not.
+        """
         assert setup.teacher_folder is not None and spec.teacher is not None
         folder = Path(setup.teacher_folder)
         model = read_architecture(folder)
@@ -59,7 +67,11 @@ class Teacher:
             self._parameters.load(lambda tensor: weights.read(tensor.name))
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
         share = spec.trainer.share_prefixes
-        settings = ModelSettings(temperature, chunk, layout, device, dtype, share=share)
+        if comparison is not None:
+            comparison = replace(comparison, top_k=min(comparison.top_k, model.vocab))
+        settings = ModelSettings(
+            temperature, chunk, layout, device, dtype, share=share, comparison=comparison
+        )
         self._model = PackedModel(decoders, model, dims, settings)
         self._data_rank = data_rank(setup.rank, layout)
         self._is_leader = is_data_rank_leader(setup.rank, layout)
@@ -69,10 +81,16 @@ class Teacher:
 
         Only the data-rank leader returns them.
         """
+        return self.outputs(sequences, micro_batches, ["log_probs"])["log_probs"]
+
+    def outputs(
+        self, sequences: Sequences, micro_batches: MicroBatches, names: Sequence[Output]
+    ) -> dict[Output, dict[int, NDArray[Any]]]:
+        """As `log_probs`, of each name."""
         batches = micro_batches[self._data_rank]
         in_vocabulary = {i: self._in_vocabulary(sequences[i]) for batch in batches for i in batch}
-        log_probs = response_values(self._model, in_vocabulary, batches)
-        return log_probs if self._is_leader else {}
+        outputs = response_outputs(self._model, in_vocabulary, batches, names)
+        return outputs if self._is_leader else {name: {} for name in names}
 
     def _in_vocabulary(self, sequence: TrainSequence) -> TrainSequence:
         """Returns the sequence with tokens that the teacher does not have replaced."""

@@ -13,7 +13,7 @@ from rlrun.specs.problems.other_trainers import rows
 TABLES = {"TRL": trl_table(), "verl": verl_table(), "prime-rl": prime_table()}
 """By the titles of docs/coming-from.md."""
 NO_SETTINGS = {
-    "TRL": {"trl", "accelerate", "SFTTrainer", "DPOTrainer", "KTOTrainer"},
+    "TRL": {"trl", "accelerate", "SFTTrainer", "DPOTrainer", "KTOTrainer", "GKDTrainer"},
     "verl": {"data_source"},
     "prime-rl": {"env"},
 }

@@ -165,6 +165,47 @@ def test_a_loss_and_an_estimator_are_an_algorithm(
     assert problems(draft, tmp_path) == []
 
 
+DISTILLATION, TEACHER = (
+    "distillation.distillation_loss",
+    "distillation.teacher_models.teacher_model.model_path",
+)
+CLIPPED = {"clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "algorithm"),
+    [
+        (
+            {"loss_mode": "forward_kl_topk", "distillation_loss_coef": 0.5},
+            {"type": "grpo", "distillation": {"coef": 0.5, "divergence": {"beta": 0.0, "top_k": 32}}},
+        ),
+        (
+            {"loss_mode": "forward_kl_topk", "topk": 8, "use_task_rewards": False},
+            {
+                "type": "on_policy_distillation",
+                "distillation": {"coef": 1.0, "divergence": {"beta": 0.0, "top_k": 8}},
+            },
+        ),
+        (
+            {"loss_mode": "k1", "use_policy_gradient": True, "use_task_rewards": False},
+            {"type": "on_policy_distillation", "distillation": {"coef": 1.0}},
+        ),
+        ({"loss_mode": "k3", "topk": 8}, {"type": "grpo", "distillation": {"coef": 1.0}}),
+    ],
+)
+def test_distillation_compares_distributions_or_the_sampled_token(
+    settings: dict[str, Any], algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    given = {f"{DISTILLATION}.{name}": value for name, value in settings.items()}
+    draft = of_settings({"distillation.enabled": True, TEACHER: "Qwen/Qwen3-8B"} | given)
+    assert draft.values["algorithm"] == algorithm | CLIPPED
+    assert draft.values["teacher"] == {"path": "Qwen/Qwen3-8B"}
+    assert not unaccounted(draft)
+    assert problems(draft, tmp_path) == []
+    noted = "the distance is k1 of the sampled token" in "\n".join(draft.messages())
+    assert noted == (settings["loss_mode"] == "k3")
+
+
 def test_a_mini_batch_counts_prompts() -> None:
     draft = of_settings({"data.train_batch_size": 64, f"{ACTOR}.ppo_mini_batch_size": 16})
     assert draft.values["rollout"]["batch_size"] == 64

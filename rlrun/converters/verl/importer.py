@@ -27,6 +27,7 @@ RULES: Mapping[str, Callable[[ImportDraft], None]] = {
     "reduction": objective.reduction,
     "clipping": objective.clipping,
     "kl": objective.kl,
+    "distillation": objective.distillation,
     "correction": objective.correction,
     "critic": objective.critic,
     "optimizer": objective.optimizer,

@@ -7,6 +7,8 @@ from typing import Any
 from rlrun.converters.imports.import_draft import ImportDraft
 
 _ACTOR = "actor_rollout_ref.actor"
+_DISTILLATION = "distillation.distillation_loss"
+_TEACHER = "distillation.teacher_models.teacher_model.model_path"
 _ESTIMATOR, _LOSS = "algorithm.adv_estimator", f"{_ACTOR}.policy_loss.loss_mode"
 _ALGORITHMS = {
     "gae": "ppo",
@@ -80,7 +82,10 @@ def algorithm(draft: ImportDraft) -> None:
     if estimator not in _ALGORITHMS:
         draft.drop(f"has no counterpart: grpo is written (available: {', '.join(_ALGORITHMS)})", _ESTIMATOR)
     kind = _ALGORITHMS.get(estimator, "grpo")
-    if loss in _LOSSES and kind == "grpo":
+    if _is_distilled_alone(draft):
+        draft.put("algorithm.type", "on_policy_distillation", f"{_DISTILLATION}.use_task_rewards")
+        draft.drop("no effect: only the teacher is learnt from", _ESTIMATOR, _LOSS)
+    elif loss in _LOSSES and kind == "grpo":
         draft.put("algorithm.type", _LOSSES[loss], _LOSS, _ESTIMATOR)
         if loss == "dppo_kl":
             draft.put("algorithm.divergence", "kl", _LOSS)
@@ -100,6 +105,37 @@ def algorithm(draft: ImportDraft) -> None:
             draft.drop(
                 f"no effect with {estimator}", "algorithm.gamma" if key == "gamma" else "algorithm.lam"
             )
+
+
+def _is_distilled_alone(draft: ImportDraft) -> bool:
+    has_teacher = draft.is_on("distillation.enabled") and draft.value(_TEACHER) is not None
+    return has_teacher and not draft.is_on(f"{_DISTILLATION}.use_task_rewards")
+
+
+def distillation(draft: ImportDraft) -> None:
+    """Sets the teacher, and what is learnt from it: the log-prob of the sampled token or a distribution."""
+    switch = "distillation.enabled"
+    mode, coef, gradient, top_k = (
+        f"{_DISTILLATION}.{name}"
+        for name in ("loss_mode", "distillation_loss_coef", "use_policy_gradient", "topk")
+    )
+    names = (switch, _TEACHER, mode, coef, gradient, top_k, f"{_DISTILLATION}.use_task_rewards")
+    if not draft.is_on(switch) or draft.value(_TEACHER) is None:
+        draft.drop("no distillation: distillation.enabled is off, or no teacher_model has a path", *names)
+        return
+    draft.put("teacher.path", draft.value(_TEACHER), _TEACHER, comment="the trainer loads it")
+    if draft.number(coef) > 0:
+        draft.put("algorithm.distillation.coef", draft.number(coef), coef, switch)
+    kind, by_gradient = str(draft.value(mode)), draft.is_on(gradient)
+    if kind == "forward_kl_topk" and not by_gradient:
+        table = "algorithm.distillation.divergence"
+        draft.put(f"{table}.beta", 0.0, mode, gradient, comment="the other tokens count, as one more")
+        draft.put(f"{table}.top_k", draft.count(top_k), top_k)
+        return
+    if kind != "k1" or not by_gradient:
+        why = "the distance is k1 of the sampled token, in the advantages (or forward_kl_topk, in the loss)"
+        draft.drop(why, mode, gradient)
+    draft.drop("no effect: only forward_kl_topk compares several tokens", top_k)
 
 
 def _type(draft: ImportDraft) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_outcome import Command
-from tests.runner.conform.other_trainer import END, Trainer, dump
+from tests.runner.conform.other_trainer import END, Trainer, batch_of, dump
 
 DUMPS = Path(__file__).parents[1] / "runner/conform/dumps"
 GRPO = Trainer(
@@ -50,6 +50,17 @@ def test_json_has_every_term(rlrun: Command, tmp_path: Path) -> None:
         "settings": ["algorithm.clip_high = 0.28"],
     }
     assert by_name["token_losses"]["difference"]["tokens"] > 0
+
+
+def test_json_has_no_infinity(rlrun: Command, tmp_path: Path) -> None:
+    old = batch_of(GRPO)["old_log_probs"]
+    old[:, 1] = -1e4
+    path = dump(tmp_path / "dump.npz", GRPO, only=("token_losses",), old_log_probs=old)
+    report = json.loads(rlrun("conform", path, "--json").out, parse_constant=pytest.fail)
+    losses = next(term for term in report["terms"] if term["term"] == "token_losses")
+    assert losses["status"] == "differs"
+    assert losses["largest_difference"] is losses["difference"]["ours"] is None
+    assert losses["difference"]["token"] == 1
 
 
 @pytest.mark.parametrize("name", ["missing.npz", "text.npz"])

@@ -101,20 +101,26 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
     return {
         "term": finding.term,
         "status": finding.status,
-        "largest_difference": finding.largest,
+        "largest_difference": _json_number(finding.largest),
         "not_compared": finding.why_not,
         "difference": None
         if difference is None
-        else {name: getattr(difference, name) for name in Difference.__slots__},
+        else {name: _json_number(getattr(difference, name)) for name in Difference.__slots__},
         "explanations": [
             {"names": list(each.names), "settings": list(each.settings)} for each in finding.explanations
         ],
     }
 
 
+def _json_number(value: float | None) -> float | None:
+    """Returns a number as JSON has it, which has no infinity."""
+    return value if value is None or math.isfinite(value) else None
+
+
 def conform(dump: Dump, tolerance: float = TOLERANCE) -> Report:
     """Compares every term that the dump has. Raises DumpError for settings that rlrun cannot compute."""
-    return _Comparison(dump, tolerance).report()
+    with np.errstate(invalid="ignore", over="ignore"):  # a value that is not finite differs
+        return _Comparison(dump, tolerance).report()
 
 
 class _Comparison:

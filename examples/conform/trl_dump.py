@@ -39,8 +39,10 @@ class DumpsBatches:
         """Adds rewards and groups to the batch, which TRL shuffles and splits with it."""
         batch = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            weights = self.reward_weights.to(self._rewards_per_func.device)
-            batch["rewards"] = (self._rewards_per_func * weights).nansum(dim=1)
+            rewards = self._rewards_per_func
+            is_unscored = torch.isnan(rewards).all(dim=1)
+            rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+            batch["rewards"] = rewards.masked_fill(is_unscored, torch.nan)
             batch["groups"] = torch.arange(len(batch["rewards"])) // self.num_generations
         return batch
 
@@ -111,8 +113,18 @@ class DumpsBatches:
     def _dumped_settings(self, step):
         """Returns TRL's settings by the names of rlrun's spec. Raises ValueError for those that it lacks."""
         args = self.args
-        if args.loss_type not in REDUCTIONS or self.scale_rewards == "batch":
-            raise ValueError(f"rlrun conform has no {args.loss_type} with scale_rewards={self.scale_rewards}")
+        unsupported = {
+            f"loss_type={args.loss_type}": args.loss_type not in REDUCTIONS,
+            "scale_rewards=batch": self.scale_rewards == "batch",
+            "normalize_then_sum": self.multi_objective_aggregation != "sum_then_normalize",
+            "top_entropy_quantile": self.top_entropy_quantile < 1,
+            "an entropy bonus": self._entropy_bonus_enabled,
+            "off_policy_mask_threshold": self.off_policy_mask_threshold is not None,
+            "a router's auxiliary loss": self.aux_loss_enabled,
+            "vllm_importance_sampling_correction": self.use_vllm and self.vllm_importance_sampling_correction,
+        }
+        if used := [name for name, is_used in unsupported.items() if is_used]:
+            raise ValueError(f"dumps for rlrun conform leave out {' and '.join(used)}: turn it off to dump")
         if (
             args.steps_per_generation != args.gradient_accumulation_steps
             or self.accelerator.num_processes > 1

@@ -119,19 +119,26 @@ def _old_policy(case: Case) -> Iterator[Variant]:
         yield Variant(setting, _with(case, old_log_probs=None))
 
 
-def _old_shift(case: Case) -> Iterator[Variant]:
-    for name in ("old_log_probs", "reference_log_probs"):
+def _shift_of(name: str) -> Callable[[Case], Iterator[Variant]]:
+    """Returns the variants in which the log-probs of this name are those of the token before or after."""
+
+    def variants(case: Case) -> Iterator[Variant]:
         if (values := getattr(case.batch, name)) is not None:
             for by, word in _SHIFTS:
-                setting = f"{name} is one token {word}"
-                yield Variant(setting, _with(case, **{name: _shifted(values, by)}))
+                yield Variant(f"{name} is one token {word}", _with(case, **{name: _shifted(values, by)}))
+
+    return variants
 
 
-def _old_padding(case: Case) -> Iterator[Variant]:
-    for name in ("old_log_probs", "reference_log_probs"):
+def _padding_of(name: str) -> Callable[[Case], Iterator[Variant]]:
+    """Returns the variant in which the log-probs of this name are those of rows padded on the other side."""
+
+    def variants(case: Case) -> Iterator[Variant]:
         if (values := getattr(case.batch, name)) is not None:
-            setting = f"{name} is padded on the other side"
-            yield Variant(setting, _with(case, **{name: _other_side(values, case.batch.mask)}))
+            other = _other_side(values, case.batch.mask)
+            yield Variant(f"{name} is padded on the other side", _with(case, **{name: other}))
+
+    return variants
 
 
 def _with(case: Case, **arrays: Any) -> Case:
@@ -351,9 +358,11 @@ NEIGHBOURS: Sequence[Neighbour] = (
     Neighbour("groups", "advantages", _groups),
     Neighbour("old_policy", "ratios", _old_policy),
     Neighbour("ratio_level", "ratios", _ratio_level),
-    Neighbour("log_probs_shift", "ratios", _old_shift),
-    Neighbour("log_probs_padding", "ratios", _old_padding),
+    Neighbour("old_shift", "ratios", _shift_of("old_log_probs")),
+    Neighbour("old_padding", "ratios", _padding_of("old_log_probs")),
     Neighbour("kl_estimator", "kl", _kl_estimator),
+    Neighbour("reference_shift", "kl", _shift_of("reference_log_probs")),
+    Neighbour("reference_padding", "kl", _padding_of("reference_log_probs")),
     Neighbour("clip", "token_losses", _clip),
     Neighbour("dual_clip", "token_losses", _dual_clip),
     Neighbour("kl_coef", "token_losses", _kl_weight),

@@ -1,12 +1,17 @@
 """`rlrun conform` agrees with real batches of TRL, and names each difference that is planted in one."""
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlrun.runner.conform.comparison import Report, conform
-from rlrun.runner.conform.dump import read_dump
+from rlrun.runner.conform.dump import RESULTS, read_dump
+from rlrun.runner.conform.neighbours import NEIGHBOURS, Neighbour
+from rlrun.runner.conform.terms import Computed, NotComputed, first_case
 from tests.runner.conform.other_trainer import END, Trainer, batch_of, dump
 
 DUMPS = Path(__file__).parent / "dumps"
@@ -148,7 +153,7 @@ def test_two_differences_are_named_one_after_the_other(tmp_path: Path) -> None:
 
 def test_two_settings_together_explain_one_term(tmp_path: Path) -> None:
     trainer = replace(GRPO, std_divisor=0, reduction="per_token")
-    report = compared(dump(tmp_path / "dump.npz", trainer, only=("loss", "gradients")))
+    report = compared(dump(tmp_path / "dump.npz", trainer, only=("ratios", "kl", "loss", "gradients")))
     assert first(report)[:2] == ("loss", ("std_divisor", "reduction"))
 
 
@@ -168,7 +173,9 @@ def test_a_difference_without_an_explanation_is_located(tmp_path: Path) -> None:
 
 
 def test_a_factor_of_all_gradients_is_named(tmp_path: Path) -> None:
-    report = compared(dump(tmp_path / "dump.npz", replace(GRPO, loss_scale=4), only=("gradients",)))
+    report = compared(
+        dump(tmp_path / "dump.npz", replace(GRPO, loss_scale=4), only=("token_losses", "gradients"))
+    )
     [finding] = report.differences
     assert finding.difference is not None
     assert finding.explanations == []
@@ -179,3 +186,36 @@ def test_the_tolerance_is_relative_to_the_largest_value(tmp_path: Path) -> None:
     path = dump(tmp_path / "dump.npz", replace(GRPO, std_epsilon=1e-4), only=("advantages",))
     assert not conform(read_dump(path), tolerance=1e-3).differences
     assert conform(read_dump(path), tolerance=1e-5).differences
+
+
+IN_RESULTS = [neighbour for neighbour in NEIGHBOURS if neighbour.acts_on in RESULTS]
+
+
+@pytest.mark.parametrize("neighbour", IN_RESULTS, ids=lambda each: f"{each.name}-{each.acts_on}")
+def test_every_variant_is_found_where_rlrun_itself_computes_it(neighbour: Neighbour, tmp_path: Path) -> None:
+    settings = said(trainer={"reduction": "dr_grpo"}, rollout={"max_response_tokens": 12})
+    trainer = replace(GRPO, micro_batches=3, settings=settings)
+    random = np.random.default_rng(1)
+    sampling = batch_of(trainer)["old_log_probs"] + random.normal(0, 0.5, (8, 10)).astype(np.float32)
+    base = dump(tmp_path / "base.npz", trainer, sampling_log_probs=sampling)
+    variants = list(neighbour.variants(first_case(read_dump(base))))
+    num_found = 0
+    for variant in variants:
+        results = {}
+        for term in list(RESULTS)[list(RESULTS).index(neighbour.acts_on) :]:
+            with suppress(NotComputed):
+                results[term] = Computed(variant.case).term(term)
+        path = dump(tmp_path / "dump.npz", trainer, sampling_log_probs=sampling, **results)
+        report = compared(path)
+        if report.differences:  # some are equal on this batch, as k3 and low_var_kl
+            explanations = report.differences[0].explanations
+            assert variant.setting in [setting for each in explanations for setting in each.settings]
+            num_found += 1
+    assert num_found or neighbour.name == "dual_clip"
+
+
+def test_the_page_has_a_row_for_every_neighbour() -> None:
+    page = (Path(__file__).parents[3] / "docs/conform.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ", page.partition("## What is tried")[2], re.MULTILINE)
+    assert rows == list(dict.fromkeys(sorted((each.name for each in NEIGHBOURS), key=rows.index)))
+    assert len(rows) == len({each.name for each in NEIGHBOURS})

@@ -25,7 +25,7 @@ def resolved(spec: Spec | Mapping[str, Any], *models: Architecture) -> Spec:
     with_dtype = with_dtypes(written, choose_dtypes(written, native_bfloat16=True))
     folder = Path(written.model.path)
     if not models and (folder / "config.json").is_file():
-        models = (read_policy(folder, written),)
+        models = (read_policy(folder, written, needs_of(written)),)
     return resolve(with_dtype, needs_of(with_dtype), models).spec
 
 

@@ -1,7 +1,7 @@
 """The shape of a decoder, without torch: its family, its sizes and its features."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
 from rlrun.models.mtp import MtpLayer
@@ -140,11 +140,18 @@ class Architecture:
     nothing does."""
     mtp: MtpLayer | None = None
     """The layer that predicts the token after the next one, if it is trained (`trainer.mtp_loss`)."""
+    scores: bool = False
+    """The head gives one number per token in place of logits, as that of a critic or a reward model."""
 
     @property
     def built_layers(self) -> int:
         """Number of layers that the trainer builds: those of the policy, and the MTP layer behind them."""
         return self.layers + (self.mtp is not None)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the head: logits of all tokens, or one score."""
+        return 1 if self.scores else self.vocab
 
     @property
     def rotated_dim(self) -> int:
@@ -182,6 +189,13 @@ class Architecture:
     def window(self, layer: int) -> int | None:
         """Returns how many tokens a layer's attention sees; None: all."""
         return self.windows[layer] if self.windows else None
+
+
+def scoring_model(model: Architecture) -> Architecture:
+    """Returns a model with a head that scores, in place of those that predict tokens. The new head has one
+    row, so it cannot be the embedding.
+    """
+    return replace(model, tied=False, mtp=None, scores=True)
 
 
 INEXACT_PARTS: Mapping[str, Callable[[Architecture], bool]] = {

@@ -7,6 +7,11 @@ from rlrun.models.feed_forward_names import expert_tensors, feed_forward_tensors
 from rlrun.models.hf_tensor import HEADS, LANGUAGE_MODEL, HfTensor, is_of_text_model, transformers_tensor
 from rlrun.models.mtp import MTP_COPIES
 
+SCORE = "score.weight"
+"""transformers' name for the head of a model that classifies."""
+SCORE_BIAS = "score.bias"
+"""A number that SGLang 0.5.23 adds to the scores of Qwen's classifiers, and draws at random for a folder
+without it (models/qwen3_classification.py); transformers has none, and warns of it."""
 TOWER = "visual."
 """The names of the vision tower's parameters begin with this."""
 
@@ -35,7 +40,9 @@ def text_tensors(model: Architecture) -> list[HfTensor]:
     for layer in range(model.layers):
         tensors += _layer(model, layer)
     tensors.append(HfTensor(f"{model.prefix}norm.weight", (model.hidden,), "norm.weight"))
-    if not model.tied:
+    if model.scores:
+        tensors.append(HfTensor(SCORE, (1, model.hidden), "lm_head.weight"))
+    elif not model.tied:
         tensors.append(HfTensor("lm_head.weight", (model.vocab, model.hidden), "lm_head.weight"))
     return tensors
 

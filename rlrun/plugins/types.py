@@ -359,6 +359,9 @@ class LossInputs:
     """`[T]` float32 divergence from the teacher's distribution, with gradient: what `needs.divergence`
     returned, and 0 on tokens that are not trained; None without it. It is over the whole vocabulary, also
     where there is a sampling mask."""
+    scores: Any | None = None
+    """`[B]` float32, with gradient: the model's score of each sample, after its last token. None unless
+    `needs.scores`; all log-probs are zeros then."""
     step_values: Mapping[str, float] = field(default_factory=dict)
     """The numbers that the algorithm's own `step_values` returned; none unless `needs.state`."""
 

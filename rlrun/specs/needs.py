@@ -36,6 +36,8 @@ class Needs:
     """The advantages use rewards. False: another signal, such as a teacher, scores the tokens."""
     pairs: bool = False
     """Rows have a preferred and a rejected response, which are adjacent in one micro-batch (DPO)."""
+    scores: bool = False
+    """The model gives each sample one score in place of log-probs, as reward models do."""
     labels: bool = False
     """Rows have a response and a label that says whether it is good (KTO). A group has two samples: the row's
     response, and the response of the step's next row to the same prompt, which is not trained."""

@@ -176,11 +176,12 @@ def _show(planned: _JobPlan, price: float | None) -> None:
 
 def _model(spec: "Spec") -> "Architecture | ValueError":
     """Returns the policy's architecture, or the reason why it is not known."""
+    from rlrun.plugins.validation import needs_of
     from rlrun.runner.planning.planned_model import planned_architecture
     from rlrun.specs.derived.policy_model import policy_model
 
     try:
-        return policy_model(planned_architecture(spec.model), spec)
+        return policy_model(planned_architecture(spec.model), spec, needs_of(spec))
     except ValueError as error:
         return error
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,10 +27,12 @@ from rlrun.converters.tensors.stored import Files, OpenFiles, StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_config
 from rlrun.models.hf_tensor import HfTensor
-from rlrun.models.tensor_names import is_beside_policy
+from rlrun.models.tensor_names import SCORE_BIAS, is_beside_policy
 from rlrun.specs.derived.sglang_config import with_missing_keys
 
 SHARD_BYTES = 5 * 10**9
+_CAUSAL = "ForCausalLM"
+"""The end of the names of transformers' classes of models that predict the next token."""
 _NORMS = ("norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight")
 """Ends of the names of norms' weights; the last three are those of vision towers."""
 
@@ -89,6 +92,8 @@ def write_folder(
 
     Its `config.json` also has the keys that SGLang needs (`rlrun.specs.derived.sglang_config`).
 
+    A model that scores also gets a bias of 0 (`SCORE_BIAS`).
+
     Tensors of `source` that are beside the policy are copied. Every tensor is written in `dtype`, except
     those whose precision must not change (`keeps_precision`), which are written in float32.
     One tensor is in memory at a time. Raises OSError, for instance for a full disk.
@@ -97,7 +102,12 @@ def write_folder(
     for name, path in files_beside_weights(source).items():
         (folder / name).write_bytes(path.read_bytes())
     config = read_config(source)
-    if (completed := with_missing_keys(config)) != config:
+    completed = with_missing_keys(config)
+    if model.scores:
+        completed |= _one_label(config)
+        shapes = {**shapes, SCORE_BIAS: (1,)}
+        tensors = chain(tensors, [(SCORE_BIAS, torch.zeros(1))])
+    if completed != config:
         (folder / "config.json").write_text(json.dumps(completed, indent=2) + "\n", "utf-8")
     beside = _beside_policy(source, model)
     every_shape = {**shapes, **{name: tensor.shape for name, tensor in beside.items()}}
@@ -114,6 +124,14 @@ def write_folder(
     files.close()
     if len(shards) > 1:
         (folder / INDEX).write_bytes(make_index(described, shards))
+
+
+def _one_label(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys by which transformers' and SGLang's classes know a model that gives one score."""
+    architectures = [
+        name.replace(_CAUSAL, "ForSequenceClassification") for name in config.get("architectures") or []
+    ]
+    return {"architectures": architectures, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
 def _beside_policy(folder: Path, model: Architecture) -> dict[str, StoredTensor]:

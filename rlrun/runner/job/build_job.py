@@ -202,7 +202,7 @@ def _evaluation(
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
     if not spec.cluster.gpus_per_node:
         return None
-    architecture = read_policy(model.folder, spec)
+    architecture = read_policy(model.folder, spec, needs_of(spec))
     return gpus_of_job(plan, architecture, spec.trainer, local_gpu())
 
 

@@ -140,13 +140,16 @@ class Demonstrations:
             responses = encode_conversation(self._tokenizer, row)
             prompt = responses[0].prompt
         else:
-            prompt, preferred = encode_demonstration(self._tokenizer, row, template)
+            scores = self._needs.scores
+            prompt, preferred = encode_demonstration(self._tokenizer, row, template, whole=scores)
             responses = [_trained_on_all(prompt, preferred, row.response)]
         if self._needs.pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: the algorithm needs pairs; set data.rejected_key")
             rejected_row = replace(row, response=row.rejected)
-            _, rejected = encode_demonstration(self._tokenizer, rejected_row, template)
+            _, rejected = encode_demonstration(
+                self._tokenizer, rejected_row, template, whole=self._needs.scores
+            )
             responses.append(_trained_on_all(prompt, rejected, row.rejected))
         images = self._tokenizer.images
         with naming(row):

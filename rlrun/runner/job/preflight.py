@@ -145,13 +145,13 @@ def _family_problem(spec: Spec, folder: Path) -> str:
         if spec.model.implementation == "transformers":
             refuse_unsupported(with_family_defaults(read_config(folder)))
         if spec.model.implementation == "torchtitan" or list(folder.glob("*.safetensors")):
-            model = read_policy(folder, spec)
+            model = read_policy(folder, spec, needs_of(spec))
             if problem := vocabulary_problem(needs_of(spec), model.vocab):
                 return f"top_k of the algorithm {problem}"
-            if model.tower is not None and needs_of(spec).critic:
+            if model.tower is not None and (needs_of(spec).critic or needs_of(spec).scores):
                 return (
-                    "a critic cannot see images, and this model computes its vision tower: set "
-                    'trainer.vision_tower = "none", or choose an algorithm without a critic'
+                    "critics and reward models cannot see images, and this model computes its vision tower: "
+                    'set trainer.vision_tower = "none", or choose an algorithm that trains none of them'
                 )
         if spec.engine.type == "native" and layout_of(spec, needs_of(spec).rollout).engines:
             if is_computed_by_transformers(folder):

@@ -126,7 +126,7 @@ def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
     With a float32 head no logits are kept, the softmax has two float32 tensors of their size, and the head's
     weights and gradient have a float32 copy each.
     """
-    vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM_BYTES[trainer.dtype]
+    vocab, item = -(-model.outputs // trainer.parallel.tensor), ITEM_BYTES[trainer.dtype]
     rows = min(trainer.logits_chunk, tokens)
     if item == 2 and trainer.head_dtype != "float32":
         kept = min(all_logit_bytes(model, trainer, tokens), trainer.kept_logits * 2**20)
@@ -141,7 +141,7 @@ def all_logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> i
     item = ITEM_BYTES[trainer.dtype]
     if trainer.head_dtype == "float32" or item == 4:
         return 0
-    return tokens * -(-model.vocab // trainer.parallel.tensor) * item
+    return tokens * -(-model.outputs // trainer.parallel.tensor) * item
 
 
 def compared_bytes(model: Architecture, trainer: TrainerSpec, tokens: int, top_k: int) -> int:

@@ -5,11 +5,11 @@ labelled as such.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from rlrun.models.adapters import BASE_BYTES, quantised_matrices
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, scoring_model
 from rlrun.runner.planning.activations import (
     ITEM_BYTES,
     activation_bytes,
@@ -200,7 +200,7 @@ def critic_part(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, 
 
 def critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> RankShare:
     """Returns a rank's largest share of a critic: the policy with a value head in place of the LM head."""
-    return largest_share(replace(model, tied=True), auxiliary_layout(spec.parallel, _ranks(trainer)))
+    return largest_share(scoring_model(model), auxiliary_layout(spec.parallel, _ranks(trainer)))
 
 
 def _ranks(trainer: TrainerSpec) -> int:

@@ -101,7 +101,8 @@ def resolve_for_job(spec: Spec, model: ModelFiles) -> Resolved:
 
     Raises ValueError, with the reason, if the config.json of a model cannot be used.
     """
-    return resolve(spec, needs_of(spec), [read_policy(model.folder, spec), *_teachers(spec)])
+    needs = needs_of(spec)
+    return resolve(spec, needs, [read_policy(model.folder, spec, needs), *_teachers(spec)])
 
 
 def resolve_for_plan(spec: Spec, policy: Architecture | None) -> Resolved:
@@ -120,7 +121,7 @@ def resolve_on_this_host(spec: Spec) -> Resolved:
     folder, teacher, models = Path(spec.model.path), spec.teacher and spec.teacher.path, []
     with suppress(OSError, ValueError):  # the checks of the files report a model that cannot be read
         if folder.is_dir():
-            models.append(read_policy(folder, spec))
+            models.append(read_policy(folder, spec, needs_of(spec)))
             models += _teachers(spec) if teacher and Path(teacher).is_dir() else []
     return resolve(spec, needs_of(spec), models)
 

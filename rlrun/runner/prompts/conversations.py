@@ -56,10 +56,13 @@ def with_images(
     )
 
 
-def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
+def encode_demonstration(
+    tokenizer: Tokenizer, row: Row, apply_chat_template: bool, *, whole: bool = False
+) -> tuple[Tokens, Tokens]:
     """Returns a row's prompt and response tokens; the response ends with the token that stops generation.
 
-    With a chat template the response is rendered as the assistant's turn. Raises ValueError if the prompt,
+    With a chat template the response is rendered as the assistant's turn; with `whole` all that the template
+    writes after that turn belongs to it, too, as reward models read it. Raises ValueError if the prompt,
     rendered as for generation, is not a prefix of the whole conversation.
     """
     prompt = tokenizer.encode_prompt(row, apply_chat_template)
@@ -71,6 +74,8 @@ def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bo
         answer = {"role": "assistant", "content": row.response}
         conversation = tokenizer.encode_chat(row, [*messages_of(row), answer], generation_prompt=False)
         response = _continuation(row, prompt, conversation)
+        if whole:
+            return prompt, response
     return prompt, _ended(response, tokenizer.eos_token_ids)
 
 

@@ -2,25 +2,29 @@
 
 from pathlib import Path
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, scoring_model
 from rlrun.models.config_json import with_mtp_layer, with_vision_tower
 from rlrun.models.transformers_models import read_model
+from rlrun.specs.needs import Needs
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import TrainerSpec
 
 
-def read_policy(folder: Path, spec: Spec) -> Architecture:
+def read_policy(folder: Path, spec: Spec, needs: Needs) -> Architecture:
     """Returns the architecture of the policy in a model folder. Raises ValueError if it cannot be used."""
-    return policy_model(read_model(folder, spec.model.implementation), spec)
+    return policy_model(read_model(folder, spec.model.implementation), spec, needs)
 
 
-def policy_model(model: Architecture, spec: Spec) -> Architecture:
-    """Returns a model's architecture with its vision tower as `trainer.vision_tower` says, and with its MTP
-    layer if `trainer.mtp_loss` trains it. Raises ValueError if the model lacks one of these parts.
+def policy_model(model: Architecture, spec: Spec, needs: Needs) -> Architecture:
+    """Returns a model's architecture with its vision tower as `trainer.vision_tower` says, with its MTP layer
+    if `trainer.mtp_loss` trains it, and with the head that the algorithm needs. Raises ValueError if the
+    model lacks one of these parts.
     """
     if spec.model.implementation == "transformers":
         return model
     model = with_vision_tower(model, spec.trainer.given("vision_tower"))
+    if needs.scores:
+        return scoring_model(model)
     return with_mtp_layer(model) if spec.trainer.mtp_loss else model
 
 

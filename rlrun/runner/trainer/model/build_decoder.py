@@ -29,6 +29,7 @@ from rlrun.runner.trainer.model.model_config import model_config
 from rlrun.runner.trainer.model.overlapped import overlap_exchanges
 from rlrun.runner.trainer.model.quantised_matrix import hold_as_bytes, quantise_matrices
 from rlrun.runner.trainer.model.target import round_as_target
+from rlrun.runner.trainer.model.value_head import value_head_config
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
@@ -60,7 +61,8 @@ def _layer_config(model: Architecture, dims: ParallelDims | None, options: Decod
     parallel = options.parallel
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head.wide = options.head_dtype == "float32"
-    config.lm_head = options.head or config.lm_head
+    if model.scores:
+        config.lm_head = value_head_config(model)
     if options.as_target:
         config = round_as_target(config)
     _set_experts(config, wide=options.router_dtype == "float32", balanced=options.balanced)

@@ -1,7 +1,6 @@
 """How a decoder computes, and how its parameters are held."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -24,8 +23,6 @@ class DecoderOptions:
     device: torch.device
     section: str = "trainer"
     """The section of the spec that the layout is from, for messages."""
-    head: Any = None
-    """The config of a head other than the policy's."""
     checkpointing: str = "none"
     """`trainer.activation_checkpointing`"""
     on_host: bool = False

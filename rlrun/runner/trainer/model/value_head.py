@@ -1,6 +1,6 @@
-"""The critic's head: returns one value per response token in place of log-probs."""
+"""The head of critics and reward models: returns one number per response token in place of log-probs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,13 +8,8 @@ import torch.distributed as dist
 from torch.nn.functional import linear
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.hf_tensor import HfTensor
-from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.trainer.compat.layouts import split_inputs
 from rlrun.runner.trainer.model.head import Head
-
-HEAD = HfTensor("score.weight", (1, 0), "lm_head.weight")
-"""Hugging Face's name for the head of a classifier."""
 
 
 class ValueHead(Head):
@@ -59,9 +54,3 @@ class _Sum(torch.autograd.Function):
 def value_head_config(model: Architecture) -> ValueHead.Config:
     """Returns the config of a value head for an architecture."""
     return ValueHead.Config(in_features=model.hidden, out_features=1, param_init={})
-
-
-def critic_tensors(model: Architecture) -> list[HfTensor]:
-    """Returns the policy's tensors, with the value head in place of the vocabulary's."""
-    body = [tensor for tensor in hf_tensors(model) if tensor.parameter != HEAD.parameter]
-    return [*body, replace(HEAD, shape=(1, model.hidden))]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlrun.converters.tensors.base_blocks import BaseKind, decode, encode
 from rlrun.models.adapters import PEFT_PREFIX, Adapter, LoraShape, adapters, quantised_matrices
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
+from rlrun.models.tensor_names import SCORE, SCORE_BIAS
 from rlrun.runner.trainer.parameters.gathering import merge_expert
 from rlrun.runner.trainer.parameters.stored_layout import to_parameter
 from rlrun.specs.sections.job import Spec
@@ -30,6 +32,8 @@ def starting_weights(spec: Spec, folder: Path, model: Architecture) -> Iterator[
     with ExitStack() as stack:
         if spec.model.random_init:
             read: Read = partial(random_tensor, model=model, seed=spec.seed)
+        elif model.scores:
+            read = stack.enter_context(scoring_weights(folder, model))
         else:
             weights = stack.enter_context(WeightFolder(folder, model))
             read = lambda tensor: weights.read(tensor.name)  # noqa: E731
@@ -40,6 +44,34 @@ def starting_weights(spec: Spec, folder: Path, model: Architecture) -> Iterator[
             factors = stack.enter_context(source)
             read_factor = lambda tensor: factors.read(tensor.name)  # noqa: E731
         yield lambda tensor: (read_factor if tensor.name.startswith(PEFT_PREFIX) else read)(tensor)
+
+
+@contextmanager
+def scoring_weights(folder: Path, model: Architecture) -> Iterator[Read]:
+    """Yields a function that returns a tensor of a model folder, for a model that scores. A head that gives
+    scores is 0 if the folder has none, and the folder's head for the vocabulary is not read.
+
+    Raises ValueError if the folder's tensors are not those of the architecture.
+    """
+    without_head = replace(model, tied=True, mtp=None, scores=False)  # a tied head is no tensor of its own
+    with WeightFolder(folder, without_head, further=[SCORE, SCORE_BIAS]) as weights:
+        if SCORE_BIAS in weights and weights.read(SCORE_BIAS).any():
+            raise ValueError(
+                f"{folder} has a {SCORE_BIAS}, and heads here have no bias: choose another model"
+            )
+
+        def read(tensor: HfTensor) -> torch.Tensor:
+            if tensor.name == SCORE and SCORE not in weights:
+                return torch.zeros(tensor.shape)
+            stored = weights.read(tensor.name)
+            if tuple(stored.shape) != tuple(tensor.shape):
+                raise ValueError(
+                    f"{tensor.name} in {folder} has shape {tuple(stored.shape)}, and a head that scores "
+                    f"{tuple(tensor.shape)}: choose a model that gives one number"
+                )
+            return stored
+
+        yield read
 
 
 @contextmanager

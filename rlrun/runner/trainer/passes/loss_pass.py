@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.types import LossOutputs
 from rlrun.runner.contracts.carriers import DIFFERENCE, TrainSequence
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_loss
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import PackedModel
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
-from rlrun.runner.trainer.passes.token_losses import token_losses
+from rlrun.runner.trainer.passes.token_losses import last_scores, score_losses, token_losses
 from rlrun.specs.sections.trainer import TrainerSpec
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -77,9 +78,15 @@ class LossPass:
         outputs: Outputs,
         meter: Meter,
     ) -> tuple[torch.Tensor, LossBatch]:
-        """Returns a micro-batch's loss and its inputs, and adds its metrics to `meter`."""
+        """Returns a micro-batch's loss and its inputs, and adds its metrics to `meter`. The `log_probs` of a
+        model that scores are its scores, of every token.
+        """
         batch = make_loss_batch(sequences, scales, self._old_is_rollout, self._device)
         meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in sequences)})
+        if self._algorithm.needs.scores:
+            scores, *_ = outputs
+            result = score_losses(self._algorithm, batch, last_scores(scores, sequences))
+            return self._reduced(result, batch, meter), batch
         return self._loss(batch, outputs, meter), batch
 
     def _loss(self, batch: LossBatch, outputs: Outputs, meter: Meter) -> torch.Tensor:
@@ -88,11 +95,16 @@ class LossPass:
         result = token_losses(
             self._algorithm, batch, log_probs, entropy, old, step_values=self._values, divergence=divergence
         )
+        if self._algorithm.needs.rollout:
+            _compare_with_rollout(old if self._old_is_exact else log_probs.detach(), batch, meter)
+        return self._reduced(result, batch, meter)
+
+    @staticmethod
+    def _reduced(result: LossOutputs, batch: LossBatch, meter: Meter) -> torch.Tensor:
+        """Returns the loss of a micro-batch, and adds it and the token values to `meter`."""
         loss = (result.loss * batch.weights).sum()
         meter.add_token_means(result.metrics, batch.weights)
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.loss_mask.sum()})
-        if self._algorithm.needs.rollout:
-            _compare_with_rollout(old if self._old_is_exact else log_probs.detach(), batch, meter)
         return loss
 
 

@@ -70,8 +70,6 @@ class ModelSettings:
     """The dtype of hidden states."""
     routed: bool = False
     """Routers get a `Routing` with each pack: experts to use, if sequences name them, and tokens to count."""
-    ends: bool = False
-    """The head also evaluates each sequence's last token: R + 1 numbers for a response of R tokens."""
     precision: LowPrecision | None = None
     """In what the layers multiply, if not in `dtype`."""
     kept_logits: int = 0
@@ -110,6 +108,7 @@ class PackedModel:
         self._experts = model.experts if settings.routed else None
         self._layers = model.layers
         self._has_mtp = model.mtp is not None
+        self._scores = model.scores
         self._tensor = None if dims is None or dims.tp == 1 else dims.get_mesh("tp").get_group()
         if self._experts is not None:
             for decoder in self.decoders:
@@ -208,7 +207,7 @@ class PackedModel:
             self.device,
             size=size,
             part=self._part,
-            ends=self._settings.ends,
+            ends=self._scores,
             tower=self._tower,
             share=self._settings.share,
         )

@@ -2,13 +2,16 @@
 with another trainer's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import LossInputs, LossOutputs
+from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.passes.packed_batch import LossBatch
+from rlrun.runner.trainer.transfers import to_device
 
 
 def token_losses(
@@ -50,3 +53,32 @@ def token_losses(
     if algorithm.needs.old_log_probs:
         values["approx_kl"] = (old - log_probs).detach()
     return LossOutputs(outputs.loss, values)
+
+
+def score_losses(algorithm: Algorithm, batch: LossBatch, scores: torch.Tensor) -> LossOutputs:
+    """Returns token losses, and the algorithm's token values of the metrics, of a model that gives each
+    sample one of `[B]` scores.
+    """
+    nothing = torch.zeros_like(batch.loss_mask)
+    return algorithm.loss(
+        LossInputs(
+            log_probs=nothing,
+            entropy=nothing,
+            old_log_probs=nothing,
+            rollout_log_probs=nothing,
+            reference_log_probs=None,
+            advantages=batch.advantages,
+            mask=batch.loss_mask,
+            sample=batch.sample,
+            num_samples=batch.num_samples,
+            scores=scores,
+        )
+    )
+
+
+def last_scores(scores: torch.Tensor, sequences: Sequence[TrainSequence]) -> torch.Tensor:
+    """Returns `[B]` the score of each sequence after its last token, of `[R + B]` before each of its response
+    tokens and after the last.
+    """
+    ends = np.cumsum([len(sequence.loss_mask) + 1 for sequence in sequences], dtype=np.int64) - 1
+    return scores.index_select(0, to_device(ends, scores.device))

@@ -4,14 +4,13 @@ sequences -> packs -> values;  steps -> the algorithm's value loss -> gradients 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, scoring_model
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.plugins.protocols import ActorCritic
 from rlrun.plugins.types import ValueInputs
@@ -23,7 +22,6 @@ from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
-from rlrun.runner.trainer.model.value_head import critic_tensors, value_head_config
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.updates import Updates, finite_metrics
 from rlrun.runner.trainer.parameters.parameters import Parameters
@@ -52,8 +50,7 @@ class Critic:
         read: Callable[[HfTensor], torch.Tensor],
     ) -> None:
         """`read` returns the tensors that the critic starts from, the value head's too."""
-        # the value head has one row, so it cannot be the embedding, and predicts no tokens
-        model = replace(model, tied=False, mtp=None)
+        model = scoring_model(model)
         layout = auxiliary_layout(spec.critic.parallel, setup.world_size)
         if model.hidden % layout.tensor:
             raise ValueError(
@@ -63,7 +60,6 @@ class Critic:
         self._parameters = Parameters(
             self._model.decoders,
             model,
-            tensors=critic_tensors(model),
             on_host=spec.trainer.offload == "all",
         )
         self._parameters.load(read)
@@ -168,7 +164,6 @@ def _packed_model(
         parallel=layout,
         dtype=dtype,
         device=device,
-        head=value_head_config(model),
         section="critic",
         checkpointing=spec.trainer.activation_checkpointing,
         on_host=spec.trainer.offload == "all",
@@ -178,5 +173,5 @@ def _packed_model(
     )
     decoders = build_model(model, dims, options)
     share = spec.trainer.share_prefixes
-    settings = ModelSettings(1.0, 1, layout, device, dtype, ends=True, precision=precision, share=share)
+    settings = ModelSettings(1.0, 1, layout, device, dtype, precision=precision, share=share)
     return PackedModel(decoders, model, dims, settings)

@@ -65,7 +65,7 @@ class TrainerRank:
         self._setup = setup
         self._spec = spec = Spec.model_validate_json(setup.spec_json)
         self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
-        self._architecture = read_policy(Path(setup.model_folder), spec)
+        self._architecture = read_policy(Path(setup.model_folder), spec, self._algorithm.needs)
         self._device = device = start_process(setup, spec.deterministic)
         if rounds_as_target(spec):
             use_server_kernels()

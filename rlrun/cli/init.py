@@ -14,6 +14,7 @@ from rlrun.cli.data_sections import evaluation_section, reward_section, sections
 from rlrun.cli.schema import SCHEMA_FILE, write_schema
 from rlrun.models.config_defaults import text_config
 from rlrun.models.json_files import read_json
+from rlrun.plugins.registry import PluginError, build
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.paths import absolute_path
 from rlrun.specs.problems.findings import SpecError
@@ -97,9 +98,12 @@ def _check_learns_from_rewards(algorithm: str) -> None:
 
     An unknown algorithm is reported later, with the problems of the spec.
     """
-    recipes = dict.fromkeys(("sft", "dpo", "kto"), "sft")
-    recipes |= dict.fromkeys(("on_policy_distillation", "gkd"), "distillation")
-    if recipe := recipes.get(algorithm):
+    try:
+        needs = build("algorithms", algorithm, {}).needs
+    except PluginError:
+        return
+    if not needs.rollout or not needs.rewards:
+        recipe = "distillation" if needs.teacher else "sft"
         raise ValueError(
             f"rlrun init only writes jobs that learn from rewards; for {algorithm}, begin a file with "
             f'extends = "package:{recipe}.toml" and change the settings that differ (docs/algorithms.md)'

@@ -113,6 +113,7 @@ def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **fie
         "num_samples": num_samples,
         "marks": (noise() > 1).float(),
         "divergence": noise().abs().requires_grad_(),
+        "scores": torch.randn(num_samples, generator=generator).requires_grad_(),
     }
     return LossInputs(**(inputs | fields))
 
@@ -280,12 +281,19 @@ def check_algorithm(name: str, params: Params) -> None:
     if algorithm.needs.state:
         contracts.same_state(name, lambda: build("algorithms", name, params), _step_groups(algorithm))
         inputs = replace(inputs, step_values=algorithm.step_values())
-    trained = inputs.log_probs if algorithm.needs.divergence is None else inputs.divergence
+    trained = _trained(algorithm.needs, inputs)
     contracts.same_losses(name, algorithm.loss, inputs, trained)
     if algorithm.needs.critic:
         critic = value_micro_batch()
         contracts.same_losses(f"{name}.value", algorithm.value_loss, critic, critic.values)
     _check_advantages(name, algorithm)
+
+
+def _trained(needs: Needs, inputs: LossInputs) -> Any:
+    """Returns what the loss has a gradient for."""
+    if needs.scores:
+        return inputs.scores
+    return inputs.log_probs if needs.divergence is None else inputs.divergence
 
 
 def _step_groups(algorithm: Any) -> list[Group]:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.pairs import PairLoss, mean_log_probs, of_pairs, pair_outputs
+from rlrun.plugins.algorithms.pairs import PairLoss, of_pairs, pair_outputs, token_means
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
 from rlrun.specs.sections.section import Section
 
@@ -32,7 +32,7 @@ class IPO(PairLoss):
         in TRL, whose authors agreed on it with IPO's.
         """
         assert inputs.reference_log_probs is not None, "needs.reference was declared"
-        preferred, rejected = of_pairs(mean_log_probs(inputs, inputs.log_probs - inputs.reference_log_probs))
+        preferred, rejected = of_pairs(token_means(inputs, inputs.log_probs - inputs.reference_log_probs))
         margin = preferred - rejected
         loss = (margin - 1 / (2 * self.params.beta)) ** 2
         wins = (margin > 0).to(loss.dtype)

@@ -6,10 +6,10 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.pairs import (
     PairLoss,
-    mean_log_probs,
     negative_log_sigmoid,
     of_pairs,
     pair_outputs,
+    token_means,
 )
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
 from rlrun.specs.sections.section import Section
@@ -41,7 +41,7 @@ class ORPO(PairLoss):
 
         TRL takes the first term over the prompt's tokens too; here as in the paper it is the response's.
         """
-        means = mean_log_probs(inputs, inputs.log_probs)
+        means = token_means(inputs, inputs.log_probs)
         likely, (odds, other_odds) = of_pairs(means)[0], of_pairs(_log_odds(means))
         ratio = odds - other_odds
         loss = -likely + self.params.coef * negative_log_sigmoid(ratio)

@@ -33,7 +33,7 @@ def of_pairs(values: Any) -> tuple[Any, Any]:
     return pairs[:, 0], pairs[:, 1]
 
 
-def mean_log_probs(inputs: LossInputs, values: Any) -> Any:
+def token_means(inputs: LossInputs, values: Any) -> Any:
     """Returns `[B]` the mean of `[T]` values over the trained tokens of each sample."""
     return inputs.sample_sum(values * inputs.mask) / inputs.sample_sum(inputs.mask).clamp(min=1)
 

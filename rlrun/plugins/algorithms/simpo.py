@@ -4,10 +4,10 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.pairs import (
     PairLoss,
-    mean_log_probs,
     negative_log_sigmoid,
     of_pairs,
     pair_outputs,
+    token_means,
 )
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
 from rlrun.specs.sections.section import Section
@@ -35,7 +35,7 @@ class SimPO(PairLoss):
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -log sigmoid(margin - gamma), one number for each pair, on each of the pair's tokens."""
-        preferred, rejected = of_pairs(self.params.beta * mean_log_probs(inputs, inputs.log_probs))
+        preferred, rejected = of_pairs(self.params.beta * token_means(inputs, inputs.log_probs))
         margin = preferred - rejected
         loss = negative_log_sigmoid(margin - self.params.gamma)
         wins = (margin > 0).to(loss.dtype)

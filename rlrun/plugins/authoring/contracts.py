@@ -185,9 +185,11 @@ def _scored_group(row: Row, number: int) -> Group:
 
 
 def same_losses(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trained: Any) -> None:
-    """Asserts that a loss is one number per token, the same every time, and has a finite gradient."""
+    """Asserts that a loss is one number per token, the same every time, and has a finite gradient for what is
+    `trained`: log-probs, values or scores.
+    """
     outputs, repeated = loss(inputs), loss(inputs)
-    length = len(trained)
+    length = len(inputs.mask)
     assert outputs.loss.shape == (length,), f"{name}'s loss is not one number per token"
     assert bool((outputs.loss == repeated.loss).all()), f"{name}'s loss is different the second time"
     for metric, values in outputs.metrics.items():

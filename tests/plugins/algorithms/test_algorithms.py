@@ -14,7 +14,7 @@ from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Group, Needs, Status, ValueInputs
 from tests.plugins.algorithms.shipped import SHIPPED
 
-SUPERVISED = {"sft", "dpo", "ipo", "simpo", "orpo", "kto", "gkd"}
+SUPERVISED = {"sft", "dpo", "ipo", "simpo", "orpo", "kto", "gkd", "bradley_terry"}
 MARKING = {"clip_cov", "kl_cov", "m2po"}
 RAW = [
     name

@@ -292,3 +292,38 @@ def test_parameters_keep_the_contract(name: str) -> None:
 def test_wrong_parameters_of_a_judge(params: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         build("rewards", "llm_judge", params)
+
+
+SCORE = '{"embedding": [0.5], "meta_info": {}}'
+
+
+@pytest.mark.parametrize("text", [SCORE, f"[{SCORE}]"])
+def test_a_served_reward_model_is_asked_with_tokens(
+    service: Service, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    service.script = [(200, text)]
+    for name, value in as_environment({"taste": [Address(service.url, key="open")]}).items():
+        monkeypatch.setenv(name, value)
+    reward = build("rewards", "served_reward_model", {"path": str(tiny_model), "engine": "taste"})
+    assert ask(lambda: reward.score(sample("because", prompt="why?")), reward) == 0.5
+    ((path, body),) = service.asked
+    assert path == "/classify"
+    assert body == {"input_ids": reward._reader.tokens(sample("because", prompt="why?"))}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "[]", '{"embedding": []}', '{"embedding": [1, 2]}', '{"embedding": ["1"]}', f"[{SCORE}, {SCORE}]"],
+)
+def test_what_is_no_score_of_a_reward_model_is_refused(service: Service, tiny_model: Path, text: str) -> None:
+    service.script = [(200, text)]
+    params = {"path": str(tiny_model), "url": service.url, "attempts": 1}
+    reward = build("rewards", "served_reward_model", params)
+    with pytest.raises(RuntimeError, match="not one score of a reward model"):
+        ask(lambda: reward.score(sample()), reward)
+
+
+@pytest.mark.parametrize("places", [{}, {"url": "http://127.0.0.1:1", "engine": "taste"}])
+def test_a_served_reward_model_is_in_one_place(places: dict[str, str]) -> None:
+    with pytest.raises(PluginError, match="either at a url, or one of"):
+        build("rewards", "served_reward_model", {"path": "model"} | places)

@@ -178,7 +178,7 @@ def make_spec(model, parallel=None, algorithm=None, adapter=None, **trainer):
     implementation = "torchtitan" if family in NATIVE else "transformers"
     defaults = {"steps": 1, "dtype": "float32", "lr": 1e-2, "eps": 1e-4, "max_tokens_per_rank": 100}
     defaults["share_prefixes"] = False
-    if (algorithm or {}).get("type") in ("sft", "dpo"):
+    if (algorithm or {}).get("type") in ("sft", "dpo", "bradley_terry"):
         defaults["global_batch_size"] = 1  # the tests make their own batches
     return resolved(
         {

@@ -268,6 +268,7 @@ DEMONSTRATIONS = _algorithm(
     "an algorithm that generates no samples (SFT, DPO, KTO)", lambda job: not job.needed("rollout")
 )
 PAIRS = _algorithm("an algorithm of pairs (DPO)", lambda job: job.needed("pairs"))
+SCORES = _algorithm("an algorithm that trains a reward model", lambda job: job.needed("scores"))
 LABELS = _algorithm("an algorithm of labelled responses (KTO)", lambda job: job.needed("labels"))
 NO_PAIRS = _algorithm("an algorithm that reads no pairs", lambda job: not job.needed("pairs"))
 NO_RATIO = _algorithm(

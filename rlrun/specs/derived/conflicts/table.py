@@ -135,6 +135,18 @@ _ALGORITHMS = (
         "its layers do not have the critic that {algorithm} needs",
         "choose an algorithm without a critic",
     ),
+    refused(
+        f.SCORES,
+        f.TRANSFORMERS,
+        "its layers do not have the head that {algorithm} trains",
+        "choose a family that torchtitan computes",
+    ),
+    refused(
+        f.LORA,
+        f.SCORES,
+        "the head that {algorithm} trains has no adapter, and would stay as it starts",
+    ),
+    refused(f.MTP, f.SCORES, "the model that {algorithm} trains predicts no tokens"),
 )
 _OTHER_MODELS = (
     no_effect(f.REFERENCE, f.NO_REFERENCE, "{algorithm} does not use a reference with these settings"),

@@ -85,7 +85,7 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
             ((*table, "rewards", number, "engine"), reward.params.get("engine"))
             for table, rewards in _rewards(spec)
             for number, reward in enumerate(rewards)
-            if reward.type == "llm_judge"
+            if reward.type in ("llm_judge", "served_reward_model")
         ),
     ]
     if spec.teacher is not None:

@@ -102,15 +102,27 @@ def test_the_defaults_of_trl_are_written_where_rlrun_s_differ() -> None:
     assert trainer["schedule"] == "linear"
     assert trainer["epochs"] == 3
     assert rollout == {"max_response_tokens": 512, "batch_size": 1, "samples_per_prompt": 8}
-    assert draft.values["algorithm"] == {"type": "grpo", "clip": 0.2}
+    assert draft.values["algorithm"] == {"type": "grpo", "clip": 0.2, "std_epsilon": 1e-4}
     assert draft.values["rewards"] == [{"type": "rewards.py:different_letters"}]
     assert any("--gpus N" in note for note in draft.messages())
+
+
+def test_what_trl_adds_to_a_standard_deviation_is_written_where_it_divides_by_one() -> None:
+    for settings in ({"scale_rewards": "none"}, {"scale_rewards": False}):
+        assert "std_epsilon" not in of_settings(settings).values["algorithm"]
+    scaled = of_settings({"loss_type": "dr_grpo", "scale_rewards": "group"}).values["algorithm"]
+    assert scaled == {"type": "dr_grpo", "normalize_std": True, "std_epsilon": 1e-4, "clip": 0.2}
 
 
 def test_sapo_has_temperatures_and_no_bounds() -> None:
     settings = {"loss_type": "sapo", "sapo_temperature_neg": 1.5, "epsilon": 0.3}
     draft = of_settings(settings)
-    assert draft.values["algorithm"] == {"type": "sapo", "tau": 1.0, "tau_negative": 1.5}
+    assert draft.values["algorithm"] == {
+        "type": "sapo",
+        "std_epsilon": 1e-4,
+        "tau": 1.0,
+        "tau_negative": 1.5,
+    }
     assert draft.values["trainer"]["reduction"] == "per_sample_mean"
     assert "epsilon" in "\n".join(draft.messages())
     assert "only sapo has it" in "\n".join(of_settings(settings | {"loss_type": "grpo"}).messages())
@@ -120,6 +132,7 @@ def test_vespo_has_the_shape_of_its_weight_and_no_correction() -> None:
     draft = of_settings({"loss_type": "vespo", "vespo_k_neg": 4.0, "use_vllm": True})
     assert draft.values["algorithm"] == {
         "type": "vespo",
+        "std_epsilon": 1e-4,
         "k": 2.0,
         "decay": 3.0,
         "k_negative": 4.0,
@@ -131,7 +144,7 @@ def test_vespo_has_the_shape_of_its_weight_and_no_correction() -> None:
 def test_luspo_has_ratios_of_whole_samples() -> None:
     settings = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3}
     draft = of_settings(settings)
-    assert draft.values["algorithm"] == {"type": "luspo", "clip": 2e-3}
+    assert draft.values["algorithm"] == {"type": "luspo", "clip": 2e-3, "std_epsilon": 1e-4}
     assert draft.values["trainer"]["reduction"] == "per_sample_mean"
 
 

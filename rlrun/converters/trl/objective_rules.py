@@ -33,6 +33,8 @@ _ENTROPY = {
     "low": "entropy_coef_min",
     "high": "entropy_coef_max",
 }
+_STD_EPSILON = 1e-4
+"""What TRL adds to the standard deviation, which is no setting of it (trl/trainer/grpo_trainer.py)."""
 _UNBOUNDED = 1e6
 """Stands for no upper bound of a correction."""
 _CORRECTION = (
@@ -65,11 +67,13 @@ def loss(draft: ImportDraft) -> None:
 
 
 def _scale(draft: ImportDraft, algorithm: str) -> None:
-    """Sets whether advantages are divided by the group's standard deviation."""
+    """Sets whether advantages are divided by the group's standard deviation, and by how much more."""
     value = draft.value("scale_rewards")
     divided = value not in (False, "none")
     if draft.given("scale_rewards") or algorithm == "dr_grpo":
         draft.put("algorithm.normalize_std", divided, "scale_rewards")
+    if divided:
+        draft.put("algorithm.std_epsilon", _STD_EPSILON, "scale_rewards", comment="what TRL adds to it")
     if value == "batch":
         draft.drop("rlrun divides by the standard deviation of each group, not of the batch", "scale_rewards")
 

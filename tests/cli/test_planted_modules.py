@@ -154,6 +154,7 @@ FAST = {
     "diff": (("diff", "job.toml", "ppo"), 0),
     "compare": (("compare", "run", "run"), 2),
     "audit": (("audit", "run"), 2),
+    "preferences": (("preferences", "run"), 2),
     "submit": (("submit", "job.toml", "--dry-run", *TO_SLURM), 0),
     "attempt": (("attempt", "runs/.submitted/run", "--nodes", "1"), 2),
     "node": (("node", "control", "--rank", "0"), 2),

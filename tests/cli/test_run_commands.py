@@ -378,7 +378,7 @@ def test_every_command_about_runs_has_the_option() -> None:
     named = {name for name, each in commands.items() if any("--runs-dir" in key.opts for key in each.params)}
     assert named == {
         *("launch", "resume", "submit", "status", "logs", "stop", "runs", "view", "diff", "doctor"),
-        *("eval", "compare", "audit"),
+        *("eval", "compare", "audit", "preferences"),
         *("sweep launch", "sweep status"),
     }
 

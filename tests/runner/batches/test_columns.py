@@ -29,6 +29,8 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         current=floats() if extra else None,
         cross_entropy=floats() if extra else None,
         proximal_share=floats() if extra else None,
+        teacher_top_ids=rng.integers(0, 9, (response, 2)).astype(np.int32) if extra else None,
+        teacher_top_log_probs=rng.normal(size=(response, 3)).astype(np.float32) if extra else None,
         experts=rng.integers(-1, 8, (prompt + response, 6)).astype(np.int16) if extra else None,
         sampling_mask=mask(rng, response) if extra else None,
     )

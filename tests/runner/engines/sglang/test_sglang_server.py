@@ -22,6 +22,7 @@ from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Samplin
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.parsing import ModelLimits
 from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.served_model import ServedModel
@@ -49,6 +50,7 @@ WAYS: list[dict[str, object]] = [
 ]
 
 
+VOCABULARY = 4160
 LONGEST, ENDLESS = 2048, 1900
 """Tokens of the server's longest sequence, and of responses that outlast an update of the weights."""
 
@@ -57,7 +59,7 @@ LONGEST, ENDLESS = 2048, 1900
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three tiny models of one shape."""
     root = tmp_path_factory.mktemp("models")
-    sizes = {"vocab": 4160, "max_position_embeddings": LONGEST}
+    sizes = {"vocab": VOCABULARY, "max_position_embeddings": LONGEST}
     return [make_tiny_model(root / str(seed), seed=seed, **sizes) for seed in range(3)]
 
 
@@ -73,7 +75,9 @@ def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 async def client(server: SglangServer) -> AsyncIterator[EngineClient]:
-    async with EngineClient(server.url, 120, 60, api_key="sesame") as client:
+    # without the vocabulary, SGLang's name for its last token could not be told from a wrong one
+    limits = ModelLimits(VOCABULARY)
+    async with EngineClient(server.url, 120, 60, api_key="sesame", limits=limits) as client:
         yield client
 
 

@@ -47,7 +47,9 @@ def command(
         run = find_run(runs_dir, name)
         _stop_here(run, timeout)
     state = run.current_state()
-    print_text(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
+    # a run that has not started its steps, or only evaluates, does not know them
+    where = f" at step {state['step']} of {state['steps']}" if state["steps"] else ""
+    print_text(f"{name}: {state['status']}{where}")
     if state["status"] != "done":
         print_text(resume_hint(state["step"], newest_step(run.checkpoints), run.argument))
 

@@ -63,9 +63,9 @@ def write_run(runs: Path, name: str, **state: Any) -> Path:
 
 
 @contextmanager
-def driver(runs: Path, name: str, manner: str) -> Iterator[subprocess.Popen[str]]:
+def driver(runs: Path, name: str, manner: str, **state: object) -> Iterator[subprocess.Popen[str]]:
     """A process that says it runs a run, and obeys SIGINT or ignores it; a stranger has not claimed it."""
-    folder = write_run(runs, name)
+    folder = write_run(runs, name, **state)
     command = [sys.executable, "-c", DRIVER, str(folder / "state.json"), manner]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -151,6 +151,11 @@ def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
             f"rlrun resume job --runs-dir {tmp_path} continues from step 5 (checkpoints/step-5)\n",
         )
         assert process.wait(timeout=PATIENCE) == 130
+
+
+def test_stop_names_no_step_of_a_run_that_has_not_begun_its_steps(rlrun: Command, tmp_path: Path) -> None:
+    with driver(tmp_path, "job", "obey", steps=None, step=0):
+        assert rlrun("stop", "job", "--runs-dir", tmp_path).out.startswith("job: interrupted\n")
 
 
 def test_stop_says_when_the_run_goes_on(rlrun: Command, tmp_path: Path) -> None:

@@ -76,9 +76,10 @@ def attacked(user: str, *options: str) -> dict[str, dict[str, Any]]:
 
 
 def all_is_well(user: str, *options: str) -> None:
-    """What an attack took beyond its memory, it took before the watcher looked again, and it died of it.
+    """Asserts that no attack escaped, and that whoever took more than its memory died of it.
 
-    How much that is depends on when the kernel lets the watcher run: on a busy machine no figure holds.
+    A cgroup stops an attack before it has twice its memory. A watcher kills it when it looks again: what it
+    has taken until then depends on when the kernel lets the watcher run: no figure holds on a busy machine.
     """
     answers = attacked(user, *options)
     assert answers.pop("")["left"] == []
@@ -86,7 +87,7 @@ def all_is_well(user: str, *options: str) -> None:
     for name, answer in answers.items():
         assert "ESCAPED" not in answer["output"], answer
         assert not any(word in answer["problem"] for word in ("jail:", "NameError", "SyntaxError")), answer
-        assert answer["memory"] <= 1.1 * MEMORY or "used more than" in answer["problem"], (name, answer)
+        assert answer["memory"] <= 2 * MEMORY or "used more than" in answer["problem"], (name, answer)
 
 
 @pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.slow), "user"])

@@ -76,6 +76,11 @@ class Needs:
     """Advantages compare the samples of a group, so n must be at least 2."""
 
     @property
+    def compared_tokens(self) -> int:
+        """How many of the teacher's tokens are compared one by one; 0 without a divergence."""
+        return 0 if self.divergence is None else self.divergence.top_k
+
+    @property
     def policy_statistics(self) -> tuple[Statistic, ...]:
         """Returns the statistics of the policy that are needed; they take a pass before the update."""
         return tuple(name for name in get_args(Statistic) if getattr(self, name))

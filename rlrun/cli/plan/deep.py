@@ -51,7 +51,7 @@ def _table(job: PlannedJob, traced: RankTrace) -> Table:
         job.plan.max_sample_tokens,
         gpu=False,
         candidates=candidates,
-        compared=0 if job.needs.divergence is None else job.needs.divergence.top_k,
+        compared=job.needs.compared_tokens,
         wide_stream=rounds_as_target(job.spec),
     )
     away = OFFLOADED_PURPOSES[job.spec.trainer.offload]

@@ -58,7 +58,7 @@ def rank_memory(job: PlannedJob) -> RankMemory:
         job.plan.max_sample_tokens,
         gpu=job.on_gpu,
         candidates=candidates,
-        compared=0 if job.needs.divergence is None else job.needs.divergence.top_k,
+        compared=job.needs.compared_tokens,
         wide_stream=rounds_as_target(job.spec),
     )
     host_copies = () if job.on_gpu else _host_copies(job)

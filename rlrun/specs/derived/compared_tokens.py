@@ -5,7 +5,6 @@ from rlrun.specs.needs import Needs
 
 def vocabulary_problem(needs: Needs, vocabulary: int) -> str:
     """Returns why a loss cannot compare as many tokens as it needs; empty if it can, or compares none."""
-    if needs.divergence is None or needs.divergence.top_k <= vocabulary:
+    if (found := needs.compared_tokens) <= vocabulary:
         return ""
-    found = needs.divergence.top_k
     return f"must be at most {vocabulary}, the number of tokens of the policy's vocabulary, found {found}"

@@ -170,7 +170,7 @@ def _step(  # noqa: PLR0917
 def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int) -> TrainSequence:
     """Returns a sample with these numbers of tokens; each was drawn from `candidates` ids (0: all ids)."""
     zeros = np.zeros(response, np.float32)
-    compared = 0 if (divergence := algorithm.needs.divergence) is None else divergence.top_k
+    compared = algorithm.needs.compared_tokens
     return TrainSequence(
         tokens=np.zeros(prompt + response, np.int32),
         prompt_length=prompt,

@@ -31,6 +31,11 @@ Divisor = Literal["n-1", "n"]
 VARIANCE_EPSILON = 1e-8
 
 
+def zero_advantages(groups: Sequence[Group]) -> list[Array]:
+    """Returns the advantages of an algorithm whose loss reads none: one `[R]` array for each sample."""
+    return [np.zeros(len(sample.tokens), dtype=np.float32) for group in groups for sample in group.samples]
+
+
 def centre_rewards(
     rewards: Scores,
     normalize_std: bool,

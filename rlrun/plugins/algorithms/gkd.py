@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from rlrun.plugins.algorithms.advantages import zero_advantages
 from rlrun.plugins.algorithms.divergence import DivergenceParams
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
@@ -48,9 +49,7 @@ class GKD:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns zeros, because the loss does not read advantages."""
-        return [
-            np.zeros(len(sample.tokens), dtype=np.float32) for group in groups for sample in group.samples
-        ]
+        return zero_advantages(groups)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns the divergence from the teacher at each token."""

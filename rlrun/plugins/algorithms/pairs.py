@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlrun.plugins.algorithms.advantages import zero_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ class PairLoss:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns zeros, because the loss compares the pairs."""
-        return [
-            np.zeros(len(sample.tokens), dtype=np.float32) for group in groups for sample in group.samples
-        ]
+        return zero_advantages(groups)
 
 
 def of_pairs(values: Any) -> tuple[Any, Any]:

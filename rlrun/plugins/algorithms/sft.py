@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlrun.plugins.algorithms.advantages import zero_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 from rlrun.specs.sections.section import Section
 
@@ -33,9 +34,7 @@ class SFT:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Returns zeros, because demonstrations are not compared."""
-        return [
-            np.zeros(len(sample.tokens), dtype=np.float32) for group in groups for sample in group.samples
-        ]
+        return zero_advantages(groups)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Returns -log-prob of each token."""

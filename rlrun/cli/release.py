@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rlrun.runner.contracts.exit_codes import ExitCode
+
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Folder of the submission, RUNS_DIR/.submitted/NAME.")],
@@ -19,4 +21,4 @@ def command(
     from rlrun.runner.submission.release import release_machine
 
     ended = release_machine(SubmissionFolder(folder.parent.parent, folder.name), seconds)
-    raise typer.Exit(0 if ended else 3)
+    raise typer.Exit(ExitCode.DONE if ended else ExitCode.FAILED)

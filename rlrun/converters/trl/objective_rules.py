@@ -34,7 +34,7 @@ _ENTROPY = {
     "high": "entropy_coef_max",
 }
 _STD_EPSILON = 1e-4
-"""What TRL adds to the standard deviation, which is no setting of it (trl/trainer/grpo_trainer.py)."""
+"""What TRL adds to the standard deviation. TRL has no setting for it (trl/trainer/grpo_trainer.py)."""
 _UNBOUNDED = 1e6
 """Stands for no upper bound of a correction."""
 _CORRECTION = (

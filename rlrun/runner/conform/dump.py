@@ -5,7 +5,6 @@
 Arrays have B samples of R response tokens; shorter responses are padded, on either side.
 """
 
-import json
 import math
 import zipfile
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from rlrun.models.json_files import parse_json
 from rlrun.runner.batches.reduction import Reduction
 from rlrun.runner.contracts.errors import DumpError
 from rlrun.specs.problems.messages import describe_errors
@@ -179,8 +179,8 @@ def read_dump(path: Path) -> Dump:
 def parse_settings(text: str, place: str) -> Settings:
     """Returns settings from JSON. Raises DumpError, which names the key and what it may be."""
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise DumpError(f"{place}: not JSON ({error}); write json.dumps({{…}})") from error
     if not isinstance(values, dict):
         raise DumpError(f"{place}: not a JSON object; write json.dumps({{…}})")

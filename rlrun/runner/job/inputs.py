@@ -128,7 +128,7 @@ class Demonstrations:
 
     def encode(self, row: Row) -> EncodedPrompt:
         """Returns the prompt. Raises ValueError if a response is missing or too long."""
-        template = self._spec.data.apply_chat_template
+        template, whole = self._spec.data.apply_chat_template, self._needs.scores
         if self._needs.labels:
             is_good(row)
         if (
@@ -140,16 +140,13 @@ class Demonstrations:
             responses = encode_conversation(self._tokenizer, row)
             prompt = responses[0].prompt
         else:
-            scores = self._needs.scores
-            prompt, preferred = encode_demonstration(self._tokenizer, row, template, whole=scores)
+            prompt, preferred = encode_demonstration(self._tokenizer, row, template, whole=whole)
             responses = [_trained_on_all(prompt, preferred, row.response)]
         if self._needs.pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: the algorithm needs pairs; set data.rejected_key")
             rejected_row = replace(row, response=row.rejected)
-            _, rejected = encode_demonstration(
-                self._tokenizer, rejected_row, template, whole=self._needs.scores
-            )
+            _, rejected = encode_demonstration(self._tokenizer, rejected_row, template, whole=whole)
             responses.append(_trained_on_all(prompt, rejected, row.rejected))
         images = self._tokenizer.images
         with naming(row):

@@ -1,22 +1,40 @@
 """`rlrun status`: shows the progress of one run."""
 
+import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from rlrun.cli.arguments import AsJson, RunName, RunsDir
 from rlrun.runner.host.printed_text import one_line, print_text
 
+if TYPE_CHECKING:
+    from rlrun.runner.records.diagnosis import Diagnosis
+    from rlrun.runner.records.run_folder import RunFolder
+    from rlrun.runner.records.run_processes import RunProcess
 
-def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
+Processes = Annotated[
+    bool,
+    typer.Option("--processes", help="Also ask each process of the run on this host where it is now."),
+]
+
+
+def command(
+    name: RunName = None,
+    runs_dir: RunsDir = Path("runs"),
+    processes: Processes = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a run's status, step and latest metrics."""
     from rlrun.cli.run_states import find_run
     from rlrun.cli.submitted import find_submitted
-    from rlrun.runner.records.console import format_duration
     from rlrun.runner.records.diagnosis import read_diagnosis
-    from rlrun.runner.records.driver_log import current_phases
+    from rlrun.runner.records.run_processes import read_processes
 
     submitted = find_submitted(runs_dir, name)
     scheduler = None if submitted is None else submitted.describe(submitted.state)
@@ -27,12 +45,26 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     run = find_run(runs_dir, name)
     state = run.current_state()
     diagnosis = read_diagnosis(run)
+    found = asyncio.run(read_processes(run)) if processes else None
     if as_json:
-        scheduled = {} if scheduler is None else {"scheduler": scheduler}
-        print(
-            json.dumps({"name": run.name, "folder": str(run.path), **state, **asdict(diagnosis)} | scheduled)
-        )
+        more: dict[str, Any] = {} if scheduler is None else {"scheduler": scheduler}
+        more |= {} if found is None else {"on_this_host": [asdict(process) for process in found]}
+        print(json.dumps({"name": run.name, "folder": str(run.path), **state, **asdict(diagnosis)} | more))
         return
+    _print_state(run, state, scheduler)
+    _print_diagnosis(diagnosis)
+    if found is not None:
+        _print_processes(found)
+    metrics = {one_line(name): value for name, value in state["metrics"].items()}
+    width = max(map(len, metrics), default=0)
+    for metric, value in sorted(metrics.items()):
+        print_text(f"  {metric:{width}}  {_shown(metric, value)}")
+
+
+def _print_state(run: "RunFolder", state: Mapping[str, Any], scheduler: str | None) -> None:
+    from rlrun.runner.records.console import format_duration
+    from rlrun.runner.records.driver_log import current_phases
+
     steps = f"step {state['step']} of {'?' if state['steps'] is None else state['steps']}"
     print_text(f"{one_line(run.name)}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
     started, updated = (datetime.fromisoformat(state[name]).astimezone() for name in ("started", "updated"))
@@ -53,16 +85,26 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
 
         print_text(f"logs: rlrun logs {run.argument}")
         print_text(resume_hint(state["step"], newest_step(run.checkpoints), run.argument))
+
+
+def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     if diagnosis.bottleneck is not None:
         print_text(f"speed: {diagnosis.bottleneck.sentence}")
     if diagnosis.losses is not None:
         print_text(f"lost: {diagnosis.losses.sentence}")
     for alert in diagnosis.alerts:
         print_text(alert.line)
-    metrics = {one_line(name): value for name, value in state["metrics"].items()}
-    width = max(map(len, metrics), default=0)
-    for metric, value in sorted(metrics.items()):
-        print_text(f"  {metric:{width}}  {_shown(metric, value)}")
+
+
+def _print_processes(processes: Sequence["RunProcess"]) -> None:
+    from rlrun.runner.planning.hardware import format_bytes
+
+    print_text("processes on this host:" if processes else "no process of the run is on this host")
+    width = max((len(process.log) for process in processes), default=0)
+    for process in processes:
+        memory = format_bytes(process.memory)
+        where = one_line(process.where)
+        print_text(f"  {one_line(process.log):{width}}  process {process.pid}, {memory}: {where}")
 
 
 def _shown(metric: str, value: float | None) -> str:
@@ -74,7 +116,7 @@ def _shown(metric: str, value: float | None) -> str:
     return format_bytes(value) if is_size else f"{value:.6g}"
 
 
-def _time_left(state: dict[str, Any]) -> str:
+def _time_left(state: Mapping[str, Any]) -> str:
     """Returns how long a running job will still take, as its driver estimated at the end of the last step."""
     from rlrun.runner.records.console import format_duration
 

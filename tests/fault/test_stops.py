@@ -1,5 +1,6 @@
 """A job that is asked to stop saves its last finished step; resumed, it is the job that was not stopped."""
 
+import json
 import os
 import signal
 import subprocess
@@ -36,14 +37,23 @@ def is_at(running: Running, step: int) -> bool:
     return bool(state["status"] == "running" and state["step"] == step)
 
 
-def rlrun_stop(jobs: Jobs, name: str) -> str:
-    """What `rlrun stop` prints."""
-    command = [sys.executable, "-c", MAIN, "stop", name]
+def rlrun(jobs: Jobs, *arguments: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-c", MAIN, *arguments]
     environment = os.environ | jobs.environment
     ended = subprocess.run(
         command, cwd=jobs.folder, env=environment, capture_output=True, text=True, check=True
     )
     return ended.stdout
+
+
+def assert_status_says_where_processes_are(jobs: Jobs, name: str) -> None:
+    """Asking changes nothing of what is learnt, which the test goes on to show."""
+    state = json.loads(rlrun(jobs, "status", name, "--processes", "--json"))
+    found = {process["log"]: process["where"] for process in state["on_this_host"]}
+    assert {"engine-0", "reward-0", "trainer-0"} <= set(found)
+    assert any(where.startswith("it is in score (acme_rewards.py:") for where in found.values())
+    assert all(where.startswith("it is in ") for where in found.values())
 
 
 def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
@@ -58,6 +68,7 @@ def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
     running = jobs.start("stopped", **settings)
     running.until_step(HELD - 1)
     processes = running.children()
+    assert_status_says_where_processes_are(jobs, "stopped")
     os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: every process of the group has it
     ended = running.wait()
     assert ended.code == 130
@@ -85,12 +96,12 @@ def test_other_ways_of_stopping_a_job_change_nothing_either(jobs: Jobs, referenc
     settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
     running = jobs.start("stopped-otherwise", **settings)
     running.until_step(HELD - 1)
-    assert "continues from step 5" in rlrun_stop(jobs, "stopped-otherwise")
+    assert "continues from step 5" in rlrun(jobs, "stop", "stopped-otherwise")
     assert saved_steps(running.wait()) == ["step-5"]
 
     running = jobs.start("stopped-otherwise", "--resume", **settings)
     running.until(lambda: is_at(running, HELD - 1), "the checkpoint is loaded")
-    assert "continues from step 5" in rlrun_stop(jobs, "stopped-otherwise")
+    assert "continues from step 5" in rlrun(jobs, "stop", "stopped-otherwise")
     assert saved_steps(running.wait()) == ["step-5"]
 
     hold.unlink()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +13,6 @@ from rlrun.runner.host.printed_text import one_line, print_text
 
 if TYPE_CHECKING:
     from rlrun.runner.records.compared_evaluations import Comparison, Evaluation
-
-_AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>\d+)")
 
 
 def command(
@@ -47,11 +44,12 @@ def command(
 
 def _evaluation(name: str, runs_dir: Path) -> "Evaluation":
     from rlrun.cli.run_states import find_run
+    from rlrun.cli.run_steps import LATEST, split_step
     from rlrun.runner.records.compared_evaluations import read_evaluation
     from rlrun.runner.records.run_folder import RunFolder
 
-    match = _AT_STEP.fullmatch(name)
-    run, step = (match["run"], int(match["step"])) if match else (name, None)
+    run, at = split_step(name)
+    step = None if at in (None, LATEST) else int(at)
     path = Path(run)
     folder = RunFolder(path) if (path / "state.json").is_file() else find_run(runs_dir, run)
     return read_evaluation(folder, step)

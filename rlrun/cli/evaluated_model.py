@@ -14,7 +14,7 @@ from typing import Any
 
 from rlrun.cli.arguments import spec_path
 from rlrun.cli.data_sections import evaluation_of_data
-from rlrun.cli.run_steps import AT_STEP, run_of
+from rlrun.cli.run_steps import run_of, split_step
 from rlrun.runner.records.lock import launched_spec, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.paths import display_path
@@ -65,19 +65,19 @@ def find_model(target: str, runs_dir: Path, *, has_rows: bool) -> EvaluatedModel
 
     Raises ValueError if it is not there, or has no datasets.
     """
-    match = AT_STEP.fullmatch(target)
-    for name, step in ((target, None), (match["run"], match["step"]) if match else (None, None)):
-        run = None if name is None else run_of(name, runs_dir)
-        if run is not None:
-            return _trained(run, step)
+    name, step = split_step(target)
+    if run := run_of(target, runs_dir):
+        return _trained(run, None)
+    if run := run_of(name, runs_dir):
+        return _trained(run, step)
     if (Path(target) / "config.json").is_file() or has_rows:
         if not has_rows:
             raise ValueError(
                 f"{target} is a model: say what to evaluate it on, with --spec SPEC or --data FILE"
             )
         return EvaluatedModel(target, Path(target).absolute().name, target)
-    if match and not Path(target).exists():
-        raise ValueError(f"there is no run {match['run']} in {runs_dir}")
+    if step is not None and not Path(target).exists():
+        raise ValueError(f"there is no run {name} in {runs_dir}")
     return EvaluatedModel(f"the model of {target}", "")
 
 

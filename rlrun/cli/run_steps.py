@@ -6,7 +6,14 @@ from pathlib import Path
 from rlrun.runner.checkpoints.folder import checkpoints_in
 from rlrun.runner.records.run_folder import RunFolder
 
-AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>latest|\d+)")
+LATEST = "latest"
+_AT_STEP = re.compile(rf"(?P<run>.+)@(?P<step>{LATEST}|\d+)")
+
+
+def split_step(text: str) -> tuple[str, str | None]:
+    """Returns the run and the step of `RUN@STEP` or `RUN@latest`; the step is None where there is none."""
+    match = _AT_STEP.fullmatch(text)
+    return (match["run"], match["step"]) if match else (text, None)
 
 
 def run_of(name: str, runs_dir: Path) -> RunFolder | None:
@@ -20,14 +27,14 @@ def checkpoint_at(text: str, runs_dir: Path) -> Path:
 
     Raises ValueError if it is not there.
     """
-    match = AT_STEP.fullmatch(text)
-    if match is None:
+    name, at = split_step(text)
+    if at is None:
         raise ValueError(f"--from {text}: write RUN@STEP, such as first@40, or RUN@latest")
-    run = run_of(match["run"], runs_dir)
+    run = run_of(name, runs_dir)
     if run is None:
-        raise ValueError(f"--from {text}: there is no run {match['run']} in {runs_dir}")
+        raise ValueError(f"--from {text}: there is no run {name} in {runs_dir}")
     checkpoints = checkpoints_in(run.checkpoints)
-    step = max(checkpoints, default=0) if match["step"] == "latest" else int(match["step"])
+    step = max(checkpoints, default=0) if at == LATEST else int(at)
     if step not in checkpoints:
         steps = ", ".join(map(str, checkpoints)) or "none"
         raise ValueError(f"--from {text}: {run.shown} has checkpoints of these steps: {steps}")

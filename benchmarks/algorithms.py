@@ -109,6 +109,7 @@ CASES = {
     "gspo": Case("", "optimizer_steps = 2"),
     "cispo": Case(""),
     "rloo": Case(""),
+    "remax": Case(""),
     "dppo": Case(""),
     "sapo": Case("", "optimizer_steps = 2"),
     "gmpo": Case("", "optimizer_steps = 2"),

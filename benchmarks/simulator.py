@@ -60,6 +60,7 @@ BASE = SimulationSettings(
     prompt_seconds=0.0,
     prompts=8,
     samples_per_prompt=4,
+    responses_per_prompt=4,
     oversample=8,
     train_seconds=0.15,
     sync_seconds=0.02,

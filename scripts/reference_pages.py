@@ -64,6 +64,7 @@ model's family is in [families.md](families.md); limits that follow from numbers
 
 _NEEDS = {
     "group_relative": "`samples_per_prompt` ≥ 2",
+    "greedy_reward": "a greedy response to each prompt",
     "reference": "the reference",
     "teacher": "`[teacher]`",
     "critic": "`[critic]`",

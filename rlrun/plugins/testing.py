@@ -65,6 +65,7 @@ def sample(
         status=status,
         text=text,
         reward=reward,
+        greedy_reward=0.0,
         policy_log_probs=np.full(count, -1.0, dtype=np.float32),
         policy_entropies=np.linspace(2.0, 0.5, count, dtype=np.float32),
         policy_squared_probs=np.linspace(0.2, 0.7, count, dtype=np.float32),

@@ -208,6 +208,8 @@ class Sample:
     `needs.critic`."""
     advantages: NDArray[np.float32] | None = None
     """`[R]` the algorithm's advantages, which are saved for people to read; None until they are computed."""
+    greedy_reward: float | None = None
+    """The reward of the policy's greedy response to the same prompt; None unless `needs.greedy_reward`."""
     reward_details: dict[str, Mapping[str, float | str]] = field(default_factory=dict)
     """The table that a reward returned, such as a judge's reason, by the name of the reward."""
     verdicts: list[str] = field(default_factory=list)

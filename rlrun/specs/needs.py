@@ -74,6 +74,14 @@ class Needs:
     `observe`, `step_values`, `state` and `restore`."""
     group_relative: bool = False
     """Advantages compare the samples of a group, so n must be at least 2."""
+    greedy_reward: bool = False
+    """Rewards of greedy responses, set on samples before `advantages` is called. The policy answers each
+    prompt once more, at temperature 0. This response is scored; it is not trained on, and not part of the
+    group."""
+
+    def responses(self, samples: int) -> int:
+        """Returns how many responses to a prompt are generated, of which `samples` are trained on."""
+        return samples + self.greedy_reward
 
     @property
     def compared_tokens(self) -> int:

@@ -141,6 +141,16 @@ LOSS, ESTIMATOR = f"{ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator"
         ),
         ({ESTIMATOR: "gpg", LOSS: "gpg"}, {"type": "gpg"}),
         ({ESTIMATOR: "opo"}, {"type": "opo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+        (
+            {
+                **{ESTIMATOR: "remax", "algorithm.use_kl_in_reward": True},
+                **{"algorithm.kl_ctrl.kl_coef": 0.05, "algorithm.gamma": 0.9},
+            },
+            {
+                **{"type": "remax", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+                "kl": {"in_reward": {"type": "k1", "coef": 0.05}},
+            },
+        ),
         ({ESTIMATOR: "gdpo"}, {"type": "gdpo", "clip": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
         (
             {ESTIMATOR: "tir_optimal_token_baseline"},

@@ -20,6 +20,7 @@ _ALGORITHMS = {
     "gpg": "gpg",
     "optimal_token_baseline": "optimal_token_baseline",
     "tir_optimal_token_baseline": "optimal_token_baseline",
+    "remax": "remax",
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "reinforce_plus_plus": "reinforce_plus_plus",
@@ -54,7 +55,8 @@ _OWN_KEYS = {
     },
 }
 """Keys of single algorithms, and verl's settings of them."""
-_PENALISED = ("ppo", "reinforce_plus_plus")
+_DISCOUNTED = ("ppo", "reinforce_plus_plus")
+_PENALISED = (*_DISCOUNTED, "remax")
 _REDUCTIONS = {
     "token-mean": "per_token",
     "seq-mean-token-mean": "per_sample_mean",
@@ -98,7 +100,7 @@ def algorithm(draft: ImportDraft) -> None:
         draft.put("algorithm.normalize_std", draft.is_on(name), name)
     elif _type(draft) in _GROUP_RELATIVE:
         draft.put_given("algorithm.normalize_std", draft.is_on(name), name)
-    for key, owners in (("gamma", _PENALISED), ("lambd", ("ppo",))):
+    for key, owners in (("gamma", _DISCOUNTED), ("lambd", ("ppo",))):
         if draft.has(f"algorithm.{key}") and _type(draft) not in owners:
             del draft.values["algorithm"][key]
             del draft.comments[f"algorithm.{key}"]

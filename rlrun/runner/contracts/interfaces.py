@@ -20,6 +20,7 @@ from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.contracts.weight_updates import WeightUpdate
+from rlrun.specs.needs import Needs
 
 Result = TypeVar("Result")
 
@@ -82,6 +83,8 @@ class RolloutContext:
     """How many executions run at once."""
     environment: Environment = field(default_factory=Environment)
     """How the executions end, and how often they run again."""
+    needs: Needs = field(default_factory=Needs)
+    """What the algorithm needs of the groups of training."""
 
 
 class TrainingState(Protocol):

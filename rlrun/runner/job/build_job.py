@@ -156,6 +156,7 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         running.inputs.rollout,
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
+        needs=needs_of(spec),
         **_execution(spec, spec.rollout.function, spec.rollout.samples_per_prompt),
     )
 

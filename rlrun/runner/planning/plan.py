@@ -84,6 +84,8 @@ class Plan:
 
     batch: BatchNumbers
     """P, n, G and S of a step."""
+    responses_per_prompt: int
+    """Number of responses that are generated to a prompt: n, and a greedy one if the algorithm needs it."""
     steps: int | None
     """Number of steps (SFT: optimizer steps), 0 for an evaluation alone; None if the spec counts epochs and
     the number of rows is unknown.
@@ -127,7 +129,8 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     None takes the cores that this process may use. Raises ValueError, with the numbers, if the spec asks for
     more than exists.
     """
-    rollout = needs_of(spec).rollout
+    needs = needs_of(spec)
+    rollout = needs.rollout
     batch = batch_numbers(spec, rollout)
     layout = layout_of(spec, rollout)
     locations = place_ranks(spec, layout), place_engines(spec, layout), place_named_engines(spec, layout)
@@ -136,6 +139,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     engines = tuple(_engines("engine", spec.engine, locations[1], threads[1]))
     return Plan(
         batch=batch,
+        responses_per_prompt=needs.responses(batch.samples_per_prompt),
         steps=_steps(spec, batch, rows),
         ranks=tuple(_ranks(spec, layout, locations[0], threads[0])),
         engines=engines,

@@ -24,7 +24,9 @@ class SimulationSettings:
     prompts: int
     """Prompts per step (P)."""
     samples_per_prompt: int
-    """Samples per prompt (n)."""
+    """Samples per prompt that are trained on (n)."""
+    responses_per_prompt: int
+    """Responses per prompt that are generated."""
     oversample: int
     """Number of groups submitted at a time."""
     train_seconds: float
@@ -75,7 +77,7 @@ class SimulatedGeneration:
         """Gives a group to the engine with the fewest samples."""
         number = min(range(len(self._engines)), key=lambda index: self._engines[index].load)
         engine = self._engines[number]
-        count = self._settings.samples_per_prompt
+        count = self._settings.responses_per_prompt
         engine.waiting.extend((group, sample) for sample in range(count))
         engine.load += count
         self._unfinished[group] = count

@@ -80,6 +80,7 @@ def simulation_settings(
         prompt_seconds=prompt_seconds(job),
         prompts=batch.prompts,
         samples_per_prompt=batch.samples_per_prompt,
+        responses_per_prompt=job.plan.responses_per_prompt,
         oversample=rollout.oversample,
         train_seconds=step_training_seconds(job),
         sync_seconds=sync_time(job).seconds / rollout.weight_update_interval,

@@ -125,7 +125,8 @@ def estimate(job: PlannedJob, concurrent: int, sync_seconds: float) -> Estimate:
     spec, plan = job.spec, job.plan
     parts: dict[str, float] = {}
     if plan.engines:
-        parts["generation"] = generation_seconds(job, plan.batch.samples / len(plan.engines), concurrent)
+        responses = plan.batch.prompts * plan.responses_per_prompt
+        parts["generation"] = generation_seconds(job, responses / len(plan.engines), concurrent)
     parts["training"] = step_training_seconds(job)
     if plan.engines:
         parts["weight sync"] = sync_seconds / spec.rollout.weight_update_interval
@@ -136,7 +137,7 @@ def estimate(job: PlannedJob, concurrent: int, sync_seconds: float) -> Estimate:
 def generation_seconds(job: PlannedJob, samples: float, concurrent: int) -> float:
     """Returns the seconds of one engine per step: prefill, then decoding in waves of `concurrent` samples."""
     running = max(1.0, min(samples, concurrent))
-    prefill = prompt_seconds(job) * samples / job.plan.batch.samples_per_prompt
+    prefill = prompt_seconds(job) * samples / job.plan.responses_per_prompt
     return prefill + samples * job.load.response / running * decode_seconds(job, running)
 
 

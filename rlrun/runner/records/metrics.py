@@ -118,6 +118,9 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)
     staleness = [version - sample.oldest_version for sample in samples if sample.versions]
     metrics |= _info_metrics(executions)
+    greedy = [own[0].greedy_reward for own in finished if own and own[0].greedy_reward is not None]
+    if greedy:
+        metrics["greedy_reward"] = float(np.mean(greedy))
     metrics |= {f"staleness/{k}": v for k, v in statistics(staleness).items() if k in ("mean", "max")}
     return add_prefix("rollout", metrics)
 

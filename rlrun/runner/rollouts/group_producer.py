@@ -1,27 +1,44 @@
 """Steps 2 to 4 for one prompt: generate, decode, score, filter.
 
 prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ filters ──▶ group to train on, or None if dropped
+
+With `needs.greedy_reward`, the rollout also runs once at temperature 0. The greedy response is scored with
+the group, whose samples only keep its reward. A group whose greedy response has no reward is dropped.
 """
 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from rlrun.plugins.failures import Failure
 from rlrun.plugins.generation import Generation, Trajectory
-from rlrun.plugins.types import Group, Prompt, Status
+from rlrun.plugins.types import Group, Prompt, Sample, Status
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import FilterResult, Filters
-from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, without_status
-from rlrun.runner.rollouts.sessions import empty_generations
-from rlrun.runner.rollouts.settings import rollout_settings
+from rlrun.runner.rollouts.grouping import greedy_samples, groups_of, mask_truncated, without_status
+from rlrun.runner.rollouts.lockstep import SendBatch
+from rlrun.runner.rollouts.sessions import SendRequest, empty_generations
+from rlrun.runner.rollouts.settings import greedy_settings, rollout_settings
 from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.rollout import RolloutSpec
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Responses:
+    """The trajectories of one prompt."""
+
+    executions: Sequence[Sequence[Trajectory]]
+    greedy: Sequence[Sequence[Trajectory]] = ()
+    """Those of the greedy execution, if there is one."""
 
 
 class GroupProducer:
@@ -39,9 +56,12 @@ class GroupProducer:
         self._observe = observe
         self._policy = policy
         self._filters = filters
-        self._concurrency = group_limit(spec.max_concurrency, spec.samples_per_prompt)
         self._settings = rollout_settings(spec)
         self._executions = Executions(policy, self._settings)
+        self._greedy = (
+            Executions(policy, greedy_settings(self._settings)) if policy.needs.greedy_reward else None
+        )
+        self._concurrency = group_limit(spec.max_concurrency, policy.needs.responses(spec.samples_per_prompt))
 
     async def produce(
         self, prompt: Prompt, tally: Callable[[], Tally], cancelled: asyncio.Event | None = None
@@ -62,7 +82,7 @@ class GroupProducer:
         samples = self._settings.samples_of(prompt)
         try:
             async with self._concurrency:
-                trajectories = await self._executions.run(prompt, send)
+                responses = await self._respond(prompt, send)
         except TimeoutError as error:
             tally().count_lost(samples, error, Failure.LATE)
             tally().dropped["generation", "timeout"] += 1
@@ -74,8 +94,19 @@ class GroupProducer:
             return None
         if cancelled is not None and cancelled.is_set():
             return None
-        [group] = await self._score([prompt], [trajectories], tally())
+        [group] = await self._score([prompt], [responses], tally())
         return self._filter(group, tally())
+
+    async def _respond(self, prompt: Prompt, send: SendRequest) -> _Responses:
+        """Runs the executions of a prompt, the greedy one at the same time."""
+        if self._greedy is None:
+            return _Responses(await self._executions.run(prompt, send))
+        executions, greedy = await asyncio.gather(
+            self._executions.run(prompt, send),
+            self._greedy.run(_once(prompt), send),
+            return_exceptions=True,  # both have ended when an error is raised
+        )
+        return _Responses(_result(executions), _result(greedy))
 
     async def produce_batch(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
         """Returns the groups of all prompts that are not dropped, in order, generated in lockstep.
@@ -91,30 +122,46 @@ class GroupProducer:
             return answers
 
         capacity = self._policy.pending.capacity
-        samples = sum(map(self._settings.samples_of, prompts))
+        samples = sum(map(self._settings.samples_of, prompts)) + len(prompts) * (self._greedy is not None)
         seconds = self._settings.timeout * math.ceil(samples / (capacity or samples))
         try:
             async with asyncio.timeout(seconds):
-                trajectories = await self._executions.run_batch(prompts, send_batch)
+                responses = await self._respond_to_batch(prompts, send_batch)
         except TimeoutError:
             raise JobError(
                 f"{len(prompts)} prompts were not answered within {seconds:g} s, and in deterministic "
                 "mode none can be replaced; raise rollout.request_timeout or lower max_response_tokens",
                 code=Code.STARVED,
             ) from None
-        groups = await self._score(prompts, trajectories, tally)
+        groups = await self._score(prompts, responses, tally)
         return [group for scored in groups if (group := self._filter(scored, tally))]
+
+    async def _respond_to_batch(self, prompts: Sequence[Prompt], send_batch: SendBatch) -> list[_Responses]:
+        """Runs all executions in lockstep, and then the greedy ones."""
+        executions = await self._executions.run_batch(prompts, send_batch)
+        if self._greedy is None:
+            return [_Responses(own) for own in executions]
+        greedy = await self._greedy.run_batch([_once(prompt) for prompt in prompts], send_batch)
+        return [_Responses(*both) for both in zip(executions, greedy, strict=True)]
 
     async def _score(
         self,
         prompts: Sequence[Prompt],
-        trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+        responses: Sequence[_Responses],
         tally: Tally,
     ) -> list[Group]:
-        groups = groups_of(prompts, trajectories, self._policy.tokenizer)
+        """Returns the scored groups, whose samples have the rewards of the greedy responses."""
+        chat = self._policy.tokenizer
+        groups = groups_of(prompts, [each.executions for each in responses], chat)
+        greedy = greedy_samples(prompts, [each.greedy for each in responses], chat)
         samples = [sample for group in groups for sample in group.samples]
+        samples += [sample for own in greedy for sample in own]
         tally.record_failures(samples)
         await self._policy.grader.score(samples)
+        for group, own in zip(groups, greedy, strict=True):
+            reward = _reward_of(own)
+            for sample in group.samples:
+                sample.greedy_reward = reward
         return groups
 
     def _filter(self, group: Group, tally: Tally) -> Group | None:
@@ -137,6 +184,8 @@ class GroupProducer:
     def _apply_filters(self, group: Group, *, some_late: bool) -> FilterResult:
         if not group.samples:
             return FilterResult(group, ("generation", "timeout" if some_late else "failed"))
+        if self._greedy is not None and group.samples[0].greedy_reward is None:
+            return FilterResult(group, ("generation", "no_greedy_reward"))
         if self._spec.truncated == "mask":
             mask_truncated(group)
         if self._spec.truncated == "drop":
@@ -153,6 +202,25 @@ class GroupProducer:
         if num_truncated := len(group.samples) - len(untruncated.samples):
             result.dropped_samples["generation", "truncated"] += num_truncated
         return result
+
+
+def _once(prompt: Prompt) -> Prompt:
+    """Returns the prompt for a single execution, also where a data source chose another number."""
+    return replace(prompt, samples=None)
+
+
+def _result(ended: Result | BaseException) -> Result:
+    """Returns the result of an execution that has ended, or raises its error."""
+    if isinstance(ended, BaseException):
+        raise ended
+    return ended
+
+
+def _reward_of(samples: Sequence[Sample]) -> float | None:
+    """Returns the reward of the execution with these samples; None if it has none."""
+    if not samples or not samples[-1].status.is_finished or not math.isfinite(samples[-1].reward):
+        return None
+    return samples[-1].reward
 
 
 def group_limit(max_samples: int | None, samples_per_group: int) -> AbstractAsyncContextManager[None]:

@@ -29,6 +29,20 @@ def groups_of(
     return [_group(prompt, executions) for prompt, executions in zip(prompts, trajectories, strict=True)]
 
 
+def greedy_samples(
+    prompts: Sequence[Prompt], trajectories: Sequence[Sequence[Sequence[Trajectory]]], chat: Chat
+) -> list[list[Sample]]:
+    """Returns the samples of each prompt's greedy execution, to be scored; none for a prompt without one."""
+    groups = groups_of(prompts, trajectories, chat)
+    return [
+        [
+            replace(sample, id=f"{group.prompt.index}-greedy{place or ''}")
+            for place, sample in enumerate(group.samples)
+        ]
+        for group in groups
+    ]
+
+
 def without_samples(group: Group, indices: Collection[int]) -> Group:
     """Returns the group without the samples at these indices."""
     dropped = set(indices)

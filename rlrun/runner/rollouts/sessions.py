@@ -67,7 +67,7 @@ class PolicySession:
     """The session of one execution (rlrun.plugins.session.Session)."""
 
     def __init__(self, group: "PolicyGroup", number: int, seed: int) -> None:
-        self.id = f"{group.prompt.index}-{number}"
+        self.id = f"{group.prompt.index}-{'greedy' if group.settings.is_greedy else number}"
         self.number = number
         self.prompt = group.prompt
         self.seed = seed

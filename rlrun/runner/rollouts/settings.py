@@ -3,7 +3,7 @@
 [rollout], [[eval.datasets]] ──▶ RolloutSettings ──▶ Sampling of a turn ──▶ GenerateRequest
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ class RolloutSettings:
     """Seconds that one execution may take."""
     record_mask: bool = False
     """Engines return the set of tokens that each token was drawn from."""
+    is_greedy: bool = False
+    """Every turn takes the likeliest tokens, whatever the rollout requests."""
 
     def samples_of(self, prompt: Prompt) -> int:
         """Returns the number of executions of a prompt."""
@@ -56,7 +58,14 @@ class RolloutSettings:
         """
         room = min(self.max_turn_tokens, self.max_sample_tokens - len(tokens))
         limited = (requested or self.sampling).limited(room)
+        if self.is_greedy:
+            limited = replace(limited, temperature=0.0, top_p=1.0, top_k=-1)
         return limited if limited.max_new_tokens > 0 else None
+
+
+def greedy_settings(settings: RolloutSettings) -> RolloutSettings:
+    """Returns the settings of the greedy response to each prompt of training (`needs.greedy_reward`)."""
+    return replace(settings, purpose="greedy", samples=1, record_mask=False, is_greedy=True)
 
 
 def rollout_settings(rollout: RolloutSpec, dataset: EvalDatasetSpec | None = None) -> RolloutSettings:

@@ -87,6 +87,17 @@ def groups(spec: Spec, needs: Needs) -> Iterator[Finding]:
         yield Finding(("trainer", "global_batch_size"), message, "set at least 2; 32 is common", found=1)
 
 
+def greedy_responses(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """The limit on concurrent samples leaves room for the greedy response of a group."""
+    limit, samples = spec.rollout.max_concurrency, spec.rollout.samples_per_prompt
+    size = needs.responses(samples)
+    if needs.greedy_reward and limit is not None and samples <= limit < size:
+        message = f"must be at least rollout.samples_per_prompt + 1 = {size}, found {limit}"
+        cure = f"raise it: {spec.algorithm.type} also generates a greedy response to each prompt"
+        related = (("rollout", "samples_per_prompt"),)
+        yield Finding(("rollout", "max_concurrency"), message, cure, None, limit, related=related)
+
+
 def rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """An algorithm that learns from rewards needs at least one."""
     if needs.rollout and needs.rewards and not spec.rewards:
@@ -135,6 +146,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     batch_equation,
     layout,
     groups,
+    greedy_responses,
     rewards,
     log_ratio_penalty,
     interpolated_log_probs,

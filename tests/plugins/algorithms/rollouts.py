@@ -28,6 +28,8 @@ MASKS = [["111", "1100110", "11", "01101"], ["1", "101110111", "1110"]]
 TRUNCATED = {(0, 1), (1, 2)}
 PARTS = [0.5, -0.25, 1.0, 0.0]
 """How much of a sample's reward is from a second one, by its place in the group."""
+GREEDY_REWARDS = [0.75, -0.5]
+"""Rewards of the greedy responses to both prompts."""
 REFERENCE_REWARDS = [[1.0, 0.0, 0.5], [2.0, -1.0]]
 """Rewards of samples of the reference policy, which the rows of both groups have."""
 FAILED = 2
@@ -58,6 +60,7 @@ class Rollout:
     reference_rewards: list[float]
     entropies: torch.Tensor
     squared_probs: torch.Tensor
+    greedy_reward: float
     turns: list[tuple[int, float]] = field(default_factory=list)
     """Of each turn the number of tokens that the policy made, and its reward; [] without such rewards."""
 
@@ -97,6 +100,7 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
             probs = np.exp(old)
             entropies, squares = np.float32(entropies), np.float32(probs**2 + shares * (1 - probs) ** 2)
             sample.policy_entropies, sample.policy_squared_probs = entropies, squares
+            sample.greedy_reward = GREEDY_REWARDS[i]
             sample.value_after = 10 + float(rng.normal())
             sample.status = Status.TRUNCATED if (i, j) in TRUNCATED else Status.COMPLETED
             made = [torch.tensor(array[mask]) for array in (new, old, reference, teacher, values, engine)]
@@ -105,7 +109,11 @@ def rollouts() -> tuple[list[Group], list[Rollout]]:
             sample.rewards = {"right": sample.reward - PARTS[j], "short": PARTS[j] / 2}
             sample.reward_weights = {"right": 1.0, "short": 2.0}
             statistics = [torch.tensor(array[mask].astype(np.float64)) for array in (entropies, squares)]
-            found.append(Rollout(*facts, *made, sample.rewards, i, REFERENCE_REWARDS[i], *statistics))
+            found.append(
+                Rollout(
+                    *facts, *made, sample.rewards, i, REFERENCE_REWARDS[i], *statistics, GREEDY_REWARDS[i]
+                )
+            )
     failed = make_sample(length=3, status=Status.FAILED, id="0-9")
     failed.policy_entropies = np.full(3, 9.0, np.float32)
     groups[0].samples.insert(FAILED, failed)

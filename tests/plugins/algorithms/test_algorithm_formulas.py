@@ -125,6 +125,11 @@ def penalised_and_centred(step: list[Rollout], kind: str) -> list[torch.Tensor]:
     return [one.reward - one.group_mean - penalty(one, kind) for one in step]
 
 
+def beyond_greedy(step: list[Rollout], kind: str) -> list[torch.Tensor]:
+    """ReMax, algorithm 1: r less that of the greedy response, and the penalties that are still to come."""
+    return [one.reward - one.greedy_reward - discounted(penalty(one, kind), 1.0) for one in step]
+
+
 def discounted(values: torch.Tensor, discount: float) -> torch.Tensor:
     length = len(values)
     return torch.stack(
@@ -357,9 +362,10 @@ GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
     "on_policy_distillation": (nothing, ppo_loss, {}),
     "reinforce_plus_plus": (returns_to_come, ppo_loss, {"gamma": 0.9}),
     "reinforce_plus_plus_baseline": (penalised_and_centred, ppo_loss, {}),
+    "remax": (beyond_greedy, ppo_loss, {}),
     "ppo": (ppo_advantages, ppo_loss, {"gamma": 0.99, "lambd": 0.95, "bootstrap_truncated": True}),
 }
-PENALISED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+PENALISED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")
 LIKELIHOODS = {"sft": sft, "dpo": dpo, "ipo": ipo, "simpo": simpo, "orpo": orpo}
 PENALTIES = ("none", "k1", "k2", "k3", "low_var_kl")
 

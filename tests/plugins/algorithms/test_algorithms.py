@@ -23,7 +23,7 @@ RAW = [
     and name != "reinforce_plus_plus_baseline"
 ]
 """Those that compare the samples of a group, or take the reward itself as the advantage."""
-NOT_COMPARED = {"reinforce_plus_plus", "ppo", "on_policy_distillation"}
+NOT_COMPARED = {"reinforce_plus_plus", "ppo", "on_policy_distillation", "remax"}
 EVERYTHING = {
     "entropy_coef": 0.01,
     "kl": {"in_loss": {"coef": 0.1}},
@@ -58,6 +58,7 @@ def test_with_every_term_on(name: str) -> None:
         engine_ratio=name == "dppo",
         marks=name in MARKING,
         rewards=name != "on_policy_distillation",
+        greedy_reward=name == "remax",
         group_relative=name not in NOT_COMPARED,
     )
 

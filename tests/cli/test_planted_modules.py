@@ -153,6 +153,7 @@ FAST = {
     "sweep plan": (("sweep", "plan", "job.toml", "--sweep", "seed=1,2"), 0),
     "diff": (("diff", "job.toml", "ppo"), 0),
     "compare": (("compare", "run", "run"), 2),
+    "contamination": (("contamination", "job.toml"), 2),  # it has no evaluation
     "audit": (("audit", "run"), 2),
     "preferences": (("preferences", "run"), 2),
     "submit": (("submit", "job.toml", "--dry-run", *TO_SLURM), 0),

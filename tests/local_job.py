@@ -27,12 +27,14 @@ from rlrun.runner.job.build_job import make_job
 from rlrun.runner.job.inputs import read_inputs
 from rlrun.runner.job.job import Progress
 from rlrun.runner.job.loop import run
+from rlrun.runner.job.model_exports import write_final_model
 from rlrun.runner.job.starting_point import begin
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.planning.planned_model import resolve_for_job
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.scoring import RewardSpec
 
 Result = TypeVar("Result")
 
@@ -60,16 +62,23 @@ class LocalRank:
 
 
 class LocalGrader:
-    """The spec's rewards, in this process."""
+    """A spec's rewards, in this process."""
 
-    def __init__(self, spec: Spec) -> None:
-        self._rewards = [(one.weight, build("rewards", one.type, one.params)) for one in spec.rewards]
+    def __init__(self, rewards: Sequence[RewardSpec]) -> None:
+        self._rewards = [(one.weight, build("rewards", one.type, one.params)) for one in rewards]
         self.busy = BusyTimes("rewards", "scoring")
 
     async def score(self, samples: Sequence[Sample]) -> None:
         with self.busy.working({sample.prompt.index for sample in samples}):
             for sample in samples:
                 sample.reward = sum(weight * reward.score(sample) for weight, reward in self._rewards)
+
+
+class LocalScorer(LocalGrader):
+    """The rewards of training, and those of evaluation datasets with rewards of their own."""
+
+    def grader_of(self, rewards: Sequence[RewardSpec]) -> LocalGrader:
+        return LocalGrader(rewards)
 
 
 class NoProcesses:
@@ -165,7 +174,7 @@ async def _run(
         trainer,
         {},
         {} if pool is None else {POLICY: pool},
-        LocalGrader(spec),  # type: ignore[arg-type]
+        LocalScorer(spec.rewards),  # type: ignore[arg-type]
     )
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
@@ -179,7 +188,7 @@ async def _run(
         await job.source.restore(driver["data"])
     await run(job, progress)
     if spec.checkpoint.export_hf:
-        await trainer.export_hf(folder / "model")
+        await write_final_model(job, progress, own)
     await job.source.close()
     if pool is not None:
         await pool.close()

@@ -44,14 +44,16 @@ def command(
 
 def _evaluation(name: str, runs_dir: Path) -> "Evaluation":
     from rlrun.cli.run_states import find_run
-    from rlrun.cli.run_steps import LATEST, split_step
+    from rlrun.cli.run_steps import BEST, LATEST, best_step, split_step
     from rlrun.runner.records.compared_evaluations import read_evaluation
     from rlrun.runner.records.run_folder import RunFolder
 
     run, at = split_step(name)
-    step = None if at in (None, LATEST) else int(at)
     path = Path(run)
     folder = RunFolder(path) if (path / "state.json").is_file() else find_run(runs_dir, run)
+    if at == BEST:
+        return read_evaluation(folder, best_step(folder))
+    step = None if at in (None, LATEST) else int(at)
     return read_evaluation(folder, step)
 
 

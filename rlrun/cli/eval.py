@@ -23,8 +23,8 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A spec or recipe: its own model. A run: the model that it exported. RUN@STEP, RUN@latest: a "
-        "checkpoint of the run. With --spec or --data also a model's folder or HF id.",
+        help="A spec or recipe: its own model. A run: the model that it exported. RUN@STEP, RUN@latest, "
+        "RUN@best: a checkpoint of the run. With --spec or --data also a model's folder or HF id.",
     ),
 ]
 Spec = Annotated[

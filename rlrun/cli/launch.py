@@ -53,7 +53,7 @@ def command(
             "--from",
             metavar="RUN@STEP",
             help="Begin with the weights and the optimizer of another run's checkpoint; RUN@latest: its "
-            "newest. Sets checkpoint.start_from.",
+            "newest; RUN@best: the one of checkpoint.keep_best. Sets checkpoint.start_from.",
         ),
     ] = None,
     locked: Annotated[

@@ -23,7 +23,7 @@ def test_a_run_at_a_step_is_its_checkpoint(runs: Path, text: str, step: int) -> 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("first", "write RUN@STEP, such as first@40, or RUN@latest"),
+        ("first", "write RUN@STEP, such as first@40, RUN@latest or RUN@best"),
         ("first:4", "write RUN@STEP"),
         ("second@4", "there is no run second in"),
         ("first@5", "has checkpoints of these steps: 4, 8, 12"),

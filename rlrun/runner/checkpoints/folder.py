@@ -38,16 +38,19 @@ def newest_step(folder: Path) -> int | None:
     return max(checkpoints_in(folder), default=None)
 
 
-def checkpoints_to_delete(folder: Path, step: int, keep: int) -> list[Path]:
-    """Returns the checkpoints to delete after that of `step` was written, so that `keep` remain.
+def checkpoints_to_delete(folder: Path, step: int, keep: int, best: int | None = None) -> list[Path]:
+    """Returns the checkpoints to delete after that of `step` was written, so that the newest `keep` of them
+    remain, and that of the step `best`.
 
     Never returns links, whose targets the run does not own, nor checkpoints of later steps, which this run
     did not write.
     """
-    own = [
-        path for number, path in checkpoints_in(folder).items() if number <= step and not path.is_symlink()
-    ]
-    return own[:-keep]
+    own = {
+        number: path
+        for number, path in checkpoints_in(folder).items()
+        if number <= step and not path.is_symlink()
+    }
+    return [own[number] for number in list(own)[:-keep] if number != best]
 
 
 def temporary_path(final: Path) -> Path:

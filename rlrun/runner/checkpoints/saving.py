@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Saves the checkpoints of one run, and keeps the newest `keep` of them, or all."""
+    """Saves the checkpoints of one run, and keeps the newest `keep` of them, or all, and the best one."""
 
     def __init__(self, folder: Path, keep: int | Literal["all"], *, asynchronous: bool = False) -> None:
         """`asynchronous`: `save` returns when the state is copied; the next `save`, or `wait_until_written`,
@@ -52,10 +52,13 @@ class Checkpoints:
         self._writing: asyncio.Task[None] | None = None
         self._completing: asyncio.Future[None] | None = None
 
-    async def save(self, trainer: TrainingState | None, step: int, driver: dict[str, Any]) -> None:
+    async def save(
+        self, trainer: TrainingState | None, step: int, driver: dict[str, Any], *, best: int | None = None
+    ) -> None:
         """Saves the driver's state, and the trainer's if there is a trainer, as `step-<step>`.
 
-        Raises JobError if the disk fails; older checkpoints remain.
+        `best` is the step whose checkpoint is kept although it is old; None: there is none. Raises JobError
+        if the disk fails; older checkpoints remain.
         """
         await self.wait_until_written()
         if checkpoint_of(self._folder, step) is not None:
@@ -65,10 +68,10 @@ class Checkpoints:
             await to_thread(create_empty, temporary)
             if trainer is not None and self._asynchronous:
                 await trainer.begin_save(temporary / TRAINER)
-                self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
+                self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver, best))
                 return
             digests = await trainer.save(temporary / TRAINER) if trainer is not None else {}
-            await self._finish(temporary, step, driver, digests)
+            await self._finish(temporary, step, driver, digests, best)
 
     async def wait_until_written(self) -> None:
         """Returns when the last checkpoint is complete. Raises JobError if the disk failed."""
@@ -86,19 +89,21 @@ class Checkpoints:
             await asyncio.wait([self._completing])
 
     async def _write(
-        self, trainer: TrainingState, temporary: Path, step: int, driver: dict[str, Any]
+        self, trainer: TrainingState, temporary: Path, step: int, driver: dict[str, Any], best: int | None
     ) -> None:
         """Waits for the trainer's part and completes the checkpoint, while training continues."""
         with self._disk_errors_reported(step, temporary):
             digests = await trainer.saved()
-            await self._finish(temporary, step, driver, digests)
+            await self._finish(temporary, step, driver, digests, best)
 
-    async def _finish(self, temporary: Path, step: int, driver: dict[str, Any], digests: Digests) -> None:
+    async def _finish(
+        self, temporary: Path, step: int, driver: dict[str, Any], digests: Digests, best: int | None
+    ) -> None:
         """Completes a checkpoint, even if the caller is cancelled: its thread cannot be stopped."""
         final = self._folder / step_name(step)
         self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver, digests))
         await asyncio.shield(self._completing)
-        await to_thread(self._prune, step)
+        await to_thread(self._prune, step, best)
 
     @contextmanager
     def _disk_errors_reported(self, step: int, temporary: Path) -> Iterator[None]:
@@ -113,10 +118,10 @@ class Checkpoints:
         """Returns the newest checkpoint; None before the first."""
         return next(reversed(checkpoints_in(self._folder).values()), None)
 
-    def _prune(self, step: int) -> None:
+    def _prune(self, step: int, best: int | None) -> None:
         if self._keep == "all":
             return
-        for path in checkpoints_to_delete(self._folder, step, self._keep):
+        for path in checkpoints_to_delete(self._folder, step, self._keep, best):
             try:
                 delete(path)
             except OSError as error:  # harmless: the new checkpoint is complete

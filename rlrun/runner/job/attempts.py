@@ -21,7 +21,7 @@ from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.build_job import make_job, make_rollout_job
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
-from rlrun.runner.job.model_exports import write_model
+from rlrun.runner.job.model_exports import write_final_model
 from rlrun.runner.job.rollout_only import generate
 from rlrun.runner.job.starting_point import begin, restore_run
 from rlrun.runner.job.stopping import StopRequest
@@ -126,9 +126,8 @@ class Attempts:
         await self._journal.flush()
         if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
             await job.devices.give_to_trainer()
-            await self._journal.timed(
-                "writing the final model", write_model(job.trainer, self._folder, self._folder.model)
-            )
+            writing = write_final_model(job, self._progress, self._folder)
+            await self._journal.timed("writing the final model", writing)
 
     async def _show_stacks(self) -> None:
         """Shows where every process of the job is, before they are killed."""

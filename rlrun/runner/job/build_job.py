@@ -88,6 +88,7 @@ def make_job(
         eval_interval=spec.eval.interval,
         weight_interval=spec.rollout.weight_update_interval,
         checkpoint_interval=spec.checkpoint.interval,
+        best_metric=spec.checkpoint.keep_best,
         models=_exports(spec, running.trainer, folder),
         processes=running,
         gpus=_gpus(spec, running.plan, model),

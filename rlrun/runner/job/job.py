@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.protocols import Algorithm
@@ -11,6 +11,7 @@ from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.algorithm_state import state_of
 from rlrun.runner.contracts.carriers import ImagePatches
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import FrozenModel, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.job.compute_budget import ComputeBudget
@@ -105,6 +106,17 @@ class ProcessRecords:
         return []
 
 
+class BestEvaluation(TypedDict):
+    """The evaluation with the largest value of a metric so far, which checkpoints contain as JSON.
+
+    Example: `{"metric": "eval/held-out/reward", "step": 20, "value": 0.97}`
+    """
+
+    metric: str
+    step: int
+    value: float
+
+
 @dataclass(slots=True)
 class Progress:
     """How far the run is; every checkpoint contains it."""
@@ -119,6 +131,8 @@ class Progress:
     trained_tokens: int = 0
     unevaluated: dict[str, float] | None = None
     """Metrics of the last step while its evaluation is still to be done; None otherwise."""
+    best: BestEvaluation | None = None
+    """The best evaluation of a step until now (`checkpoint.keep_best`); None without one."""
     source_state: Callable[[], dict[str, Any]] = field(default=dict, compare=False)
     """Returns the source's state after the last finished step."""
     algorithm_state: dict[str, Any] = field(default_factory=dict, compare=False)
@@ -137,11 +151,36 @@ class Progress:
         self.source_state = job.source.snapshot()
         self.algorithm_state = job.algorithm_state()
 
+    def remember_best(self, metric: str | None, metrics: Mapping[str, float]) -> bool:
+        """Remembers the evaluation of the last step if it is the best one so far; returns whether it is.
+
+        An evaluation whose samples all failed has no such metric. Raises JobError for an unknown metric.
+        """
+        if metric is None or self.step == 0:
+            return False
+        value = metrics.get(metric)
+        if value is None:
+            _check_metric(metric, metrics)
+            return False
+        best = self.best if self.best is not None and self.best["metric"] == metric else None
+        if best is not None and value <= best["value"]:
+            return False
+        self.best = BestEvaluation(metric=metric, step=self.step, value=value)
+        return True
+
     def driver_state(self) -> dict[str, Any]:
         """Returns the driver's part of a checkpoint, as JSON values."""
         states = ("source_state", "algorithm_state")
         counts = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in states}
         return {"progress": counts, "data": self.source_state(), "algorithm": self.algorithm_state}
+
+
+def _check_metric(metric: str, metrics: Mapping[str, float]) -> None:
+    """Raises JobError if evaluations of the metric's dataset have other metrics, but not this one."""
+    prefix = "/".join(metric.split("/")[:2])
+    if f"{prefix}/reward" in metrics:
+        known = ", ".join(name for name in metrics if name.startswith(f"{prefix}/"))
+        raise JobError(f"checkpoint.keep_best: evaluations have no metric {metric!r}; they have {known}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +197,8 @@ class RolloutJob:
     evaluation: Evaluator | None = None
     eval_before_training: bool = True
     checkpoint_interval: int | None = None
+    best_metric: str | None = None
+    """The metric whose best evaluation's checkpoint is kept; None: none is."""
     stop: StopRequest = field(default_factory=StopRequest)
     """Whether the run was asked to stop."""
     devices: DeviceSharing = field(default_factory=DeviceSharing)

@@ -63,6 +63,9 @@ async def begin(job: Job, progress: Progress) -> None:
         await evaluate_first(job, progress)
         return
     evaluation = await evaluate(job, progress) if job.evaluation else {}
+    progress.remember_best(
+        job.best_metric, evaluation
+    )  # this step has a checkpoint: the run was resumed from it
     job.journal.step(progress.step, progress.unevaluated | evaluation)
     progress.unevaluated = None
 

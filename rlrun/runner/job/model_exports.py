@@ -3,16 +3,23 @@
 trainer ranks ──▶ .model.tmp ──▶ model, models/step-N
 """
 
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlrun.runner.checkpoints.folder import checkpoint_of
+from rlrun.runner.checkpoints.reading import open_checkpoint
+from rlrun.runner.checkpoints.saving import trainer_folder
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.records.run_folder import PRIVATE, RunFolder
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.step_names import step_name
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,26 @@ class ExportsByStep:
         """
         self.folder.models.mkdir(mode=PRIVATE, exist_ok=True)
         await write_model(self.trainer, self.folder, self.folder.models / step_name(step))
+
+
+async def write_final_model(job: Job, progress: Progress, folder: RunFolder) -> None:
+    """Writes the model of the last step, or that of the best one (`checkpoint.keep_best`), to `model`.
+
+    Raises DamagedCheckpoint if the best step's checkpoint is damaged, and JobError as `write_model`.
+    """
+    best = progress.best if job.best_metric is not None else None
+    if best is not None and best["step"] != progress.step:
+        checkpoint = checkpoint_of(folder.checkpoints, best["step"])
+        if checkpoint is None:
+            logger.warning(
+                "the best checkpoint, of step %d, is gone: the last model is written", best["step"]
+            )
+        else:
+            await open_checkpoint(checkpoint, job.trainer)
+            await job.trainer.load(trainer_folder(checkpoint))
+            chosen = "the final model is that of step %d, whose %s is the best: %.4g"
+            logger.info(chosen, best["step"], best["metric"], best["value"])
+    await write_model(job.trainer, folder, folder.model)
 
 
 async def write_model(trainer: TrainerGroup, folder: RunFolder, target: Path) -> None:

@@ -37,14 +37,16 @@ async def finish_step(
     metrics = metrics | usage.metrics() | reward_wait(spans)
     metrics |= memory_metrics(job.processes.peak_memory()) | job.processes.take_counts()
     job.journal.samples(progress.step, batch.groups, batch.removed)
-    clock = StepClock()
+    clock, is_best = StepClock(), False
     if job.evaluation and job.evaluates_after(progress.step):
         progress.unevaluated = metrics
         with clock.part("evaluation"):
-            metrics |= await evaluate(job, progress)
+            evaluated = await evaluate(job, progress)
+        metrics |= evaluated
+        is_best = progress.remember_best(job.best_metric, evaluated)
         progress.unevaluated = None
     job.journal.step(progress.step, metrics)
-    if job.saves_after(progress.step):
+    if is_best or job.saves_after(progress.step):
         with clock.part("checkpoint"):
             await save(job, progress)
     if job.models is not None and job.models.is_due(progress.step):
@@ -81,5 +83,6 @@ async def save(job: RolloutJob, progress: Progress) -> None:
     """Writes a checkpoint of the last finished step, unless that step has one."""
     await job.journal.flush()
     await job.devices.give_to_trainer()
-    saving = job.checkpoints.save(job.trainer, progress.step, progress.driver_state())
+    best = None if progress.best is None else progress.best["step"]
+    saving = job.checkpoints.save(job.trainer, progress.step, progress.driver_state(), best=best)
     await job.journal.timed(f"saving the checkpoint of step {progress.step}", saving)

@@ -5,7 +5,7 @@
 Nothing is started.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlrun.runner.planning.engine_memory import host_copy_bytes
@@ -80,15 +80,24 @@ def running_samples(job: PlannedJob, engine: EngineMemory | None) -> int:
 
 
 def _checkpoints_on_disk(job: PlannedJob) -> int | None:
-    interval, keep = job.spec.checkpoint.interval, job.spec.checkpoint.keep
-    if interval is None:
+    checkpoint, steps = job.spec.checkpoint, job.plan.steps
+    best = checkpoint.keep_best is not None
+    if checkpoint.interval is None and not best:
         return 1
-    # the last step has a checkpoint too
-    written = None if job.plan.steps is None else math.ceil(job.plan.steps / interval)
-    if keep == "all":
+    # every evaluation may be the best one so far; the last step has a checkpoint too
+    intervals = [checkpoint.interval, job.spec.eval.interval if best else None]
+    written = None if steps is None else _due_steps(steps, intervals)
+    if checkpoint.keep == "all":
         return written
     # the oldest checkpoint is removed only when a newer one is complete
-    return keep + 1 if written is None else min(keep + 1, written)
+    kept = checkpoint.keep + 1 + best
+    return kept if written is None else min(kept, written)
+
+
+def _due_steps(steps: int, intervals: Sequence[int | None]) -> int:
+    """Returns how many of the steps are due by one of the intervals, or are the last."""
+    due = [range(interval, steps, interval) for interval in intervals if interval is not None]
+    return len(set().union(*due)) + 1
 
 
 def _disk_bytes(job: PlannedJob) -> int:

@@ -85,6 +85,22 @@ def evaluation(spec: Spec) -> Iterator[Finding]:
             yield Finding((*table, "temperature"), message, "add `samples_per_prompt = 1`", related=related)
 
 
+def best_metric(spec: Spec) -> Iterator[Finding]:
+    """The metric whose best evaluation is kept is one of a dataset of `[eval]`."""
+    metric = spec.checkpoint.keep_best
+    names = [dataset.name for dataset in spec.eval.datasets]
+    if metric is None or any(metric.startswith(f"eval/{name}/") for name in names):
+        return
+    path: KeyPath = ("checkpoint", "keep_best")
+    if names:
+        known = " or ".join(f'"eval/{name}/reward"' for name in names)
+        message = f"must be a metric of an evaluation, found {metric!r}"
+        yield Finding(path, message, f"write {known}", found=metric, related=(("eval", "datasets"),))
+    else:
+        message = "there is nothing to evaluate on: the spec has no [[eval.datasets]]"
+        yield Finding(path, message, "add a table with a name, a type and a path", found=metric)
+
+
 def ports(spec: Spec) -> Iterator[Finding]:
     """The ports of all engines are valid: they are counted up from the port of each table of engines."""
     for path, section in engine_sections(spec):
@@ -144,6 +160,7 @@ RULES: tuple[Rule, ...] = (
     ray_address,
     environment,
     evaluation,
+    best_metric,
     ports,
     debug,
     profile,

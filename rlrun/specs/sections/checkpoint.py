@@ -25,6 +25,11 @@ class CheckpointSpec(Section):
     """Steps between checkpoints. None: a single checkpoint at the end of the run."""
     keep: Kept = 2
     """Number of complete checkpoints to keep; older ones are deleted. `all`: none is deleted."""
+    keep_best: str | None = None
+    """Also keep the checkpoint of the best evaluation: `eval/held-out/reward`, or another metric of a dataset
+    of `[eval]` of which more is better. A step with the best evaluation so far is saved although no
+    checkpoint is due, it is kept beside the `keep` newest ones, and the final model is that of the best step.
+    The evaluation before training does not count. None: the final model is that of the last step."""
     asynchronous: bool = False
     """Continue training while a checkpoint is written, from a copy in host memory. This needs host memory for
     that copy."""

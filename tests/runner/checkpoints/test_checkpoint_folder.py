@@ -59,6 +59,8 @@ def test_superfluous_checkpoints(tmp_path: Path) -> None:
     own = [make(tmp_path, f"step-{step}") for step in (2, 4, 6, 8)]
     assert checkpoints_to_delete(tmp_path, 6, keep=2) == own[:1]
     assert checkpoints_to_delete(tmp_path, 6, keep=9) == []
+    assert checkpoints_to_delete(tmp_path, 8, keep=1, best=4) == [own[0], own[2]]
+    assert checkpoints_to_delete(tmp_path, 8, keep=1, best=8) == own[:3]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])

@@ -41,12 +41,13 @@ def handles(trainer: Trainer, needs: Needs, optimizer_steps: int) -> dict[Role, 
 
 
 class FakeEvaluation:
-    def __init__(self, events: list[str]) -> None:
+    def __init__(self, events: list[str], *rewards: float) -> None:
         self.events = events
+        self.rewards = iter(rewards)
 
     async def run(self) -> EvalResult:
         self.events.append("eval")
-        return EvalResult({"eval/held_out/reward": 0.5}, {})
+        return EvalResult({"eval/held_out/reward": next(self.rewards, 0.5)}, {})
 
 
 def job(folder: Path, steps: int = 3, optimizer_steps: int = 1, **changes: object) -> Job:
@@ -374,6 +375,41 @@ async def test_checkpoints_every_interval_and_at_the_end(tmp_path: Path) -> None
     one = job(tmp_path, steps=5, checkpoint_interval=2)
     await run(one, Progress())
     assert names(tmp_path) == ["step-4", "step-5"]
+
+
+async def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path: Path) -> None:
+    """The one before training does not count, and a tie goes to the earlier step."""
+    evaluation = FakeEvaluation([], 0.9, 0.2, 0.7, 0.7, 0.1, 0.3)
+    changes = {"eval_interval": 1, "checkpoint_interval": 2, "best_metric": "eval/held_out/reward"}
+    one = job(tmp_path, 5, evaluation=evaluation, **changes)
+    await run(one, progress := Progress())
+    assert progress.best == {"metric": "eval/held_out/reward", "step": 2, "value": 0.7}
+    assert names(tmp_path) == ["step-2", "step-4", "step-5"]
+    assert read_driver(tmp_path / "step-5")["progress"]["best"] == progress.best
+
+
+@pytest.mark.parametrize(
+    ("metrics", "best"),
+    [
+        ({"eval/easy/reward": 0.6}, 4),
+        ({"eval/easy/reward": 0.5}, 2),
+        ({"eval/easy/failed": 8.0}, 2),
+        ({"eval/hard/reward": 0.6}, 2),
+    ],
+    ids=["better", "a tie", "every sample failed", "another dataset"],
+)
+def test_the_best_evaluation_is_remembered(metrics: dict[str, float], best: int) -> None:
+    progress = Progress(step=4, best={"metric": "eval/easy/reward", "step": 2, "value": 0.5})
+    assert progress.remember_best("eval/easy/reward", metrics) == (best == 4)
+    assert progress.best is not None and progress.best["step"] == best
+
+
+def test_a_new_metric_begins_with_no_best_evaluation_and_must_exist() -> None:
+    progress = Progress(step=4, best={"metric": "eval/easy/reward", "step": 2, "value": 0.5})
+    metrics = {"eval/easy/reward": 0.7, "eval/easy/pass@1": 0.1}
+    assert progress.remember_best("eval/easy/pass@1", metrics)
+    with pytest.raises(JobError, match=r"no metric 'eval/easy/pass@2'; they have eval/easy/reward, eval/"):
+        progress.remember_best("eval/easy/pass@2", metrics)
 
 
 async def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:

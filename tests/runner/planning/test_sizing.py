@@ -148,6 +148,9 @@ def test_disk_counts_the_checkpoint_in_the_making() -> None:
     assert final - size_job(planned_job(checkpoint={"export_hf": False})).disk == 4 * 8_190_735_360
 
 
+BEST = {"keep_best": "eval/easy/reward"}
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "length", "checkpoints"),
     [
@@ -158,12 +161,18 @@ def test_disk_counts_the_checkpoint_in_the_making() -> None:
         ({"interval": 1000, "keep": "all"}, {"steps": 100}, 1),
         ({"interval": 30, "keep": 2}, {"steps": None, "epochs": 3}, 3),
         ({"interval": 30, "keep": "all"}, {"steps": None, "epochs": 3}, None),
+        ({"interval": 30, **BEST}, {"steps": 100}, 4),
+        ({"interval": 30, **BEST}, {"steps": 60}, 3),  # those of steps 30, 40 and 60
+        (BEST, {"steps": 100}, 3),
+        (BEST | {"keep": "all"}, {"steps": None, "epochs": 3}, None),
     ],
 )
 def test_a_plan_counts_the_checkpoints_that_are_on_disk_at_once(
     checkpoint: dict[str, Any], length: dict[str, Any], checkpoints: int | None
 ) -> None:
-    sizing = size_job(planned_job(checkpoint=checkpoint | {"export_hf": False}, trainer=length))
+    evaluation = {"interval": 40, "datasets": [{"name": "easy", "path": "rows.jsonl"}]}
+    settings = {"checkpoint": checkpoint | {"export_hf": False}, "trainer": length, "eval": evaluation}
+    sizing = size_job(planned_job(**settings))
     assert sizing.checkpoints == checkpoints
     assert sizing.disk == 12 * 8_190_735_360 * (checkpoints or 1)
 

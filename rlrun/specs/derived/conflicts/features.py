@@ -68,6 +68,9 @@ EXACT = on("true_on_policy")
 EXACT_ON_CPUS = EXACT.when(lambda job: not job.has_gpus, "true_on_policy on CPUs", _GPUS)
 EXACT_ON_GPUS = EXACT.when(lambda job: rounds_as_target(job.spec), "true_on_policy on GPUs", _GPUS)
 NO_INTERVAL = missing(on("checkpoint.interval"))
+SAVES_ONCE = NO_INTERVAL.when(
+    lambda job: job.spec.checkpoint.keep_best is None, NO_INTERVAL.name, "checkpoint.keep_best"
+)
 NOT_TRAINING_SAVED = missing(equal("debug.mode", "train"))
 NO_TRAINER = (equal("debug.mode", "rollout"), equal("debug.mode", "eval"))
 EVALUATION = Feature("[eval]", "eval", lambda job: job.spec.eval.model_fields_set - {"datasets"})

@@ -21,15 +21,16 @@ def _given(section: str, *keys: str) -> tuple[Feature, ...]:
 
 _JOB = (
     refused(on("trainer.epochs"), on("trainer.steps"), "both give the length of the job"),
-    no_effect(given("checkpoint.keep"), f.NO_INTERVAL, "the only checkpoint is the one at the end"),
+    no_effect(given("checkpoint.keep"), f.SAVES_ONCE, "the only checkpoint is the one at the end"),
     no_effect(
         on("checkpoint.asynchronous"),
-        f.NO_INTERVAL,
+        f.SAVES_ONCE,
         "the only checkpoint is the one at the end, after all training",
     ),
     no_effect(
         given("checkpoint.start_optimizer"), missing(on("checkpoint.start_from")), "no state is loaded"
     ),
+    no_effect(on("checkpoint.keep_best"), f.NO_TRAINER, "the weights stay the same, and so does the result"),
     no_effect(
         on("checkpoint.start_from"),
         f.NO_TRAINER,

@@ -131,7 +131,8 @@ def run_local(spec_file: Path, folder: Path, overrides: Sequence[str] = (), port
     spec = resolve_for_job(written, model).spec
     plan = make_plan(spec, cores=1)
     journal = Lines()
-    teacher = str(fetch_files("teacher", spec.teacher.path).folder) if spec.teacher else None
+    path = spec.teacher.path if spec.teacher else None
+    teacher = None if path is None else str(fetch_files("teacher", path).folder)
     rank = LocalRank(
         TrainerSetup(
             spec_json=spec.model_dump_json(),

@@ -201,6 +201,9 @@ class Sample:
     """`[R]` log-probs of the reference, for advantages; None unless `needs.reference`."""
     teacher_log_probs: NDArray[np.float32] | None = None
     """`[R]` log-probs of the teacher, for advantages; None unless `needs.teacher`."""
+    distilled: bool | None = None
+    """Whether the teacher has a prompt of its own for this sample, which it is distilled by. None: the
+    teacher reads the policy's prompt, and every sample is distilled."""
     values: NDArray[np.float32] | None = None
     """`[R]` the critic's value before each token; None unless `needs.critic`."""
     value_after: float | None = None
@@ -359,8 +362,8 @@ class LossInputs:
     """`[T]` float32, no gradient: what the algorithm's own `marks` returned; None unless `needs.marks`."""
     divergence: Any | None = None
     """`[T]` float32 divergence from the teacher's distribution, with gradient: what `needs.divergence`
-    returned, and 0 on tokens that are not trained; None without it. It is over the whole vocabulary, also
-    where there is a sampling mask."""
+    returned, and 0 on tokens that are not trained or not distilled; None without it. It is over the whole
+    vocabulary, also where there is a sampling mask."""
     scores: Any | None = None
     """`[B]` float32, with gradient: the model's score of each sample, after its last token. None unless
     `needs.scores`; all log-probs are zeros then."""

@@ -84,6 +84,11 @@ class Needs:
         return samples + self.greedy_reward
 
     @property
+    def sequences_per_sample(self) -> int:
+        """How many sequences one row or one execution gives to training."""
+        return 2 if self.pairs or self.labels else 1
+
+    @property
     def compared_tokens(self) -> int:
         """How many of the teacher's tokens are compared one by one; 0 without a divergence."""
         return 0 if self.divergence is None else self.divergence.top_k

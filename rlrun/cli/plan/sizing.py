@@ -63,6 +63,12 @@ def _memory_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
     if sizing.reference:
         size = format_bytes(sizing.reference)
         yield "reference policy, host memory per rank", size, "kept there between its passes"
+    if sizing.teacher:
+        size = format_bytes(sizing.teacher)
+        yield "teacher, host memory per rank", size, "the policy's other weights, between passes"
+    if sizing.top_tokens:
+        source = f"{job.needs.compared_tokens} per token of a step's responses of full length"
+        yield "teacher's top tokens, host memory of the driver", format_bytes(sizing.top_tokens), source
     if sizing.offloaded:
         yield "training state, host memory per rank", format_bytes(sizing.offloaded), "trainer.offload"
     if sizing.staged:

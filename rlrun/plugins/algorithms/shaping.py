@@ -119,10 +119,12 @@ def _entropies(sample: Sample) -> Scores:
 
 
 def teacher_distance(sample: Sample) -> Scores:
-    """Returns `[R]` policy - teacher log-prob, which does not depend on the reward; 0 on a failed sample."""
+    """Returns `[R]` policy - teacher log-prob, which does not depend on the reward; 0 on a failed sample, and
+    on one for which the teacher has no prompt.
+    """
     assert sample.policy_log_probs is not None and sample.teacher_log_probs is not None, "needs.teacher"
     difference: Scores = sample.policy_log_probs.astype(np.float64) - sample.teacher_log_probs
-    return difference * is_trainable(sample)
+    return difference * (is_trainable(sample) and sample.distilled is not False)
 
 
 def is_trainable(sample: Sample) -> bool:

@@ -17,10 +17,9 @@ from rlrun.plugins.data.row_images import ImageKeys, with_images
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.types import Row
 from rlrun.specs.paths import SpecPath
+from rlrun.specs.text_template import TEMPLATE_PART
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
-_TEMPLATE_PART = re.compile(r"\{\{|\}\}|\{([A-Za-z_][^{}]*)\}")
-"""A doubled brace, or a column's name in braces; `{}` and `{1}`, as in LaTeX, are neither."""
 _SHOWN = 60
 """Number of characters at the end of a label that an error message quotes."""
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
@@ -175,7 +174,7 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
         column = match[1]
         return match[0][0] if column is None else str(required(values, column))
 
-    return _TEMPLATE_PART.sub(replacement, template)
+    return TEMPLATE_PART.sub(replacement, template)
 
 
 def _metadata(values: Mapping[str, Any], keys: RowKeys) -> dict[str, Any]:

@@ -4,6 +4,7 @@ policy, reference, teacher: log-probs ┐
 critic: values                        ┴─▶ samples ─▶ advantages, returns ─▶ sequences
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from rlrun.runner.batches.sequences import (
     samples_of,
     with_advantages,
     with_arrays,
+    with_distilled,
     with_reference,
     with_values,
 )
@@ -24,6 +26,10 @@ from rlrun.runner.contracts.algorithm_state import remembers
 from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
 from rlrun.runner.contracts.interfaces import FrozenModel
 from rlrun.runner.contracts.step_clock import StepClock
+
+TeacherPrompts = Callable[[Sequence[Group], Sequence[TrainSequence]], list[TrainSequence]]
+"""Returns the sequences as the teacher reads them, after prompts of its own, and sets `distilled` of the
+samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class Passes:
     """None if the algorithm does not need it; the same holds for the teacher and the critic."""
     teacher: FrozenModel | None
     critic: ModelHandle | None
+    teacher_prompts: TeacherPrompts | None
+    """None: the teacher reads the policy's prompts."""
     recompute_old: bool
     """`old_log_probs = "trainer"`. It costs a pass only if a step takes several optimizer steps, or if
     advantages depend on these log-probs."""
@@ -83,12 +91,16 @@ class Passes:
         probable tokens where the loss compares distributions.
         """
         assert self.teacher is not None
+        read: Sequence[TrainSequence] = sequences
         with clock.part("teacher"):
+            if self.teacher_prompts is not None:
+                read = await asyncio.to_thread(self.teacher_prompts, groups, sequences)
+                sequences = with_distilled(sequences, groups)
             if self.algorithm.needs.divergence is None:
-                log_probs = await self.teacher.log_probs(sequences)
+                log_probs = await self.teacher.log_probs(read)
             else:
                 assert isinstance(self.teacher, ModelHandle), "the rules refuse teachers on engines"
-                outputs = await self.teacher.outputs(["log_probs", "top_ids", "top_log_probs"], sequences)
+                outputs = await self.teacher.outputs(["log_probs", "top_ids", "top_log_probs"], read)
                 log_probs, ids, of_ids = outputs["log_probs"], outputs["top_ids"], outputs["top_log_probs"]
                 sequences = with_arrays(sequences, teacher_top_ids=ids, teacher_top_log_probs=of_ids)
         for sample, own in zip(samples_of(groups), log_probs, strict=True):

@@ -89,6 +89,12 @@ def with_reference(
     return with_arrays(sequences, reference_log_probs=log_probs)
 
 
+def with_distilled(sequences: Sequence[TrainSequence], groups: Sequence[Group]) -> list[TrainSequence]:
+    """Returns the sequences with marks on the tokens of samples that are distilled."""
+    marks = [np.full(len(sample.tokens), bool(sample.distilled), np.float32) for sample in samples_of(groups)]
+    return with_arrays(sequences, distilled=marks)
+
+
 def with_values(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], values: Sequence[Array]
 ) -> list[TrainSequence]:

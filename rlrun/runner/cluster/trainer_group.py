@@ -114,6 +114,10 @@ class TrainerGroup:
         """Replaces the reference's weights by the policy's current ones."""
         await self._broadcast(lambda rank: rank.update_reference())
 
+    async def update_teacher(self) -> None:
+        """Moves the teacher that is an average of the policy's weights towards the current ones."""
+        await self._broadcast(lambda rank: rank.update_teacher())
+
     async def write_weights(self, version: int) -> WeightUpdate:
         """Writes the policy's weights where the engines can read them, or announces them."""
         async with self._policy_lock:

@@ -123,6 +123,9 @@ class TrainSequence:
     pass."""
     teacher_top_log_probs: ResponseArray | None = None
     """`[R, k + 1]` their log-probs, and in the last column that of all other tokens together."""
+    distilled: ResponseArray | None = None
+    """`[R]` 1 where the divergence from the teacher counts, 0 in samples for which the teacher has no prompt;
+    None unless the teacher has a prompt of its own (`teacher.prompt`)."""
     values: ResponseArray | None = None
     """`[R]` values of the critic before the update; None unless the algorithm needs a critic."""
     returns: ResponseArray | None = None

@@ -40,7 +40,7 @@ from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.policy_model import read_policy
-from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_shares_policy
+from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_in_policy_layout
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.rollout import RolloutFunctionSpec
@@ -78,6 +78,8 @@ def make_job(
         evaluation=_evaluation(spec, running, policy, journal),
         reference=_frozen("reference", spec, running, model) if needs.reference else None,
         teacher=_frozen("teacher", spec, running, model) if needs.teacher else None,
+        teacher_prompts=running.inputs.teacher_prompts if needs.teacher else None,
+        averages_teacher=needs.teacher and spec.teacher is not None and spec.teacher.weights == "average",
         critic=_handle("critic", spec, running, model) if needs.critic else None,
         make_patches=running.inputs.tokenizer.images.patches,
         critic_only_steps=spec.critic.only_steps,
@@ -254,7 +256,7 @@ def _handle(role: Role, spec: Spec, running: RunningJob, model: ModelFiles) -> M
     """
     assert running.trainer is not None
     match role:
-        case "teacher" if not teacher_shares_policy(spec):
+        case "teacher" if not teacher_in_policy_layout(spec):
             data_ranks = [rank.teacher_data_rank for rank in running.plan.ranks]
             budget = spec.trainer.max_tokens_per_rank
         case "policy" | "reference" | "teacher":

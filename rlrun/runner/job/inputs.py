@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.registry import build
 from rlrun.plugins.row_checks import is_good, row_check
 from rlrun.plugins.types import Group, Needs, Prompt, Row
+from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.host.remote_code import CodeFile
 from rlrun.runner.prompts.conversations import (
     Demonstration,
@@ -20,6 +21,8 @@ from rlrun.runner.prompts.conversations import (
 )
 from rlrun.runner.prompts.dataset import EAGER_ROWS, EncodedPrompt, PromptStream
 from rlrun.runner.prompts.prefetcher import Prefetcher
+from rlrun.runner.prompts.teacher_prompts import TeacherPrompts
+from rlrun.runner.prompts.teacher_rows import teacher_check
 from rlrun.runner.prompts.template import naming
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.demonstrations import demonstration
@@ -45,6 +48,8 @@ class Inputs:
     eval_sets: Sequence[EvalSet]
     rollout: Any
     """The rollout plugin, whose tools are described in the prompts; None if rows are demonstrations."""
+    teacher_prompts: TeacherPrompts | None = None
+    """Makes the teacher's own prompts; None: it reads the policy's."""
     eval_rollouts: Mapping[str, Any] = field(default_factory=dict)
     """The rollout plugins that evaluation datasets have of their own, by the names of the datasets."""
 
@@ -91,12 +96,16 @@ def read_inputs(
         keep = len(source) <= EAGER_ROWS
         demonstrations = Demonstrations(spec, tokenizer, needs, keep=keep)
         stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
-        return Inputs(tokenizer, stream, demonstrations, (), None)
+        return Inputs(
+            tokenizer, stream, demonstrations, (), None, _teacher_prompts(spec, tokenizer, needs, ())
+        )
+    tools: Tools = ()
     prompts: PromptStream | None = None
     function = _rollout(spec.rollout.function)
     if spec.debug.mode != "eval":
         tools = _shown_tools("rollout.function", spec.rollout.function, function, spec.data, tokenizer)
-        encode = _prompt_encoder(tokenizer, spec.data, tools, limit, row_check(spec.rewards))
+        check = _training_check(spec, needs)
+        encode = _prompt_encoder(tokenizer, spec.data, tools, limit, check)
         source = build("data", spec.data.type, spec.data.params)
         samples = spec.rollout.samples_per_prompt
         prompts = PromptStream(source, encode, spec.data, limit, spec.seed, samples=samples)
@@ -108,7 +117,28 @@ def read_inputs(
     sets = [
         _eval_set(spec, dataset, tokenizer, own.get(dataset.name, function)) for dataset in spec.eval.datasets
     ]
-    return Inputs(tokenizer, prompts, None, sets, function, own)
+    own_prompts = _teacher_prompts(spec, tokenizer, needs, tools)
+    return Inputs(tokenizer, prompts, None, sets, function, own_prompts, own)
+
+
+def _teacher_prompts(spec: Spec, tokenizer: Tokenizer, needs: Needs, tools: Tools) -> TeacherPrompts | None:
+    """Returns what makes the teacher's own prompts; None where it reads the policy's."""
+    if spec.teacher is None or spec.teacher.prompt is None or not needs.teacher:
+        return None
+    longest = ModelFiles(tokenizer.folder, None).config()["max_position_embeddings"]
+    return TeacherPrompts(spec.teacher, tokenizer, spec.data.apply_chat_template, tools, longest)
+
+
+def _training_check(spec: Spec, needs: Needs) -> Callable[[Row], None]:
+    """Returns a check of a row by the rewards, and by the teacher's prompt."""
+    check_for_rewards = row_check(spec.rewards)
+    check_for_teacher = teacher_check(spec, needs)
+
+    def check(row: Row) -> None:
+        check_for_rewards(row)
+        check_for_teacher(row)
+
+    return check
 
 
 class Demonstrations:
@@ -125,12 +155,14 @@ class Demonstrations:
         self._tokenizer = tokenizer
         self._keep = keep
         self._responses: dict[str, list[Demonstration]] = {}
+        self._check_for_teacher = teacher_check(spec, needs)
 
     def encode(self, row: Row) -> EncodedPrompt:
         """Returns the prompt. Raises ValueError if a response is missing or too long."""
         template, whole = self._spec.data.apply_chat_template, self._needs.scores
         if self._needs.labels:
             is_good(row)
+        self._check_for_teacher(row)
         if (
             template
             and not (self._needs.pairs or self._needs.labels)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypedDict
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.batches.model_handle import ModelHandle
+from rlrun.runner.batches.passes import TeacherPrompts
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.algorithm_state import state_of
@@ -238,6 +239,10 @@ class Job(RolloutJob):
     """The reference, on the trainer's ranks or on engines; None if the algorithm does not need one."""
     teacher: FrozenModel | None = None
     """The teacher, on the trainer's ranks or on engines; None if the algorithm does not need one."""
+    teacher_prompts: TeacherPrompts | None = None
+    """Makes the teacher's own prompts; None: it reads the policy's."""
+    averages_teacher: bool = False
+    """The teacher is an average of the policy's weights, which every step of training moves."""
     critic: ModelHandle | None = None
     """The critic; None if the algorithm does not need one."""
     make_patches: Callable[[Sequence[PlacedImage]], Mapping[str, ImagePatches]] = _no_patches

@@ -128,6 +128,7 @@ async def prepare(
         job.reference,
         job.teacher,
         job.critic,
+        job.teacher_prompts,
         recompute_old=job.recompute_old,
         compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,
         trains_policy=progress.step >= job.critic_only_steps,
@@ -150,6 +151,8 @@ async def train(
         if job.compares_log_probs:
             check_update(updates, finished + 1)
         metrics |= combine_updates(updates) | algorithm_metrics(step_values(job.algorithm))
+        if job.averages_teacher:
+            await job.trainer.update_teacher()
     if is_due(finished, job.reference_interval):
         await job.trainer.update_reference()
     return metrics

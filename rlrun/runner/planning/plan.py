@@ -22,7 +22,7 @@ from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_ran
 from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
 from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
 from rlrun.specs.derived.lengths import longest_response
-from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.debug import DebugMode
 from rlrun.specs.sections.engine import EngineSpec
@@ -164,7 +164,7 @@ def _ranks(
 ) -> Iterator[RankPlan]:
     parallel = spec.trainer.parallel
     teacher = auxiliary_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
-    teacher = parallel if teacher_shares_policy(spec) else teacher
+    teacher = parallel if teacher_in_policy_layout(spec) else teacher
     critic = auxiliary_layout(spec.critic.parallel, layout.ranks)
     for rank, (location, thread_count) in enumerate(zip(locations, threads, strict=True)):
         yield RankPlan(

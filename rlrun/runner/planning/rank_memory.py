@@ -55,7 +55,7 @@ def rank_memory(job: PlannedJob) -> RankMemory:
     training = training_phase(
         job.model,
         job.spec.trainer,
-        job.plan.max_sample_tokens,
+        _longest_unit(job),
         gpu=job.on_gpu,
         candidates=candidates,
         compared=job.needs.compared_tokens,
@@ -79,10 +79,15 @@ def _kept_parts(job: PlannedJob) -> tuple[str, ...]:
     return ("CUDA and NCCL", "exchange buffers", *pool)
 
 
+def _longest_unit(job: PlannedJob) -> int:
+    """Returns the most tokens that cannot be divided over micro-batches: a sample, or a pair of responses."""
+    return job.plan.max_sample_tokens * (2 if job.needs.pairs else 1)
+
+
 def __exchange_buffers(job: PlannedJob) -> Iterator[Part]:
     spec = job.spec
-    longest = job.plan.max_sample_tokens * (2 if job.needs.pairs else 1)
-    for size, how in _exchange_buffers(job.model, spec.trainer, longest, spec.cluster.gpus_per_node):
+    longest, per_node = _longest_unit(job), spec.cluster.gpus_per_node
+    for size, how in _exchange_buffers(job.model, spec.trainer, longest, per_node):
         yield Part("exchange buffers", size, how)
 
 
@@ -90,6 +95,18 @@ def reference_bytes(job: PlannedJob) -> int:
     """Returns the host memory per rank for the reference policy: as much as the policy without offloading."""
     if not job.needs.reference or job.spec.reference.engine is not None:
         return 0
+    return _copy_of_policy(job)
+
+
+def teacher_copy_bytes(job: PlannedJob) -> int:
+    """Returns the host memory per rank for a teacher that is the policy with other weights."""
+    teacher = job.spec.teacher
+    if not job.needs.teacher or teacher is None or teacher.weights not in ("initial", "average"):
+        return 0
+    return _copy_of_policy(job)
+
+
+def _copy_of_policy(job: PlannedJob) -> int:
     without_offload = job.spec.trainer.model_copy(update={"offload": "none"})
     return training_phase(job.model, without_offload, gpu=False).part_bytes("parameters")
 
@@ -100,12 +117,16 @@ def staged_bytes(job: PlannedJob) -> int:
         return 0
     critic = job.spec.critic if job.needs.critic else None
     size = checkpoint_copy_bytes(job.model, job.spec.trainer, critic)
+    if job.spec.teacher is not None and job.spec.teacher.weights == "average":
+        size += teacher_copy_bytes(job)
     return size + (reference_bytes(job) if job.spec.reference.update_interval else 0)
 
 
 def _host_copies(job: PlannedJob) -> Iterator[Part]:
     if size := reference_bytes(job):
         yield Part("reference", size, "in host memory between its passes")
+    if size := teacher_copy_bytes(job):
+        yield Part("teacher", size, "the policy's other weights, in host memory between passes")
     if size := staged_bytes(job):
         yield Part("unfinished checkpoint", size, "checkpoint.asynchronous")
 

@@ -12,9 +12,9 @@ from rlrun.runner.planning.engine_memory import host_copy_bytes
 from rlrun.runner.planning.fit import fit_warnings
 from rlrun.runner.planning.memory import EngineMemory, Phase
 from rlrun.runner.planning.phases import job_memory
-from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes
+from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes, teacher_copy_bytes
 from rlrun.runner.planning.step_time import Estimate, PlannedJob, estimate
-from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded_bytes
+from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded_bytes, top_token_bytes
 from rlrun.runner.planning.sync_time import held_bytes, sync_bytes, sync_time
 
 
@@ -28,6 +28,11 @@ class Sizing:
     """None without rollouts."""
     reference: int
     """Bytes of host memory per rank for the reference policy."""
+    teacher: int
+    """Bytes of host memory per rank for a teacher that is the policy with other weights."""
+    top_tokens: int
+    """Bytes of the driver's host memory for the teacher's most probable tokens of a step, if every response
+    is as long as it may be."""
     offloaded: int
     """Bytes of host memory per rank for the training state that `trainer.offload` keeps there."""
     staged: int
@@ -59,6 +64,8 @@ def size_job(job: PlannedJob, *, advise: bool = True) -> Sizing:
         phases=memory.phases,
         engine=memory.engine,
         reference=reference_bytes(job),
+        teacher=teacher_copy_bytes(job),
+        top_tokens=_top_tokens(job),
         offloaded=offloaded_bytes(job.model, job.spec.trainer),
         staged=staged_bytes(job),
         host_copy=host_copy_bytes(job),
@@ -69,6 +76,11 @@ def size_job(job: PlannedJob, *, advise: bool = True) -> Sizing:
         estimate=estimate(job, running_samples(job, memory.engine), sync_time(job).seconds),
         warnings=tuple(fit_warnings(job, memory, advise=advise)),
     )
+
+
+def _top_tokens(job: PlannedJob) -> int:
+    samples, response = job.plan.batch.samples, job.spec.rollout.max_response_tokens
+    return top_token_bytes(samples, response, job.needs.compared_tokens)
 
 
 def running_samples(job: PlannedJob, engine: EngineMemory | None) -> int:

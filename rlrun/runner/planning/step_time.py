@@ -23,10 +23,12 @@ from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.runner.planning.storage import offloaded_bytes
-from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.derived.shared_prefixes import is_shared
+from rlrun.specs.sections.auxiliary_models import SOLUTION
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.text_template import template_names
 
 TRAIN_EFFICIENCY = 0.35
 """Share of peak FLOPs that forward and backward passes over packed sequences reach. On an H200 it was 0.33
@@ -188,10 +190,10 @@ def _offload_seconds(job: PlannedJob) -> float:
 
 
 def training_tokens(job: PlannedJob, *, share: bool) -> float:
-    """Returns the number of tokens in a step's samples; `share`: with each prompt once."""
-    batch, load = job.plan.batch, job.load
-    copies = batch.samples_per_prompt if share and is_shared(load.prompt, load.response) else 1
-    return batch.samples * (load.prompt / copies + load.response)
+    """Returns the number of tokens in a step's sequences; `share`: with each prompt once."""
+    batch, load, sequences = job.plan.batch, job.load, job.needs.sequences_per_sample
+    copies = batch.samples_per_prompt * sequences if share and is_shared(load.prompt, load.response) else 1
+    return batch.samples * sequences * (load.prompt / copies + load.response)
 
 
 def _training_seconds(job: PlannedJob, tokens: float, operations: int, *, reduced: float) -> float:
@@ -257,8 +259,20 @@ def _other_passes(job: PlannedJob) -> float:
     policy = float(before_update or bool(needs.policy_statistics))
     critic = 4.0 if needs.critic else 0.0  # one pass for values, three for its update
     teacher = active_parameters(job.teacher) / active_parameters(job.model) if job.teacher else 0.0
-    teacher = 1.0 if teacher_shares_policy(job.spec) else teacher
-    return policy + needs.reference + critic + teacher
+    teacher = 1.0 if teacher_in_policy_layout(job.spec) else teacher
+    return policy + needs.reference + critic + teacher * _longer_prompts(job)
+
+
+def _longer_prompts(job: PlannedJob) -> float:
+    """Returns the tokens that a teacher reads, in those of a sample: its own prompts are longer.
+
+    The template counts a token for four characters, a solution as a response, and keys of rows not at all.
+    """
+    template = job.spec.teacher.prompt if job.spec.teacher is not None else None
+    if template is None:
+        return 1.0
+    more = len(template) / 4 + job.load.response * (SOLUTION in template_names(template))
+    return 1.0 + more / max(job.load.prompt + job.load.response, 1.0)
 
 
 def _link(job: PlannedJob, ranks: int) -> float:

@@ -8,6 +8,14 @@ from rlrun.specs.sections.auxiliary_models import CriticSpec
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 
+def top_token_bytes(samples: int, response_tokens: int, compared: int) -> int:
+    """Returns the size of what a teacher says of a step: ids and log-probs of `compared` tokens, and the
+    log-prob of all others, for each response token. The driver holds it from the teacher's pass to the
+    update.
+    """
+    return samples * response_tokens * (4 * compared + 4 * (compared + 1)) if compared else 0
+
+
 def offloaded_bytes(model: Architecture, trainer: TrainerSpec) -> int:
     """Returns the host memory per rank for the policy's training state that `trainer.offload` moves there."""
     share = policy_share(model, trainer)

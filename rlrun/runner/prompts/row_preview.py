@@ -11,6 +11,7 @@ from rlrun.plugins.registry import PluginError, checked_params, load
 from rlrun.plugins.row_checks import is_good, row_check
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
+from rlrun.runner.prompts.teacher_rows import teacher_check
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
@@ -33,6 +34,7 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
     needs = needs_of(spec)
     try:
         check = _prompt_check(spec.rewards) if needs.rollout else _demonstration_check(needs)
+        check = _both(check, teacher_check(spec, needs))
         own = [dataset.given("rewards") for dataset in spec.eval.datasets]
         evaluated = [_prompt_check(spec.rewards if rewards is None else rewards) for rewards in own]
     except PluginError as error:
@@ -44,6 +46,14 @@ def data_findings(spec: Spec) -> Iterator[Finding]:
             yield from _too_long(spec)
     for number, (dataset, own_check) in enumerate(zip(spec.eval.datasets, evaluated, strict=True)):
         yield from _source(("eval", "datasets", number), dataset, own_check, needs)
+
+
+def _both(first: RowCheck, second: RowCheck) -> RowCheck:
+    def check(row: Row) -> None:
+        first(row)
+        second(row)
+
+    return check
 
 
 def few_rows(spec: Spec) -> Iterator[Finding]:

@@ -121,6 +121,8 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     greedy = [own[0].greedy_reward for own in finished if own and own[0].greedy_reward is not None]
     if greedy:
         metrics["greedy_reward"] = float(np.mean(greedy))
+    if distilled := [sample.distilled for sample in samples if sample.distilled is not None]:
+        metrics["distilled_frac"] = _share(distilled)
     metrics |= {f"staleness/{k}": v for k, v in statistics(staleness).items() if k in ("mean", "max")}
     return add_prefix("rollout", metrics)
 

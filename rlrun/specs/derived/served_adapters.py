@@ -29,9 +29,17 @@ def adapter_in_requests(section: NamedEngineSpec) -> str | None:
     return section.name if has_choice else None
 
 
+def teacher_in_policy_layout(spec: Spec) -> bool:
+    """Returns whether the trainer's teacher is the policy's own model, with other weights or another
+    adapter.
+    """
+    has_weights = spec.teacher is not None and spec.teacher.weights is not None
+    return has_weights or teacher_shares_policy(spec)
+
+
 def teacher_shares_policy(spec: Spec) -> bool:
     """Returns whether the trainer's teacher is the policy's frozen model with another adapter."""
     teacher = spec.teacher
     if teacher is None or teacher.adapter is None:
         return False
-    return teacher.path is None and teacher.engine is None
+    return teacher.path is None and teacher.engine is None and teacher.weights is None

@@ -14,6 +14,7 @@ from rlrun.specs.rules.auxiliary_rules import (
     critic_only_steps,
     layouts,
     teacher,
+    teacher_prompt,
 )
 from rlrun.specs.rules.curriculum_rules import curriculum_without_results
 from rlrun.specs.rules.filter_rules import (
@@ -159,6 +160,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     cache_size,
     warm_up,
     teacher,
+    teacher_prompt,
     compared_tokens,
     layouts,
     critic_only_steps,

@@ -9,23 +9,58 @@ from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.sections.auxiliary_models import auxiliary_layout
+from rlrun.specs.sections.auxiliary_models import FEEDBACK, SOLUTION, auxiliary_layout
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.text_template import template_names
 
 
 def teacher(spec: Spec, needs: Needs) -> Iterator[Finding]:
-    """Distillation needs a teacher, which either the trainer loads or engines serve."""
+    """Distillation needs a teacher: a model that the trainer loads, one that engines serve, or the policy."""
     if needs.teacher and spec.teacher is None:
         message = f"{spec.algorithm.type} learns from a teacher, and the spec has none"
         yield Finding(("teacher",), message, 'add a table [teacher] with `path = "…"`', at_value=False)
     if spec.teacher is None or teacher_shares_policy(spec):
         return
-    if (spec.teacher.path is None) == (spec.teacher.engine is None):
-        problem = "needs path or engine" if spec.teacher.path is None else "has both path and engine"
-        message = f"{problem}: either the trainer loads the teacher (path), or [[engines]] serve it (engine)"
-        cure = "add one of the two" if spec.teacher.path is None else "remove one of the two"
-        keys: tuple[KeyPath, ...] = (("teacher", "path"), ("teacher", "engine"))
+    given = [name for name in ("path", "engine", "weights") if getattr(spec.teacher, name) is not None]
+    if len(given) != 1:
+        problem = f"has {' and '.join(given)}" if given else "needs path, engine or weights"
+        message = (
+            f"{problem}: the trainer loads the teacher (path), [[engines]] serve it (engine), or it is the "
+            "policy itself (weights)"
+        )
+        cure = "keep one of them" if given else "add one of them"
+        keys: tuple[KeyPath, ...] = (("teacher", "path"), ("teacher", "engine"), ("teacher", "weights"))
         yield Finding(("teacher",), message, cure, at_value=False, related=keys)
+
+
+def teacher_prompt(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """The teacher's own prompt tells it something of the row or of the sample that the spec provides."""
+    if spec.teacher is None or not needs.teacher:
+        return
+    prompt = spec.teacher.prompt
+    if prompt is None:
+        if spec.teacher.weights == "current":
+            message = "is the policy itself, which with the policy's prompt has nothing to teach"
+            cure = 'add `prompt = "…"`, or set weights = "initial"'
+            yield Finding(("teacher", "weights"), message, cure, related=(("teacher", "prompt"),))
+        return
+    names = template_names(prompt)
+    path: KeyPath = ("teacher", "prompt")
+    if not names:
+        yield Finding(path, "has no name in braces, so that it is the same for all rows", "add {prompt}")
+    for name in sorted(names & {SOLUTION, FEEDBACK}):
+        if not needs.rollout:
+            message = f"has {{{name}}}, and the rows' own responses are trained, which nothing scores"
+            yield Finding(path, message, f"remove {{{name}}}")
+    if SOLUTION in names and needs.rollout:
+        if not spec.rewards:
+            message = "has {solution}, a sample of the group with at least teacher.success_reward, and no "
+            message += "reward scores samples"
+            yield Finding(path, message, "add [[rewards]], or remove {solution}", related=(("rewards",),))
+        if spec.rollout.samples_per_prompt < 2:
+            related: tuple[KeyPath, ...] = (("rollout", "samples_per_prompt"),)
+            message = "has {solution}, another sample of the same group, and groups have one sample"
+            yield Finding(path, message, "set rollout.samples_per_prompt to at least 2", related=related)
 
 
 def compared_tokens(spec: Spec, needs: Needs) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """`[reference]`, `[teacher]` and `[critic]`: the auxiliary models, for algorithms that need them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,9 @@ from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.section import Section
 from rlrun.specs.sections.trainer import ParallelSpec
+
+PROMPT, LABEL, SOLUTION, FEEDBACK = "prompt", "label", "solution", "feedback"
+"""The names in `teacher.prompt` that stand for something else than a key of the row's metadata."""
 
 
 class ReferenceSpec(Section):
@@ -38,11 +41,12 @@ class ShardingSpec(Section):
 
 
 class TeacherSpec(Section):
-    """The model that on-policy distillation learns from. It must have the policy's tokenizer."""
+    """The model that the policy learns from by distillation: another model with the policy's tokenizer, or
+    the policy itself with a prompt that tells it more."""
 
     path: Annotated[str | None, PathMarker("model")] = None
     """Hugging Face id, or a folder with config.json and safetensors, relative to the file that sets it. The
-    trainer's ranks load it. Set `path`, `engine`, or `adapter` alone."""
+    trainer's ranks load it. Set one of `path`, `engine` and `weights`, or `adapter` alone."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id. None: the default branch."""
     adapter: Annotated[str | None, PathMarker()] = None
@@ -51,6 +55,22 @@ class TeacherSpec(Section):
     model is loaded; `[trainer.lora]` must have at least its rank and its targets. None: no adapter."""
     engine: str | None = None
     """Name of the `[[engines]]` that serve the teacher, instead of `path` and `adapter`."""
+    weights: Literal["initial", "current", "average"] | None = None
+    """The teacher is the policy's own model, in the policy's layout, with these weights. `"initial"`: those
+    that training starts from. `"current"`: those before the step's update. `"average"`: an exponential moving
+    average, which starts at the initial ones. None: the teacher is another model."""
+    update_rate: float = Field(default=0.05, gt=0, le=1)
+    """How far the `"average"` moves towards the policy after each step: 1 replaces it."""
+    prompt: str | None = None
+    """What the teacher reads in place of the prompt's last message: a text in which `{prompt}` is that
+    message, `{label}` the row's label, any other name a key of the row's metadata, `{solution}` the text of a
+    successful sample of the same group, and `{feedback}` what rewards or the rollout say of the sample; `{{`
+    and `}}` are braces. The response that it scores is the policy's. None: the policy's prompt."""
+    success_reward: float = 1.0
+    """The least reward of a sample that can be a `{solution}`."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Longest prompt of the teacher, in tokens. A sample whose prompt would be longer is not distilled. None:
+    what the model has room for beside the response."""
     parallel: ShardingSpec | None = None
     """Parallel layout on the trainer's ranks. None: the parameters are sharded over all ranks."""
 

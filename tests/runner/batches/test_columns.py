@@ -26,6 +26,7 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         values=floats() if extra else None,
         returns=floats() if extra else None,
         marks=floats() if extra else None,
+        distilled=floats() if extra else None,
         current=floats() if extra else None,
         cross_entropy=floats() if extra else None,
         proximal_share=floats() if extra else None,

@@ -19,6 +19,7 @@ from rlrun.runner.planning.step_time import (
     PlannedJob,
     Workload,
     step_training_seconds,
+    training_tokens,
 )
 from tests.resolved_specs import resolved
 from tests.runner.planning.test_memory import QWEN3_8B, QWEN3_30B_A3B
@@ -207,6 +208,49 @@ def test_copies_in_host_memory_count_on_a_cpu_host() -> None:
     assert train.part_bytes("unfinished checkpoint") == train.part_bytes("parameters") + train.part_bytes(
         "optimizer"
     )
+
+
+SELF = {"algorithm": {"type": "gkd", "top_k": 32}, "rewards": []}
+
+
+def test_a_teacher_that_is_the_policy_takes_host_memory_and_a_pass() -> None:
+    sizes = {
+        weights: size_job(planned_job(**SELF, teacher={"weights": weights, "prompt": "{prompt} {label}"}))
+        for weights in ("initial", "current", "average")
+    }
+    copy = sizes["initial"].teacher
+    assert copy > 0 and sizes["current"].teacher == 0 and sizes["average"].teacher == copy
+    told: dict[str, Any] = {"weights": "initial", "prompt": "{prompt} {solution}"}
+    rewards = {"rewards": [{"type": "math"}]}
+    plain = planned_job(**SELF, teacher={"weights": "initial"})
+    more = planned_job(**SELF | rewards, teacher=told)
+    assert step_training_seconds(more) > 1.2 * step_training_seconds(plain)
+    whole = {"checkpoint": {"asynchronous": True}}
+    staged = [
+        size_job(planned_job(**SELF, **whole, teacher={"weights": weights})).staged
+        for weights in ("initial", "average")
+    ]
+    assert staged[1] == staged[0] + copy
+
+
+def test_the_teacher_s_top_tokens_take_the_driver_s_memory() -> None:
+    size = size_job(planned_job(**SELF, teacher={"weights": "initial"})).top_tokens
+    samples = planned_job().plan.batch.samples
+    assert size == samples * 8192 * (32 * 4 + 33 * 4)
+    assert size_job(planned_job()).top_tokens == 0
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_a_row_with_two_responses_is_two_sequences(algorithm: str) -> None:
+    def tokens(name: str, *, share: bool) -> float:
+        rows: dict[str, Any] = {"data": {"response_key": "good"}, "rewards": []}
+        if name == "dpo":
+            rows["data"]["rejected_key"] = "bad"
+        changes = rows | {"algorithm": {"type": name}, "trainer": {"global_batch_size": 16}}
+        return training_tokens(replace(planned_job(**changes), load=Workload(2048, 512)), share=share)
+
+    assert tokens(algorithm, share=False) == 2 * tokens("sft", share=False) == 16 * 2 * (2048 + 512)
+    assert tokens(algorithm, share=True) == 16 * (2048 + 2 * 512)
 
 
 JUDGES = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2, "count": 2, "max_length": 4096}

@@ -78,6 +78,7 @@ class LossBatch:
     proximal_share: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
     marks: torch.Tensor | None
+    distilled: torch.Tensor | None
     current: torch.Tensor | None
     cross_entropy: torch.Tensor | None
     """Times the sequence's weight in the step's loss."""

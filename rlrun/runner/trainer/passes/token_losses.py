@@ -28,11 +28,13 @@ def token_losses(
 
     On tokens that are not trained, every model's log-probs are replaced by the policy's. Otherwise a token
     that the policy would never have written, such as a tool's answer, could have an infinite loss (k3), and
-    infinity times its weight of 0 is NaN. The divergence from the teacher, where there is one, is 0 there.
+    infinity times its weight of 0 is NaN. The divergence from the teacher, where there is one, is 0 there,
+    and in samples that are not distilled.
     """
     trained, policy = batch.loss_mask > 0, log_probs.detach()
     old = old.where(trained, policy)
     reference = batch.reference_log_probs
+    distilled = trained if batch.distilled is None else trained & (batch.distilled > 0)
     outputs = algorithm.loss(
         LossInputs(
             log_probs=log_probs,
@@ -45,7 +47,7 @@ def token_losses(
             sample=batch.sample,
             num_samples=batch.num_samples,
             marks=batch.marks,
-            divergence=None if divergence is None else divergence.where(trained, 0.0),
+            divergence=None if divergence is None else divergence.where(distilled, 0.0),
             step_values=step_values,
         )
     )

@@ -39,12 +39,18 @@ from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.critic_weights import starting_critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
-from rlrun.runner.trainer.roles.teacher import AdapterTeacher, Teacher
+from rlrun.runner.trainer.roles.teacher import (
+    AdapterTeacher,
+    AnyTeacher,
+    AverageTeacher,
+    CurrentTeacher,
+    Teacher,
+)
 from rlrun.runner.trainer.transfers import wait
 from rlrun.runner.weights.streams import StreamWriter
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.policy_model import read_policy
-from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.derived.served_adapters import teacher_in_policy_layout, teacher_shares_policy
 from rlrun.specs.sections.job import Spec
 
 STATE_BYTES = 16
@@ -96,15 +102,23 @@ class TrainerRank:
     @property
     def _holds_teacher(self) -> bool:
         """False where engines serve the teacher."""
-        has_weights = self._setup.teacher_folder is not None or teacher_shares_policy(self._spec)
+        has_weights = self._setup.teacher_folder is not None or teacher_in_policy_layout(self._spec)
         return self._algorithm.needs.teacher and has_weights
 
-    def _make_teacher(self) -> Teacher | AdapterTeacher:
+    def _make_teacher(self) -> AnyTeacher:
         spec = self._spec
+        assert spec.teacher is not None
+        match spec.teacher.weights:
+            case "current":
+                return CurrentTeacher(self.policy)
+            case "initial":
+                return Reference(self.policy)
+            case "average":
+                return AverageTeacher(self.policy, spec.teacher.update_rate, self._device)
         if not teacher_shares_policy(spec):
             comparison = comparison_of(spec, self._algorithm.needs, self._architecture.vocab)
             return Teacher(self._setup, spec, self._device, comparison)
-        assert spec.teacher is not None and spec.teacher.adapter is not None and spec.trainer.lora is not None
+        assert spec.teacher.adapter is not None and spec.trainer.lora is not None
         folder = Path(spec.teacher.adapter)
         return AdapterTeacher(self.policy, folder, self._architecture, spec.trainer.lora.shape)
 
@@ -154,7 +168,7 @@ class TrainerRank:
         assert isinstance(model, Learner | Critic), f"the {role} is frozen"
         return model.train(from_columns(columns), steps)
 
-    def _model(self, role: Role) -> Learner | Reference | Teacher | Critic:
+    def _model(self, role: Role) -> Learner | Reference | AnyTeacher | Critic:
         models = {
             "policy": self.policy,
             "reference": self.reference,
@@ -178,6 +192,11 @@ class TrainerRank:
         """Replaces the reference's weights by the policy's current ones."""
         assert self.reference is not None, "the algorithm does not need a reference"
         self.reference.update()
+
+    def update_teacher(self) -> None:
+        """Moves the teacher that is an average of the policy's weights towards the current ones."""
+        assert isinstance(self.teacher, AverageTeacher), "only an average moves"
+        self.teacher.update()
 
     def offload(self) -> None:
         """Moves parameters and optimizer state of all models to host memory until `reload`, and drops the
@@ -249,6 +268,9 @@ class TrainerRank:
         if self.reference is not None and self._spec.reference.update_interval:
             with self.reference.state() as state:
                 take(folder / "reference", state)
+        if isinstance(self.teacher, AverageTeacher):
+            with self.teacher.state() as state:
+                take(folder / "teacher", state)
 
     def check_files(self, folder: Path, digests: Digests) -> dict[str, str]:
         """Returns a description of what is wrong for each file that differs from its checksum."""
@@ -263,6 +285,8 @@ class TrainerRank:
             self.critic.load(folder / "critic")
         if self.reference is not None and self._spec.reference.update_interval:
             self.reference.load(folder / "reference")
+        if isinstance(self.teacher, AverageTeacher):
+            self.teacher.load(folder / "teacher")
 
     def load_start(self, folder: str | Path, optimizer: bool) -> None:
         """Loads the weights that another run's `save` wrote, and its optimizer's state if `optimizer`; counts

@@ -1,4 +1,6 @@
-"""The teacher on one rank: another, frozen model in its own layout, or the policy's with another adapter."""
+"""The teacher on one rank: another, frozen model in its own layout, or the policy's own model with another
+adapter or other weights.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +30,11 @@ from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.trainer.parameters.stored_layout import copy_part, to_parameter
 from rlrun.runner.trainer.passes.forward import Sequences, response_outputs
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
+from rlrun.runner.trainer.passes.routing_replay import without_experts
 from rlrun.runner.trainer.process import build_mesh
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
+from rlrun.runner.trainer.transfers import wait
 from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.job import Spec
 
@@ -97,7 +101,9 @@ class Teacher:
         mask = sequence.sampling_mask
         if mask is not None:
             mask = replace(mask, ids=known_tokens(mask.ids, self._vocabulary))
-        return replace(sequence, tokens=known_tokens(sequence.tokens, self._vocabulary), sampling_mask=mask)
+        tokens = known_tokens(sequence.tokens, self._vocabulary)
+        # experts are those of the policy
+        return replace(sequence, tokens=tokens, sampling_mask=mask, experts=None)
 
     def release(self) -> list[torch.Tensor]:
         """Frees gathered layers; returns the tensors that remain, for the caller to park."""
@@ -127,6 +133,38 @@ class AdapterTeacher(Reference):
             self._weights = parameters.host_copy()
 
 
+class CurrentTeacher:
+    """A teacher that is the policy, with the weights that it has now."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def outputs(
+        self, sequences: Sequences, micro_batches: MicroBatches, names: Sequence[Output]
+    ) -> dict[Output, dict[int, NDArray[Any]]]:
+        """Returns `[R]` numbers of this data rank's sequences by index, of each name, on the data-rank
+        leader.
+        """
+        return self._learner.current_outputs(without_experts(sequences), micro_batches, names)
+
+
+class AverageTeacher(Reference):
+    """A teacher that is the policy with an exponential moving average of its weights, in host memory."""
+
+    def __init__(self, learner: Learner, rate: float, device: torch.device) -> None:
+        """`rate`: how far `update` moves the average towards the policy."""
+        super().__init__(learner)
+        self._rate, self._device = rate, device
+
+    def update(self) -> None:
+        """Moves the average towards the policy's current weights: in float32, whatever the weights are."""
+        current = self._parameters.host_copy()
+        wait(self._device)
+        for name, average in self._weights.items():
+            moved = average.float().lerp_(current[name].float(), self._rate)
+            average.copy_(moved)
+
+
 class EnlargedAdapter(AdapterFolder):
     """A stored adapter as one of a larger rank, and of more matrices; a context manager."""
 
@@ -151,3 +189,7 @@ class EnlargedAdapter(AdapterFolder):
             is_second = ".lora_B." in tensor.name
             whole[tuple(slice(size) for size in factor.shape)] = factor * self._ratio if is_second else factor
         return whole
+
+
+AnyTeacher = Teacher | Reference | CurrentTeacher
+"""Reference: the initial weights, their average with later ones, or another adapter."""

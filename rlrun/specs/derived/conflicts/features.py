@@ -326,6 +326,20 @@ REFERENCE, TEACHER, SECTION_OF_CRITIC = (
 SERVED_REFERENCE, SERVED_TEACHER = on("reference.engine"), on("teacher.engine")
 USED_SERVED_REFERENCE = SERVED_REFERENCE.when(lambda job: job.needed("reference"), SERVED_REFERENCE.name)
 USED_SERVED_TEACHER = SERVED_TEACHER.when(lambda job: job.needed("teacher"), SERVED_TEACHER.name)
+TEACHER_IS_POLICY = on("teacher.weights")
+NOT_AVERAGED = missing(equal("teacher.weights", "average"))
+TEACHER_PROMPT = on("teacher.prompt")
+NO_TEACHER_PROMPT = missing(TEACHER_PROMPT, '"…"')
+NO_SOLUTIONS = Feature(
+    "{solution} in teacher.prompt",
+    "teacher.prompt",
+    lambda job: "{solution}" not in str(job.value("teacher.prompt")),
+    None,
+    is_absence=True,
+)
+OTHER_PROMPTS = tuple(
+    equal("rollout.function.type", name, '"single_turn"') for name in ("agent", "environment")
+)
 TEACHER_BESIDE_POLICY = Feature(
     "teacher.adapter of the policy's model",
     "teacher.adapter",

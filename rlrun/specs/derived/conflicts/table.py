@@ -188,6 +188,32 @@ _OTHER_MODELS = (
         "the teacher is the policy's model with another adapter, in the policy's layout",
         "remove it, or add teacher.path",
     ),
+    no_effect(
+        _given("teacher", "adapter", "revision", "parallel"),
+        f.TEACHER_IS_POLICY,
+        "the teacher is the policy itself, in the policy's layout",
+    ),
+    no_effect(
+        given("teacher.update_rate"),
+        f.NOT_AVERAGED,
+        "the teacher's weights do not follow the policy's",
+    ),
+    no_effect(
+        given("teacher.max_prompt_tokens"),
+        f.NO_TEACHER_PROMPT,
+        "the teacher reads the policy's prompt",
+    ),
+    no_effect(
+        given("teacher.success_reward"),
+        f.NO_SOLUTIONS,
+        "the teacher's prompt shows no solution",
+    ),
+    refused(
+        f.TEACHER_PROMPT,
+        f.OTHER_PROMPTS,
+        "its conversations begin with prompts of their own, which the teacher's would replace",
+        "remove it, or choose another rollout",
+    ),
     *(
         refused(
             f.TEMPERATURE,

@@ -9,6 +9,11 @@ Statistic = Literal["policy_entropies", "policy_squared_probs"]
 and of `Sample`, and an output of the pass before the update."""
 
 
+LEAST_REST = -80.0
+"""The smallest log-prob of all other tokens together: e^-80 is a normal float32 number, and no divergence
+changes by it. Where the k tokens are the whole vocabulary, both models have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """How far the policy's distribution is from the teacher's at each token, as a loss reads it.

@@ -16,7 +16,6 @@ from tests.tiny_models import make_tiny_model
 STEPS = 4
 DISTILLATION = {
     "trainer__steps": 2,
-    "algorithm__type": "on_policy_distillation",
     "checkpoint__interval": 2,
 }
 
@@ -137,19 +136,25 @@ def test_wrong_answers_of_the_only_engine_end_the_job_and_name_it(
     assert f"The last failure: BadAnswer: {told}" in starved.output.replace("\n", " ").replace("  ", " ")
 
 
-def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:
-    teacher = str(make_tiny_model(jobs.folder / "teacher", seed=3))
-    holding = jobs.start("teacher-held", teacher={"path": teacher}, rewards=[], **DISTILLATION)
+@pytest.mark.parametrize(
+    ("algorithm", "measured"),
+    [
+        ("on_policy_distillation", "train/advantages"),
+        pytest.param("gkd", "train/divergence", marks=pytest.mark.slow),
+    ],
+)
+def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs, algorithm: str, measured: str) -> None:
+    teacher = str(make_tiny_model(jobs.folder / f"teacher-of-{algorithm}", seed=3))
+    distillation = DISTILLATION | {"algorithm__type": algorithm, "rewards": []}
+    holding = jobs.start(f"{algorithm}-held", teacher={"path": teacher}, **distillation)
     engines = [{"name": "big", "path": teacher, "dtype": "float32", "max_running": 8}]
-    serving = jobs.start(
-        "teacher-served", teacher={"engine": "big"}, engines=engines, rewards=[], **DISTILLATION
-    )
+    serving = jobs.start(f"{algorithm}-served", teacher={"engine": "big"}, engines=engines, **distillation)
     held, served = holding.wait(), serving.wait()
     for job in (held, served):
         assert job.code == 0, job.output
         assert len(job.metrics) == DISTILLATION["trainer__steps"]
     first, same = held.curve[0], served.curve[0]  # later ones add up what rounding made of the weights
-    assert abs(first["train/advantages"]) > 0.01
+    assert abs(first[measured]) > 0.01
     for name, value in first.items():
         if value is None:  # there is no reward
             continue

@@ -99,7 +99,6 @@ class Passes:
             if self.algorithm.needs.divergence is None:
                 log_probs = await self.teacher.log_probs(read)
             else:
-                assert isinstance(self.teacher, ModelHandle), "the rules refuse teachers on engines"
                 outputs = await self.teacher.outputs(["log_probs", "top_ids", "top_log_probs"], read)
                 log_probs, ids, of_ids = outputs["log_probs"], outputs["top_ids"], outputs["top_log_probs"]
                 sequences = with_arrays(sequences, teacher_top_ids=ids, teacher_top_log_probs=of_ids)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Sample
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence, TrainStep
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Output, TrainSequence, TrainStep
 from rlrun.runner.contracts.environment import Environment
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
@@ -124,3 +124,11 @@ class FrozenModel(Protocol):
         `steps`: the sequences as they are packed for the model's layout already. None: the model packs them.
         Engines batch for themselves.
         """
+
+    async def outputs(
+        self,
+        names: Sequence[Output],
+        sequences: Sequence[TrainSequence],
+        steps: Sequence[TrainStep] | None = None,
+    ) -> dict[Output, list[NDArray[np.float32]]]:
+        """Returns several outputs from a single pass; a teacher also has its most probable tokens."""

@@ -234,11 +234,11 @@ def _frozen(
     """Returns the engines that serve the model, where its section names some, else the trainer's own."""
     section = spec.reference if role == "reference" else spec.teacher
     if section is not None and section.engine is not None:
-        return _served(section.engine, spec, running)
+        return _served(section.engine, spec, running, model)
     return _handle(role, spec, running, model)
 
 
-def _served(name: str, spec: Spec, running: RunningJob) -> ServedModel:
+def _served(name: str, spec: Spec, running: RunningJob, model: ModelFiles) -> ServedModel:
     """Returns the model that a section of `[[engines]]` serves."""
     [section] = [each for each in spec.engines if each.name == name]
     pool = running.pool if shares_policy(section) else running.pools[name]
@@ -247,7 +247,12 @@ def _served(name: str, spec: Spec, running: RunningJob) -> ServedModel:
             f'the policy\'s engines serve "{name}" of [[engines]], and debug.mode = "train" starts none: add '
             f'`path = "{spec.model.path}"` to its table'
         )
-    return ServedModel(pool, adapter_in_requests(section))
+    return ServedModel(
+        pool,
+        adapter_in_requests(section),
+        num_top=needs_of(spec).compared_tokens,
+        vocabulary=model.config()["vocab_size"],
+    )
 
 
 def _handle(role: Role, spec: Spec, running: RunningJob, model: ModelFiles) -> ModelHandle:

@@ -13,6 +13,7 @@ from rlrun.specs.rules.auxiliary_rules import (
     compared_tokens,
     critic_only_steps,
     layouts,
+    served_divergence,
     teacher,
     teacher_prompt,
 )
@@ -161,6 +162,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     warm_up,
     teacher,
     teacher_prompt,
+    served_divergence,
     compared_tokens,
     layouts,
     critic_only_steps,

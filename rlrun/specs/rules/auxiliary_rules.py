@@ -63,6 +63,23 @@ def teacher_prompt(spec: Spec, needs: Needs) -> Iterator[Finding]:
             yield Finding(path, message, "set rollout.samples_per_prompt to at least 2", related=related)
 
 
+def served_divergence(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """Engines give a teacher's log-probs at temperature 1 only."""
+    if needs.divergence is None or spec.teacher is None or spec.teacher.engine is None:
+        return
+    if needs.divergence.temperature not in (None, 1.0):
+        path = (*_divergence_path(spec), "temperature")
+        message = "is not supported with teacher.engine: engines give a teacher's log-probs at temperature 1"
+        cure = "set 1, or let the trainer load the teacher (teacher.path)"
+        found = needs.divergence.temperature
+        yield Finding(("algorithm", *path), message, cure, found=found, related=(("teacher", "engine"),))
+
+
+def _divergence_path(spec: Spec) -> KeyPath:
+    """Returns where the divergence's keys are under `[algorithm]`."""
+    return ("distillation", "divergence") if spec.algorithm.params.get("distillation") else ()
+
+
 def compared_tokens(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """A loss compares at most as many tokens as there are. A model on the hub is checked when it is read."""
     file = Path(spec.model.path) / "config.json"
@@ -73,8 +90,7 @@ def compared_tokens(spec: Spec, needs: Needs) -> Iterator[Finding]:
     except (OSError, ValueError):
         return  # the model's own checks report a broken file
     if isinstance(vocabulary, int) and (problem := vocabulary_problem(needs, vocabulary)):
-        is_term = spec.algorithm.params.get("distillation")
-        path: KeyPath = ("distillation", "divergence", "top_k") if is_term else ("top_k",)
+        path = (*_divergence_path(spec), "top_k")
         cure = f"set at most {vocabulary}"
         found = needs.divergence.top_k
         yield Finding(("algorithm", *path), problem, cure, found=found, related=(("model", "path"),))

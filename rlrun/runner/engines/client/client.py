@@ -26,10 +26,12 @@ from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.parsing import (
     NO_LIMITS,
     ModelLimits,
+    TopScores,
     max_answer_bytes,
     max_score_bytes,
     parse_generations,
     parse_scores,
+    parse_top_scores,
     sample_ids,
 )
 from rlrun.runner.engines.client.weight_client import WeightClient
@@ -115,6 +117,26 @@ class EngineClient(WeightClient):
             raw = await self._generate(body, max_score_bytes(sequences), safe=True)
         placeholder = next((image.placeholder for own in images for image in own), None)
         return self._read("/generate", lambda: parse_scores(raw, sequences, self._limits, placeholder))
+
+    async def score_top(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        starts: Sequence[int],
+        num_top: int,
+        *,
+        adapter: str | None = None,
+    ) -> list[TopScores]:
+        """Returns the scores of each sequence's tokens after `starts`, at temperature 1, with the `num_top`
+        most probable tokens at each position. `adapter`: see `score`.
+        """
+        if not sequences:
+            return []
+        async with self._adapters.use() as adapters:
+            body = score_body(sequences, adapter or adapters, starts=starts, num_top=num_top)
+            raw = await self._generate(body, max_score_bytes(sequences, num_top), safe=True)
+        return self._read(
+            "/generate", lambda: parse_top_scores(raw, sequences, starts, num_top, self._limits)
+        )
 
     async def _generate(self, body: bytes, max_bytes: int, *, safe: bool) -> bytes:
         seconds = self._generate_timeout

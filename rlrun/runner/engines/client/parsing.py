@@ -33,6 +33,7 @@ from rlrun.runner.engines.client.answer_fields import (
     read_packed_tokens,
     read_retractions,
     read_spans,
+    read_tokens,
     summary,
 )
 
@@ -61,6 +62,8 @@ _SAMPLE_BYTES, _TOKEN_BYTES, _EXPERT_BYTES = 1 << 20, 512, 1 << 16
 """Generous limits: a token with its log-prob takes 50 bytes, and 6 for each expert of each layer."""
 _PACKED_TOKEN_BYTES = 16
 """A token with its log-prob takes 11 bytes in base64."""
+_SUM_TOLERANCE = 1e-2
+"""By how much the probabilities of a server that computes in bfloat16 may sum to more than 1."""
 _MAX_CANDIDATES = 1 << 18
 _CANDIDATE_BYTES = 12
 """A token id of a sampling mask takes up to 8 bytes with its comma."""
@@ -99,9 +102,21 @@ def _mask_bytes(request: GenerateRequest, vocabulary: int) -> int:
     return _CANDIDATE_BYTES * min(most, _MAX_CANDIDATES)
 
 
-def max_score_bytes(sequences: Sequence[NDArray[np.int32]]) -> int:
+def max_score_bytes(sequences: Sequence[NDArray[np.int32]], num_top: int = 0) -> int:
     """Returns how many bytes the answer to `wire.score_body` may have."""
-    return sum(_SAMPLE_BYTES + _TOKEN_BYTES * len(tokens) for tokens in sequences)
+    return sum(_SAMPLE_BYTES + _TOKEN_BYTES * len(tokens) * (1 + num_top) for tokens in sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class TopScores:
+    """An engine's scores of the R last tokens of a sequence."""
+
+    log_probs: NDArray[np.float32]
+    """`[R]` of the tokens themselves."""
+    top_ids: NDArray[np.int32]
+    """`[R, k]` the most probable tokens at each position."""
+    top_log_probs: NDArray[np.float32]
+    """`[R, k]`"""
 
 
 def parse_generations(
@@ -161,6 +176,60 @@ def parse_scores(
     # log-probs (managers/scheduler_components/logprob_result_processor.py).
     named_zero = {limits.vocabulary - 1, placeholder}
     return [_scores(answer, tokens, f"sequence {k}", named_zero) for k, (answer, tokens) in enumerate(pairs)]
+
+
+def parse_top_scores(
+    raw: bytes,
+    sequences: Sequence[NDArray[np.int32]],
+    starts: Sequence[int],
+    num_top: int,
+    limits: ModelLimits = NO_LIMITS,
+) -> list[TopScores]:
+    """Reads the answer to `wire.score_body` with `starts` and `num_top`: scores of each sequence's tokens
+    after its start.
+
+    Raises BadAnswer if it is not what was asked for.
+    """
+    answers = read_json(raw)
+    answers = answers if isinstance(answers, list) else [answers]
+    if len(answers) != len(sequences):
+        raise BadAnswer(f"{len(answers)} sequences where log-probs of {len(sequences)} were asked for")
+    triples = zip(answers, sequences, starts, strict=True)
+    return [
+        _top_scores(answer, tokens[start:], num_top, limits.vocabulary, f"sequence {number}")
+        for number, (answer, tokens, start) in enumerate(triples)
+    ]
+
+
+def _top_scores(
+    answer: Any, tokens: NDArray[np.int32], num_top: int, vocabulary: int, sequence: str
+) -> TopScores:
+    """Reads the scores of all tokens but the first."""
+    log_probs = _scores(answer, tokens, sequence, {vocabulary - 1, None})
+    rows = answer["meta_info"].get("input_top_logprobs")
+    if not isinstance(rows, list) or len(rows) != len(tokens):
+        raise BadAnswer(f"no most probable tokens for each of the {len(tokens)} tokens of {sequence}")
+    for position, row in enumerate(rows[1:], 1):
+        if not isinstance(row, list) or len(row) != num_top:
+            found = len(row) if isinstance(row, list) else quoted(row)
+            raise BadAnswer(f"{found} most probable tokens at {position} of {sequence} instead of {num_top}")
+    entries = [entry for row in rows[1:] for entry in row]
+    values, ids = read_columns(entries, len(entries), sequence)
+    shape = len(tokens) - 1, num_top
+    top_ids = read_tokens(list(ids), vocabulary, sequence).reshape(shape)
+    top_log_probs = read_log_probs(values, sequence).reshape(shape)
+    _check_top(top_ids, top_log_probs, sequence)
+    return TopScores(log_probs, top_ids, top_log_probs)
+
+
+def _check_top(ids: NDArray[np.int32], log_probs: NDArray[np.float32], sequence: str) -> None:
+    """Raises BadAnswer if a position has a token twice, or probabilities that sum to more than 1."""
+    ordered = np.sort(ids, 1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise BadAnswer(f"one of the most probable tokens of {sequence} twice at one position")
+    most = np.exp(log_probs.astype(np.float64)).sum(1).max(initial=0.0)
+    if most > 1 + _SUM_TOLERANCE:
+        raise BadAnswer(f"most probable tokens of {sequence} whose probabilities sum to {most:.4g}")
 
 
 def check_versions(

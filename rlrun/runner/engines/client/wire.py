@@ -66,11 +66,15 @@ def score_body(
     sequences: Sequence[NDArray[np.int32]],
     adapters: int | str | None = None,
     images: Sequence[Sequence[PlacedImage]] = (),
+    *,
+    starts: Sequence[int] = (),
+    num_top: int = 0,
 ) -> bytes:
     """Returns the body of a /generate call for the log-probs of these tokens, which generates nothing.
 
     `adapters`: see `generate_body`, or the name of another adapter of the model. `images`: those of each
-    sequence; empty: no sequence has images.
+    sequence; empty: no sequence has images. `starts`: where in each sequence the scores begin; empty: at 0.
+    `num_top`: how many of the most probable tokens are asked for at each position.
     """
     own_images = images or [()] * len(sequences)
     ids = [_ids(collapse(tokens, own)) for tokens, own in zip(sequences, own_images, strict=True)]
@@ -78,7 +82,8 @@ def score_body(
         {
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
-            "logprob_start_len": 0,
+            "logprob_start_len": list(starts) or 0,
+            **({"top_logprobs_num": num_top} if num_top else {}),
             **_adapters(adapters),
             **_image_data(own_images),
         }

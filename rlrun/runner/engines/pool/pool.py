@@ -22,6 +22,7 @@ from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.contracts.weight_updates import WeightUpdate
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.control import MemoryTag
+from rlrun.runner.engines.client.parsing import TopScores
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.queue_watch import QueueCounts, watch_queues
 from rlrun.runner.engines.pool.routing import Router
@@ -31,6 +32,8 @@ from rlrun.runner.host.failures import gather_or_first_cause
 logger = logging.getLogger(__name__)
 SCORED_TOGETHER = 16
 """Sequences per call for their log-probs."""
+ENTRIES_TOGETHER = 1 << 18
+"""Most probable tokens per call, of all positions together: about 10 MB of JSON."""
 
 SendSample = Callable[[GenerateRequest, int], Awaitable[Generation]]
 """Generates one sample of a request, given its number among the request's seeds."""
@@ -115,6 +118,31 @@ class EnginePool:
         calls = (self._score(sequences[part], images[part], adapter) for part in parts)
         answers = await asyncio.gather(*calls)
         return [log_probs for answer in answers for log_probs in answer]
+
+    async def score_top(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        starts: Sequence[int],
+        num_top: int,
+        *,
+        adapter: str | None = None,
+    ) -> list[TopScores]:
+        """Returns the scores of each sequence's tokens after `starts`, with the most probable tokens: see
+        `EngineClient.score_top`.
+        """
+        longest = max(
+            (len(tokens) - start for tokens, start in zip(sequences, starts, strict=True)), default=1
+        )
+        size = max(1, min(SCORED_TOGETHER, ENTRIES_TOGETHER // (longest * num_top)))
+        parts = [slice(at, at + size) for at in range(0, len(sequences), size)]
+
+        async def score(part: slice) -> list[TopScores]:
+            own, first = sequences[part], starts[part]
+            call = lambda client: client.score_top(own, first, num_top, adapter=adapter)  # noqa: E731
+            return await self._router.dispatch("", len(own), call)
+
+        answers = await asyncio.gather(*map(score, parts))
+        return [scores for answer in answers for scores in answer]
 
     async def score_on_each(
         self, tokens: NDArray[np.int32], images: Sequence[PlacedImage] = ()

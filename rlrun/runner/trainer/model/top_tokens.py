@@ -17,12 +17,8 @@ import torch.distributed as dist
 
 from rlrun.runner.trainer.model.masked_logits import EXCLUDED
 from rlrun.specs.derived.compared_tokens import vocabulary_problem
-from rlrun.specs.needs import Needs
+from rlrun.specs.needs import LEAST_REST, Needs
 from rlrun.specs.sections.job import Spec
-
-LEAST = -80.0
-"""The smallest log-prob of all other tokens together: e^-80 is a normal float32 number, and no divergence
-changes by it. Where the k tokens are the whole vocabulary, both models have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ def distance_gradients(
         [gradients] = torch.autograd.grad(divergence, policy, grad)
     log_probs = log_probs.detach()
     rest, sums = log_probs[:, -1:], gradients.sum(1, keepdim=True)
-    of_others = gradients[:, -1:] * (rest > LEAST)
+    of_others = gradients[:, -1:] * (rest > LEAST_REST)
     at_tokens = gradients[:, :-1] - log_probs[:, :-1].exp() * sums
     # z of the k tokens is excluded, so that these are 0 there
     result = z.sub_(total[:, None]).exp_().mul_(of_others * (-rest).exp() - sums)
@@ -143,7 +139,7 @@ def _log_probs_at_(
         dist.all_reduce(chosen, dist.ReduceOp.SUM, group)
         rest = _gathered(rest[:, None], group).logsumexp(1)
     total = rest.logaddexp(chosen.logsumexp(1))
-    rest = (rest - total).clamp(min=LEAST)
+    rest = (rest - total).clamp(min=LEAST_REST)
     return torch.cat((chosen - total[:, None], rest[:, None]), 1), total
 
 

@@ -280,7 +280,6 @@ NO_RATIO = _algorithm(
 CRITIC = _algorithm("an algorithm with a critic", lambda job: job.needed("critic"))
 NO_REFERENCE = _algorithm("an algorithm without a reference", lambda job: not job.needed("reference"))
 NO_TEACHER = _algorithm("an algorithm without a teacher", lambda job: not job.needed("teacher"))
-DIVERGENCE = _algorithm("a loss over the teacher's distribution (GKD)", lambda job: job.needed("divergence"))
 NO_CRITIC = _algorithm("an algorithm without a critic", lambda job: not job.needed("critic"))
 CORRECTION = Feature(
     "algorithm.correction",

@@ -158,13 +158,6 @@ _OTHER_MODELS = (
         f.SERVED_TEACHER,
         "engines serve the teacher, and the trainer does not load it",
     ),
-    refused(
-        f.SERVED_TEACHER,
-        f.DIVERGENCE,
-        "engines give the log-prob of one token per position, and {algorithm} compares the teacher's most "
-        "probable tokens",
-        "let the trainer load the teacher (teacher.path)",
-    ),
     no_effect(
         on("teacher.adapter"),
         f.SERVED_TEACHER,

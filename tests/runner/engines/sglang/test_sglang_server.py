@@ -314,6 +314,40 @@ async def test_log_probs_of_given_tokens_are_the_models_own(client: EngineClient
         np.testing.assert_allclose(values, log_probs_of(network, one, prompt), rtol=0, atol=1e-4)
 
 
+async def test_the_most_probable_tokens_are_the_models_own(client: EngineClient, models: list[Path]) -> None:
+    """A teacher's distribution at each token of its responses, of which some begin as others do."""
+    assert await client.update_weights(FolderWeights(str(models[2]), 0, 85)) == 85
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(5, 4000, length, dtype=np.int32) for length in range(4, 60, 8)]
+    tokens += [tokens[-1], tokens[-1][:30], tokens[-1][:2]]
+    lengths = [1 + number % (len(one) - 1) for number, one in enumerate(tokens)]
+    sequences = [teacher_case(one, prompt) for one, prompt in zip(tokens, lengths, strict=True)]
+    teacher = ServedModel(EnginePool([client]), num_top=20)
+    found = await teacher.outputs(["log_probs", "top_ids", "top_log_probs"], sequences)
+    network = AutoModelForCausalLM.from_pretrained(models[2], dtype=torch.float32)
+    for number, (one, prompt) in enumerate(zip(tokens, lengths, strict=True)):
+        own = log_probs_of(network, one, prompt)
+        np.testing.assert_allclose(found["log_probs"][number], own, rtol=0, atol=1e-4)
+        check_top_tokens(
+            network, one, prompt, *(found[name][number] for name in ("top_ids", "top_log_probs"))
+        )
+
+
+def check_top_tokens(
+    network: torch.nn.Module, tokens: np.ndarray, prompt: int, ids: np.ndarray, log_probs: np.ndarray
+) -> None:
+    """The ids' log-probs, and that of all others, are the network's, and no other token is more probable."""
+    with torch.no_grad():
+        logits = network(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+    everything = logits[prompt - 1 : -1].double().log_softmax(-1)
+    chosen = torch.from_numpy(ids.astype(np.int64))
+    expected = everything.gather(1, chosen)
+    rest = everything.scatter(1, chosen, -torch.inf)
+    np.testing.assert_allclose(log_probs[:, :-1], expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(log_probs[:, -1], rest.logsumexp(1), rtol=0, atol=1e-4)
+    assert (rest.amax(1) <= expected.amin(1) + 1e-4).all()
+
+
 def teacher_case(tokens: np.ndarray, prompt: int) -> TrainSequence:
     rest = np.zeros(len(tokens) - prompt, np.float32)
     return TrainSequence(tokens, prompt, rest + 1, rest, rest, "e")

@@ -103,7 +103,7 @@ class Engine:
         self._thread.post(lambda: self._scheduler.add(groups))
 
     def score(self, samples: Sequence[SampleInProgress]) -> "list[Future[None]]":
-        """Fills in the samples' `prompt_log_probs`, one forward pass between two steps at a time."""
+        """Fills in the scores of the samples' prompts, one forward pass between two steps at a time."""
         futures: list[Future[None]] = []
         for part in _split_into_passes(samples):
             futures.append(self._thread.call(partial(self._score, part)))
@@ -231,11 +231,12 @@ class Engine:
     # -- the methods below run in the engine's thread
 
     def _score(self, samples: Sequence[SampleInProgress]) -> None:
-        log_probs_by_sample = self._scheduler.score(
-            [sample.prompt for sample in samples], [sample.images for sample in samples]
-        )
-        for sample, log_probs in zip(samples, log_probs_by_sample, strict=True):
-            sample.prompt_log_probs = log_probs
+        prompts, images = [sample.prompt for sample in samples], [sample.images for sample in samples]
+        num_top = max(sample.num_top for sample in samples)
+        for sample, scores in zip(samples, self._scheduler.score(prompts, images, num_top), strict=True):
+            sample.prompt_log_probs = scores.log_probs
+            if sample.num_top:
+                sample.top_ids, sample.top_log_probs = scores.top_ids, scores.top_log_probs
             sample.finish = {"type": "length", "length": 0}
 
     def _copy(self, attached: AttachedWeights, version: int) -> None:

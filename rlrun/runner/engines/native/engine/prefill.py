@@ -5,6 +5,7 @@ scored prompts    ─▶ packed, nothing cached ─▶ states of all tokens ─�
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,25 +61,47 @@ def keep_results(group: Group) -> None:
     group.experts = group.experts if waits else None
 
 
-@torch.inference_mode()
-def token_log_probs(
-    model: Model, prompts: Sequence[Tokens], images: Sequence[PromptImages] = ()
-) -> list[NDArray[np.float32]]:
-    """Returns, for each prompt `[P]`, the log-probs `[P - 1]` of its tokens from the second one on.
+class TokenScores(NamedTuple):
+    """The scores of a prompt's tokens from the second one on."""
 
-    `images`: those of each prompt; empty: no prompt has images.
+    log_probs: NDArray[np.float32]
+    """`[P - 1]`"""
+    top_ids: NDArray[np.int32]
+    """`[P - 1, k]` the most probable tokens at each position, in order."""
+    top_log_probs: NDArray[np.float32]
+    """`[P - 1, k]`"""
+
+
+@torch.inference_mode()
+def token_scores(
+    model: Model, prompts: Sequence[Tokens], images: Sequence[PromptImages] = (), num_top: int = 0
+) -> list[TokenScores]:
+    """Returns, for each prompt `[P]`, the scores of its tokens from the second one on.
+
+    `images`: those of each prompt; empty: no prompt has images. `num_top`: how many of the most probable
+    tokens each position has.
     """
     lengths = [len(prompt) for prompt in prompts]
     packed = packed_prompts(prompts, model.padded(sum(lengths)))
     states = model.states(packed, lengths, images)
     [following] = to_device([np.roll(packed[0], -1)], model.device)
-    log_probs = torch.cat(list(_chunked_log_probs(model, states[: sum(lengths)], following))).cpu().numpy()
-    return [of_prompt[:-1] for of_prompt in np.split(log_probs, np.cumsum(lengths)[:-1])]
+    num_top = min(num_top, len(model.weights.embedding))
+    chunks = list(_chunked_scores(model, states[: sum(lengths)], following, num_top))
+    columns = [torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True)]
+    ends = np.cumsum(lengths)[:-1]
+    parts = zip(*(np.split(column, ends) for column in columns), strict=True)
+    return [TokenScores(*(part[:-1] for part in of_prompt)) for of_prompt in parts]
 
 
-def _chunked_log_probs(model: Model, states: torch.Tensor, following: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the log-prob of the token that follows each state, chunk by chunk."""
+def _chunked_scores(
+    model: Model, states: torch.Tensor, following: torch.Tensor, num_top: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yields, chunk by chunk, the log-prob of the token that follows each state, and the ids and log-probs of
+    the most probable ones.
+    """
     rows = max(1, CHUNK_BYTES // (4 * len(model.weights.embedding)))
     for start in range(0, len(states), rows):
         log_probs = model.logits(states[start : start + rows]).float().log_softmax(-1)
-        yield log_probs.gather(1, following[start : start + len(log_probs), None])[:, 0]
+        own = log_probs.gather(1, following[start : start + len(log_probs), None])[:, 0]
+        values, ids = log_probs.topk(num_top)
+        yield own, ids.int(), values

@@ -135,6 +135,14 @@ class SampleInProgress:
     """The images of the prompt, in which placeholders stand for each of their tokens."""
     prompt_log_probs: NDArray[np.float32] | None = None
     """`[P - 1]` log-probs of the prompt's tokens from the second one on, if the request scores its prompt."""
+    scored_from: int = 0
+    """The token of the prompt at which the scores in the answer begin."""
+    num_top: int = 0
+    """How many of the most probable tokens each scored position has; 0: none."""
+    top_ids: NDArray[np.int32] | None = None
+    """`[P - 1, k]` these tokens, in the order of their probabilities."""
+    top_log_probs: NDArray[np.float32] | None = None
+    """`[P - 1, k]`"""
 
     def record_experts(self, experts: NDArray[np.int16]) -> None:
         """Appends the experts of the tokens that have none yet, given those `[P', layers · K]` of the first

@@ -17,7 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.engines.native.engine.decode_pass import DecodePass, draw_inputs, plain_pass
-from rlrun.runner.engines.native.engine.prefill import keep_results, run_prompts, samples_of, token_log_probs
+from rlrun.runner.engines.native.engine.prefill import (
+    TokenScores,
+    keep_results,
+    run_prompts,
+    samples_of,
+    token_scores,
+)
 from rlrun.runner.engines.native.engine.prefix_cache import PrefixCache
 from rlrun.runner.engines.native.engine.requests import Group, SampleInProgress
 from rlrun.runner.engines.native.engine.rows import Field, RowEntry, Rows
@@ -104,10 +110,10 @@ class Scheduler:
             self._decode()
 
     def score(
-        self, prompts: Sequence[NDArray[np.int32]], images: Sequence[PromptImages] = ()
-    ) -> list[NDArray[np.float32]]:
-        """Returns the log-probs `[P - 1]` of each prompt's tokens, without affecting running samples."""
-        return token_log_probs(self.model, prompts, images)
+        self, prompts: Sequence[NDArray[np.int32]], images: Sequence[PromptImages] = (), num_top: int = 0
+    ) -> list[TokenScores]:
+        """Returns the scores of each prompt's tokens, without affecting running samples."""
+        return token_scores(self.model, prompts, images, num_top)
 
     def set_weights(self, weights: ModelWeights, version: int) -> None:
         """Replaces the weights, and notes for every running sample where the new version begins.

@@ -55,6 +55,8 @@ class GenerationEndpoints:
             self._engine.check(sample)
         if any(sample.params.max_new_tokens == 0 for sample in samples):
             await self._score(samples, body)
+        elif any(sample.num_top for sample in samples):
+            raise ValueError("top_logprobs_num is for prompts that are scored: add max_new_tokens = 0")
         else:
             await self._finish(samples)
         answers = [sample_answer(sample, body, self._engine.version) for sample in samples]
@@ -77,7 +79,7 @@ class GenerationEndpoints:
             raise ValueError(
                 "max_new_tokens 0, which scores prompts, cannot be mixed with other values in one call"
             )
-        if not body.get("return_logprob") or body.get("logprob_start_len") != 0:
+        if not body.get("return_logprob") or body.get("logprob_start_len", -1) == -1:
             raise ValueError(
                 "max_new_tokens 0 scores prompts: add return_logprob = true and logprob_start_len = 0"
             )

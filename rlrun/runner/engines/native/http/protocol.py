@@ -29,6 +29,7 @@ _GENERATE_KEYS = {
     "rid",
     "stream",
     "logprob_start_len",
+    "top_logprobs_num",
     "packed",
 }
 
@@ -55,6 +56,8 @@ def parse_generate_request(
     prompts, single = _prompts(body.get("input_ids"))
     params = [parse_sampling(raw) for raw in _spread(body.get("sampling_params") or {}, len(prompts), dict)]
     masked = _spread(body.get("return_sampling_mask") or False, len(prompts), bool)
+    starts = _spread(body.get("logprob_start_len") or 0, len(prompts), int)
+    num_top = _num_top(body.get("top_logprobs_num"))
     routed = _spread(body.get("return_routed_experts") or False, len(prompts), bool)
     ids = _spread(body.get("rid"), len(prompts), str, new_id)
     if (num_samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
@@ -68,12 +71,16 @@ def parse_generate_request(
             "return_sampling_mask records the tokens within top_k or top_p: set one of them, or remove it"
         )
     samples = []
-    for prompt, sampling, mask, experts, name in zip(prompts, params, masked, routed, ids, strict=True):
+    named = zip(prompts, params, masked, routed, starts, ids, strict=True)
+    for prompt, sampling, mask, experts, start, name in named:
+        if not -1 <= start < max(len(prompt), 1):
+            raise ValueError(f"logprob_start_len {start} of a prompt of {len(prompt)} tokens: lower it")
         first = new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
         for k in range(sampling.n):
             sample_id = name if sampling.n == 1 else f"{name}-{k}"
             sample = SampleInProgress(sample_id, prompt, sampling, _signed(first + k), masked=mask)
             sample.reports_experts = experts
+            sample.scored_from, sample.num_top = max(start, 0), num_top
             samples.append(sample)
     return samples, not (single and len(samples) == 1)
 
@@ -99,10 +106,12 @@ def sample_answer(sample: SampleInProgress, body: Mapping[str, Any], version: in
         "weight_versions": spans,
     }
     if sample.prompt_log_probs is not None:
-        log_probs_or_none = [None, *sample.prompt_log_probs.tolist()]
+        first = sample.scored_from
+        log_probs_or_none = [None, *sample.prompt_log_probs[first:].tolist()]
         meta["input_token_logprobs"] = list(
-            zip(log_probs_or_none, sample.prompt.tolist(), repeat(None), strict=False)
+            zip(log_probs_or_none, sample.prompt[first:].tolist(), repeat(None), strict=False)
         )
+        meta |= _top_log_probs(sample)
     tokens = _packed(sample.tokens, "<i4") if body.get("packed") else sample.tokens.tolist()
     if body.get("return_logprob") and body.get("packed"):
         meta["output_token_logprobs"] = _packed(sample.log_probs, "<f4")
@@ -171,6 +180,27 @@ def parse_scale(raw: Any) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
         raise ValueError(f"scale {raw!r} is not a finite number")
     return float(raw)
+
+
+def _num_top(raw: Any) -> int:
+    """Returns `top_logprobs_num`, one number for all prompts."""
+    if raw is None:
+        return 0
+    if not isinstance(raw, int) or isinstance(raw, bool) or raw < 0:
+        raise ValueError(f"top_logprobs_num {raw!r} is not a whole number, at least 0")
+    return raw
+
+
+def _top_log_probs(sample: SampleInProgress) -> dict[str, Any]:
+    """Returns the most probable tokens at each scored position, as SGLang writes them."""
+    if sample.top_ids is None or sample.top_log_probs is None:
+        return {}
+    values, ids = (each[sample.scored_from :].tolist() for each in (sample.top_log_probs, sample.top_ids))
+    rows = [
+        list(zip(of_token, ids_of_token, repeat(None), strict=False))
+        for of_token, ids_of_token in zip(values, ids, strict=True)
+    ]
+    return {"input_top_logprobs": [None, *rows]}
 
 
 def _prompts(raw: Any) -> tuple[list[NDArray[np.int32]], bool]:

@@ -57,6 +57,9 @@ class Needs:
     which also has `returns` and `value_loss`."""
     policy_log_probs: bool = False
     """Log-probs of the policy, set on samples before `advantages` is called."""
+    current_log_probs: bool = False
+    """These log-probs are those of the weights that the step updates, also for samples of older weights and
+    where the ratio is to the engine's probabilities. It takes a pass where samples may be stale."""
     policy_entropies: bool = False
     """Entropies of the policy before the update, set on samples before `advantages` is called."""
     policy_squared_probs: bool = False

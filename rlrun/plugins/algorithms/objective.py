@@ -108,6 +108,7 @@ def needs_of(
         policy_log_probs=policy_log_probs
         or bool(term and term.in_advantages)
         or bool(in_reward or (params.correction and params.correction.normalize)),
+        current_log_probs=bool(term and term.in_advantages),
         policy_entropies=params.top_entropy is not None or params.adaptive_entropy is not None,
         entropy_grad=params.entropy_coef > 0 or params.adaptive_entropy is not None,
         state=params.adaptive_entropy is not None,

@@ -50,6 +50,8 @@ class Passes:
     compare: Callable[[Sequence[TrainSequence], Sequence[NDArray[np.float32]]], None] | None = None
     """Compares the sequences with the policy's log-probs from before the first update, with `true_on_policy`.
     With one optimizer step the loss compares them, without a pass."""
+    may_be_stale: bool = False
+    """Samples may come from older weights than those that the step updates."""
     trains_policy: bool = True
     """False in a step that trains the critic alone, which computes no loss of the policy."""
 
@@ -117,14 +119,17 @@ class Passes:
 
         With one optimizer step the policy's own log-probs are the old ones, so no pass is spent on them
         unless advantages depend on them or on statistics of the policy, or the loss cannot compare all of
-        them with those of engines. The samples get the statistics.
+        them with those of engines. Advantages that need the current ones do not take those of the engines
+        for stale samples. The samples get the statistics.
         """
         needs, several = self.algorithm.needs, len(steps) > 1
         statistics = needs.policy_statistics
         are_old = self.recompute_old and needs.old_log_probs
         is_compared_here = self.compare is not None and (several or not self.trains_policy)
+        are_current = needs.current_log_probs and self.may_be_stale
+        is_needed = are_old and (several or needs.policy_log_probs)
         log_probs = None
-        if (are_old and (several or needs.policy_log_probs)) or statistics or is_compared_here:
+        if is_needed or are_current or statistics or is_compared_here:
             with clock.part("log_prob"):
                 outputs = await self.policy.outputs(["log_probs", *statistics], sequences, steps)
             log_probs = outputs["log_probs"]
@@ -134,7 +139,7 @@ class Passes:
         if self.compare is not None and log_probs is not None:
             self.compare(sequences, log_probs)
         # Statistics belong to these log-probs, also where the old ones are those of engines.
-        before = log_probs if are_old or statistics else None
+        before = log_probs if are_old or are_current or statistics else None
         if needs.old_log_probs and (needs.policy_log_probs or before is not None):
             for number, sample in enumerate(samples_of(groups)):
                 sample.policy_log_probs = sample.log_probs if before is None else before[number]

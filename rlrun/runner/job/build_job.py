@@ -39,6 +39,7 @@ from rlrun.runner.rollouts.evaluation import Evaluator
 from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
+from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_in_policy_layout
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
@@ -79,6 +80,7 @@ def make_job(
         reference=_frozen("reference", spec, running, model) if needs.reference else None,
         teacher=_frozen("teacher", spec, running, model) if needs.teacher else None,
         teacher_prompts=running.inputs.teacher_prompts if needs.teacher else None,
+        may_be_stale=may_be_stale(spec),
         averages_teacher=needs.teacher and spec.teacher is not None and spec.teacher.weights == "average",
         critic=_handle("critic", spec, running, model) if needs.critic else None,
         make_patches=running.inputs.tokenizer.images.patches,

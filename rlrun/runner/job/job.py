@@ -241,6 +241,8 @@ class Job(RolloutJob):
     """The teacher, on the trainer's ranks or on engines; None if the algorithm does not need one."""
     teacher_prompts: TeacherPrompts | None = None
     """Makes the teacher's own prompts; None: it reads the policy's."""
+    may_be_stale: bool = False
+    """Samples may come from older weights than those that the step updates."""
     averages_teacher: bool = False
     """The teacher is an average of the policy's weights, which every step of training moves."""
     critic: ModelHandle | None = None

@@ -131,6 +131,7 @@ async def prepare(
         job.teacher_prompts,
         recompute_old=job.recompute_old,
         compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,
+        may_be_stale=job.may_be_stale,
         trains_policy=progress.step >= job.critic_only_steps,
     )
     sequences = await passes.run(clock, batch.groups, sequences, packed)  # 6

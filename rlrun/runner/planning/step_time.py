@@ -23,6 +23,7 @@ from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.runner.planning.storage import offloaded_bytes
+from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.derived.shared_prefixes import is_shared
@@ -256,7 +257,8 @@ def _other_passes(job: PlannedJob) -> float:
     needs, several_steps = job.needs, job.plan.batch.optimizer_steps > 1
     recomputed = needs.old_log_probs and job.spec.trainer.old_log_probs == "trainer"
     before_update = recomputed and (several_steps or needs.policy_log_probs)
-    policy = float(before_update or bool(needs.policy_statistics))
+    current = needs.current_log_probs and may_be_stale(job.spec)
+    policy = float(before_update or current or bool(needs.policy_statistics))
     critic = 4.0 if needs.critic else 0.0  # one pass for values, three for its update
     teacher = active_parameters(job.teacher) / active_parameters(job.model) if job.teacher else 0.0
     teacher = 1.0 if teacher_in_policy_layout(job.spec) else teacher

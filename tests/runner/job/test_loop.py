@@ -184,6 +184,7 @@ async def test_a_run_resumed_between_two_updates_is_the_uninterrupted_one(tmp_pa
         (Needs(policy_log_probs=True), 1, True, ["policy log_probs"]),
         (Needs(policy_log_probs=True), 1, False, []),
         (Needs(policy_log_probs=True, teacher=True), 2, True, ["policy log_probs", "teacher log_probs"]),
+        (Needs(policy_log_probs=True, current_log_probs=True), 1, False, []),
         (Needs(critic=True), 1, True, ["critic values", "train critic"]),
         (Needs(policy_entropies=True), 1, True, [ENTROPIES]),
         (Needs(policy_entropies=True), 1, False, [ENTROPIES]),
@@ -200,6 +201,16 @@ async def test_only_the_passes_that_are_needed_are_run(
     sequence = one.trainer.trained[0][0]
     assert (sequence.old_log_probs is not None) == ("policy log_probs" in passes and optimizer_steps > 1)
     assert (sequence.reference_log_probs is not None) == ("reference log_probs" in passes)
+
+
+async def test_stale_samples_are_measured_from_the_current_policy(tmp_path: Path) -> None:
+    """Advantages get the trainer's log-probs, and the ratio keeps those of the engines."""
+    for may_be_stale, passes in ((False, []), (True, ["policy log_probs"])):
+        needs = Needs(policy_log_probs=True, current_log_probs=True)
+        one = job(tmp_path, 1, 2, algorithm=Relative(needs), recompute_old=False, may_be_stale=may_be_stale)
+        await run(one, Progress())
+        assert one.trainer.events[1 : 2 + len(passes)] == [*passes, "train policy"]
+        assert all(sequence.old_log_probs is None for sequence in one.trainer.trained[0])
 
 
 @pytest.mark.parametrize(

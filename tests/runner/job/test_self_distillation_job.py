@@ -82,3 +82,6 @@ def test_asynchronous_samples_are_scored_after_the_teacher_s_prompt(folder: Path
     teacher = 'weights="current", prompt="{hint} {prompt}"'
     lines = run(folder, tmp_path, teacher, *options, "algorithm.type=on_policy_distillation", steps=4).lines
     assert all(line["rollout/distilled_frac"] == 1 and line["train/grad_norm"] > 0 for line in lines)
+    assert max(line["rollout/staleness/max"] for line in lines) > 0
+    # the distance is that of the policy of this step, whatever weights made the sample
+    assert all(line["perf/log_prob_time"] > 0 for line in lines)

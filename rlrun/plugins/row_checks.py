@@ -1,6 +1,6 @@
 """Checks of rows before a job uses them: whether its rewards can score them, and the labels of KTO."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rlrun.plugins.registry import checked_params, load
@@ -40,6 +40,21 @@ def is_good(row: Row) -> bool:
             "response is good; set data.label_key"
         )
     return good
+
+
+def source_of(row: Row) -> str:
+    """Returns the source of a row, as its metadata name it; "" without one."""
+    source = row.metadata.get("source")
+    return "" if source is None else str(source)
+
+
+def no_teacher(row: Row, sources: Collection[str]) -> str:
+    """Returns why a row has no teacher, whose source has none of its own."""
+    listed = ", ".join(sources)
+    return (
+        f"its source is {source_of(row) or 'not named'}, and [teacher] has teachers of the sources {listed} "
+        "alone: add the source to teacher.sources, or give the other rows one teacher (path, engine, weights)"
+    )
 
 
 def _names_another(spec: RewardSpec, row: Row) -> bool:

@@ -162,6 +162,31 @@ def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs, algorithm: st
 
 
 @pytest.mark.slow
+def test_each_source_has_a_teacher_of_its_own(jobs: Jobs) -> None:
+    """Both are the policy as it began but for the seed of one, so that only its rows have a distance."""
+    other = str(make_tiny_model(jobs.folder / "teacher-of-code", seed=3))
+    engines = [
+        {"name": name, "path": path, "dtype": "float32", "max_running": 8}
+        for name, path in (("math", str(jobs.model)), ("code", other))
+    ]
+    shared = {"algorithm__type": "gkd", "rewards": [], "engines": engines, "trainer__steps": 1}
+    distances = {}
+    for name, sources in {
+        "same": {"0": "math"},
+        "both": {"0": "math", "1": "code"},
+        "other": {"0": "code", "1": "code"},
+    }.items():
+        teacher = {"sources": sources} | ({"engine": "math"} if name == "same" else {})
+        rows = [{"type": "jsonl", "path": str(jobs.folder / "rows.jsonl")} for _ in range(2)]
+        job = jobs.run(
+            f"sources-{name}", data={"type": "mixture", "sources": rows}, teacher=teacher, **shared
+        )
+        assert job.code == 0, job.output
+        distances[name] = job.metrics[0]["train/divergence"]
+    assert abs(distances["same"]) < 1e-5 < distances["both"] < distances["other"]
+
+
+@pytest.mark.slow
 def test_a_reference_that_engines_serve_is_the_policy_as_it_began(jobs: Jobs) -> None:
     engines = [{"name": "frozen", "path": str(jobs.model), "dtype": "float32", "max_running": 8}]
     near = {"algorithm__kl": {"in_loss": {"type": "k3", "coef": 0.1}}, "reference": {"engine": "frozen"}}

@@ -5,13 +5,14 @@ critic: values                        ┴─▶ samples ─▶ advantages, retur
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.row_checks import no_teacher, source_of
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.model_handle import ModelHandle, PackedSteps
 from rlrun.runner.batches.sequences import (
@@ -23,7 +24,7 @@ from rlrun.runner.batches.sequences import (
     with_values,
 )
 from rlrun.runner.contracts.algorithm_state import remembers
-from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
+from rlrun.runner.contracts.carriers import Output, TrainSequence, TrainStep
 from rlrun.runner.contracts.interfaces import FrozenModel
 from rlrun.runner.contracts.step_clock import StepClock
 
@@ -42,6 +43,9 @@ class Passes:
     """None if the algorithm does not need it; the same holds for the teacher and the critic."""
     teacher: FrozenModel | None
     critic: ModelHandle | None
+    source_teachers: Mapping[str, FrozenModel]
+    """The teachers of single sources of the data; `teacher` is that of all other rows, and may be None where
+    there are none."""
     teacher_prompts: TeacherPrompts | None
     """None: the teacher reads the policy's prompts."""
     recompute_old: bool
@@ -75,7 +79,6 @@ class Passes:
                 log_probs = await self.reference.log_probs(sequences, packed.policy)
             sequences = with_reference(sequences, groups, log_probs)
         if needs.teacher:
-            assert self.teacher is not None
             sequences = await self._teachers(clock, groups, sequences)
         if needs.critic:
             assert self.critic is not None
@@ -92,21 +95,48 @@ class Passes:
         """Gives the teacher's log-probs to the samples. Returns the sequences, with the teacher's most
         probable tokens where the loss compares distributions.
         """
-        assert self.teacher is not None
         read: Sequence[TrainSequence] = sequences
         with clock.part("teacher"):
             if self.teacher_prompts is not None:
                 read = await asyncio.to_thread(self.teacher_prompts, groups, sequences)
                 sequences = with_distilled(sequences, groups)
-            if self.algorithm.needs.divergence is None:
-                log_probs = await self.teacher.log_probs(read)
-            else:
-                outputs = await self.teacher.outputs(["log_probs", "top_ids", "top_log_probs"], read)
-                log_probs, ids, of_ids = outputs["log_probs"], outputs["top_ids"], outputs["top_log_probs"]
+            names: list[Output] = ["log_probs"]
+            if self.algorithm.needs.divergence is not None:
+                names += ["top_ids", "top_log_probs"]
+            outputs = await self._taught(names, groups, read)
+            if len(names) > 1:
+                ids, of_ids = outputs["top_ids"], outputs["top_log_probs"]
                 sequences = with_arrays(sequences, teacher_top_ids=ids, teacher_top_log_probs=of_ids)
-        for sample, own in zip(samples_of(groups), log_probs, strict=True):
+        for sample, own in zip(samples_of(groups), outputs["log_probs"], strict=True):
             sample.teacher_log_probs = own
         return sequences
+
+    async def _taught(
+        self, names: Sequence[Output], groups: Sequence[Group], sequences: Sequence[TrainSequence]
+    ) -> dict[Output, list[NDArray[np.float32]]]:
+        """Returns what the teacher of each sequence's row says of it, in the order of the sequences."""
+        if not self.source_teachers:
+            assert self.teacher is not None
+            return await self.teacher.outputs(names, sequences)
+        numbers: dict[str, list[int]] = {}
+        for number, sample in enumerate(samples_of(groups)):
+            source = source_of(sample.prompt.row)
+            numbers.setdefault(source if source in self.source_teachers else "", []).append(number)
+
+        async def ask(source: str) -> dict[Output, list[NDArray[np.float32]]]:
+            teacher = self.source_teachers.get(source, self.teacher)
+            if teacher is None:
+                row = samples_of(groups)[numbers[source][0]].prompt.row
+                raise ValueError(f"row {row.id}: {no_teacher(row, self.source_teachers)}")
+            return await teacher.outputs(names, [sequences[number] for number in numbers[source]])
+
+        answers = await asyncio.gather(*map(ask, numbers))
+        result: dict[Output, list[NDArray[np.float32]]] = {name: [] for name in names}
+        order = np.argsort([number for own in numbers.values() for number in own])
+        for name, values in result.items():
+            answered = [value for answer in answers for value in answer[name]]
+            values += [answered[place] for place in order]
+        return result
 
     async def _old_log_probs(
         self,

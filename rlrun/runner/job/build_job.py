@@ -41,7 +41,12 @@ from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.derived.policy_model import read_policy
-from rlrun.specs.derived.served_adapters import adapter_in_requests, shares_policy, teacher_in_policy_layout
+from rlrun.specs.derived.served_adapters import (
+    adapter_in_requests,
+    has_one_teacher,
+    shares_policy,
+    teacher_in_policy_layout,
+)
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.rollout import RolloutFunctionSpec
@@ -78,7 +83,8 @@ def make_job(
         engines=engines,
         evaluation=_evaluation(spec, running, policy, journal),
         reference=_frozen("reference", spec, running, model) if needs.reference else None,
-        teacher=_frozen("teacher", spec, running, model) if needs.teacher else None,
+        teacher=_frozen("teacher", spec, running, model) if needs.teacher and has_one_teacher(spec) else None,
+        source_teachers=_source_teachers(spec, running, model) if needs.teacher else {},
         teacher_prompts=running.inputs.teacher_prompts if needs.teacher else None,
         may_be_stale=may_be_stale(spec),
         averages_teacher=needs.teacher and spec.teacher is not None and spec.teacher.weights == "average",
@@ -238,6 +244,12 @@ def _frozen(
     if section is not None and section.engine is not None:
         return _served(section.engine, spec, running, model)
     return _handle(role, spec, running, model)
+
+
+def _source_teachers(spec: Spec, running: RunningJob, model: ModelFiles) -> dict[str, FrozenModel]:
+    """Returns the teachers of single sources of the data, by the name of the source."""
+    sources = {} if spec.teacher is None else spec.teacher.sources
+    return {source: _served(name, spec, running, model) for source, name in sources.items()}
 
 
 def _served(name: str, spec: Spec, running: RunningJob, model: ModelFiles) -> ServedModel:

@@ -239,6 +239,8 @@ class Job(RolloutJob):
     """The reference, on the trainer's ranks or on engines; None if the algorithm does not need one."""
     teacher: FrozenModel | None = None
     """The teacher, on the trainer's ranks or on engines; None if the algorithm does not need one."""
+    source_teachers: Mapping[str, FrozenModel] = field(default_factory=dict)
+    """The teachers of single sources of the data."""
     teacher_prompts: TeacherPrompts | None = None
     """Makes the teacher's own prompts; None: it reads the policy's."""
     may_be_stale: bool = False

@@ -128,6 +128,7 @@ async def prepare(
         job.reference,
         job.teacher,
         job.critic,
+        job.source_teachers,
         job.teacher_prompts,
         recompute_old=job.recompute_old,
         compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,

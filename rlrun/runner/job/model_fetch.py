@@ -63,9 +63,9 @@ def _check_vocabularies(
 ) -> None:
     """Raises LaunchRefused if a model that scores the policy's tokens numbers them differently."""
     scoring_models = [("teacher", teacher)]
-    for role, section in (("teacher", spec.teacher), ("reference", spec.reference)):
-        if section is not None and section.engine:
-            scoring_models.append((role, named_models[section.engine]))
+    names = [("teacher", name) for name in (spec.teacher.engines if spec.teacher else ())]
+    names += [("reference", spec.reference.engine)] if spec.reference.engine else []
+    scoring_models += [(role, named_models[name]) for role, name in names]
     for role, files in scoring_models:
         if files is not None:
             check_same_tokens(policy, role, files)

@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlrun.plugins.data.rows import fill
+from rlrun.plugins.row_checks import no_teacher, source_of
 from rlrun.plugins.types import Needs, Row
+from rlrun.specs.derived.served_adapters import has_one_teacher
 from rlrun.specs.sections.auxiliary_models import FEEDBACK, LABEL, PROMPT, SOLUTION
 from rlrun.specs.sections.job import Spec
 
@@ -37,15 +39,21 @@ def question(row: Row) -> str:
 
 
 def teacher_check(spec: Spec, needs: Needs) -> Callable[[Row], None]:
-    """Returns a function that raises ValueError for a row that the teacher's own prompt cannot be written
-    for.
+    """Returns a function that raises ValueError for a row without a teacher, and for one that the teacher's
+    own prompt cannot be written for.
     """
-    template = spec.teacher.prompt if needs.teacher and spec.teacher is not None else None
+    teacher = spec.teacher if needs.teacher else None
+    if teacher is None:
+        return lambda row: None
 
     def check(row: Row) -> None:
+        if not has_one_teacher(spec) and source_of(row) not in teacher.sources:
+            raise ValueError(f"row {row.id}: {no_teacher(row, teacher.sources)}")
+        if teacher.prompt is None:
+            return
         try:
-            teacher_row(str(template), row, {SOLUTION: "", FEEDBACK: ""})
+            teacher_row(teacher.prompt, row, {SOLUTION: "", FEEDBACK: ""})
         except ValueError as error:
             raise ValueError(f"row {row.id}: teacher.prompt: {error}") from None
 
-    return (lambda row: None) if template is None else check
+    return check

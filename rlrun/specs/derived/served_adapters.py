@@ -29,6 +29,14 @@ def adapter_in_requests(section: NamedEngineSpec) -> str | None:
     return section.name if has_choice else None
 
 
+def has_one_teacher(spec: Spec) -> bool:
+    """Returns whether rows without a teacher of their source have one."""
+    teacher = spec.teacher
+    return teacher is not None and (
+        teacher.path is not None or teacher.engine is not None or teacher_in_policy_layout(spec)
+    )
+
+
 def teacher_in_policy_layout(spec: Spec) -> bool:
     """Returns whether the trainer's teacher is the policy's own model, with other weights or another
     adapter.

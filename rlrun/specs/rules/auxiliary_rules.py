@@ -22,7 +22,7 @@ def teacher(spec: Spec, needs: Needs) -> Iterator[Finding]:
     if spec.teacher is None or teacher_shares_policy(spec):
         return
     given = [name for name in ("path", "engine", "weights") if getattr(spec.teacher, name) is not None]
-    if len(given) != 1:
+    if len(given) > 1 or not (given or spec.teacher.sources):
         problem = f"has {' and '.join(given)}" if given else "needs path, engine or weights"
         message = (
             f"{problem}: the trainer loads the teacher (path), [[engines]] serve it (engine), or it is the "
@@ -65,14 +65,15 @@ def teacher_prompt(spec: Spec, needs: Needs) -> Iterator[Finding]:
 
 def served_divergence(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """Engines give a teacher's log-probs at temperature 1 only."""
-    if needs.divergence is None or spec.teacher is None or spec.teacher.engine is None:
+    if needs.divergence is None or spec.teacher is None or not spec.teacher.engines:
         return
     if needs.divergence.temperature not in (None, 1.0):
         path = (*_divergence_path(spec), "temperature")
-        message = "is not supported with teacher.engine: engines give a teacher's log-probs at temperature 1"
+        message = "is not supported with teachers on engines, which give log-probs at temperature 1"
         cure = "set 1, or let the trainer load the teacher (teacher.path)"
         found = needs.divergence.temperature
-        yield Finding(("algorithm", *path), message, cure, found=found, related=(("teacher", "engine"),))
+        related: tuple[KeyPath, ...] = (("teacher", "engine"), ("teacher", "sources"))
+        yield Finding(("algorithm", *path), message, cure, found=found, related=related)
 
 
 def _divergence_path(spec: Spec) -> KeyPath:

@@ -39,7 +39,7 @@ def external_heads(spec: Spec) -> Iterator[Finding]:
     """
     if spec.trainer.head_dtype != "float32":
         return
-    compared = {spec.reference.engine, spec.teacher.engine if spec.teacher else None} - {None}
+    compared = {spec.reference.engine, *(spec.teacher.engines if spec.teacher else ())} - {None}
     for path, section in engine_sections(spec):
         matters = path == POLICY or getattr(section, "name", None) in compared
         if matters and section.type == "external":

@@ -55,6 +55,10 @@ class TeacherSpec(Section):
     model is loaded; `[trainer.lora]` must have at least its rank and its targets. None: no adapter."""
     engine: str | None = None
     """Name of the `[[engines]]` that serve the teacher, instead of `path` and `adapter`."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """Teachers of single sources of the data: `{ 0 = "math", 1 = "code" }` names the `[[engines]]` that serve
+    the teacher of the rows with this `source` in their metadata, which a mixture sets to the number of each
+    of its sources. The other rows have the teacher of `path`, `engine` or `weights`."""
     weights: Literal["initial", "current", "average"] | None = None
     """The teacher is the policy's own model, in the policy's layout, with these weights. `"initial"`: those
     that training starts from. `"current"`: those before the step's update. `"average"`: an exponential moving
@@ -73,6 +77,11 @@ class TeacherSpec(Section):
     what the model has room for beside the response."""
     parallel: ShardingSpec | None = None
     """Parallel layout on the trainer's ranks. None: the parameters are sharded over all ranks."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names of all engines that serve a teacher."""
+        return (*([] if self.engine is None else [self.engine]), *self.sources.values())
 
 
 class CriticSpec(OptimizerSpec):

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.plugins.types import Group, Prompt, Row, Sample, Status
+from rlrun.plugins.types import Group, Needs, Prompt, Row, Sample, Status
 from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.prompts.teacher_prompts import TeacherPrompts, feedback_of
-from rlrun.runner.prompts.teacher_rows import teacher_row
+from rlrun.runner.prompts.teacher_rows import teacher_check, teacher_row
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.sections.auxiliary_models import TeacherSpec
+from rlrun.specs.sections.job import Spec
 from tests.tiny_models import make_tiny_model
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2 + 2?"}]
@@ -136,3 +137,17 @@ def test_texts_that_would_forge_a_turn_are_not_distilled(
     monkeypatch.setattr(Tokenizer, "encode_prompt", refuse)
     assert read(tokenizer, group, "{prompt}!") == [None, None]
     assert caplog.text.count("row 7: a control token") == 1
+
+
+def test_a_row_of_a_source_without_a_teacher_is_refused() -> None:
+    document = {"model": {"path": "m"}, "data": {}, "teacher": {"sources": {"0": "math"}}}
+    check = teacher_check(Spec.model_validate(document), Needs(teacher=True))
+    check(Row("1", "2 + 2?", metadata={"source": 0}))
+    with pytest.raises(ValueError, match="row 2: its source is 1"):
+        check(Row("2", "2 + 2?", metadata={"source": 1}))
+    with pytest.raises(ValueError, match="row 3: its source is not named"):
+        check(Row("3", "2 + 2?"))
+    teacher_check(Spec.model_validate(document), Needs())(Row("3", "2 + 2?"))
+    both = document | {"teacher": {"sources": {"0": "math"}, "path": "t", "prompt": "{prompt} {label}"}}
+    with pytest.raises(ValueError, match="the row has no 'label'"):
+        teacher_check(Spec.model_validate(both), Needs(teacher=True))(Row("3", "2 + 2?"))

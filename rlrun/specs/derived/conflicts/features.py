@@ -323,8 +323,12 @@ REFERENCE, TEACHER, SECTION_OF_CRITIC = (
     Feature(f"[{name}]", name, given(name).holds) for name in ("reference", "teacher", "critic")
 )
 SERVED_REFERENCE, SERVED_TEACHER = on("reference.engine"), on("teacher.engine")
+TEACHER_OF_A_SOURCE = on("teacher.sources")
 USED_SERVED_REFERENCE = SERVED_REFERENCE.when(lambda job: job.needed("reference"), SERVED_REFERENCE.name)
-USED_SERVED_TEACHER = SERVED_TEACHER.when(lambda job: job.needed("teacher"), SERVED_TEACHER.name)
+USED_SERVED_TEACHERS = tuple(
+    served.when(lambda job: job.needed("teacher"), served.name)
+    for served in (SERVED_TEACHER, TEACHER_OF_A_SOURCE)
+)
 TEACHER_IS_POLICY = on("teacher.weights")
 NOT_AVERAGED = missing(equal("teacher.weights", "average"))
 TEACHER_PROMPT = on("teacher.prompt")

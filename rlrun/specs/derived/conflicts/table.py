@@ -214,7 +214,10 @@ _OTHER_MODELS = (
             f"engines give the log-probs of a {name} at temperature 1",
             f"set 1, or let the trainer load the {name} instead of engines",
         )
-        for name, served in (("teacher", f.SERVED_TEACHER), ("reference", f.SERVED_REFERENCE))
+        for name, served in (
+            ("teacher", (f.SERVED_TEACHER, f.TEACHER_OF_A_SOURCE)),
+            ("reference", f.SERVED_REFERENCE),
+        )
     ),
 )
 _WITHOUT_MASKS = "remove top_p and top_k, or set rollout.sampling_mask = false with an algorithm.correction"
@@ -274,7 +277,7 @@ _SAMPLING = (
             f"engines give the log-probs of a {name} over the whole vocabulary only",
             f"let the trainer hold the {name}, {_WITHOUT_MASKS}",
         )
-        for name, served in (("teacher", f.USED_SERVED_TEACHER), ("reference", f.USED_SERVED_REFERENCE))
+        for name, served in (("teacher", f.USED_SERVED_TEACHERS), ("reference", f.USED_SERVED_REFERENCE))
     ),
 )
 _PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")

@@ -90,6 +90,7 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
     ]
     if spec.teacher is not None:
         references.append((("teacher", "engine"), spec.teacher.engine))
+        references += [(("teacher", "sources", key), name) for key, name in spec.teacher.sources.items()]
     for path, name in references:
         if isinstance(name, str) and name not in names:
             suggestion = nearest(name, names)

@@ -52,6 +52,7 @@ def test_with_every_term_on(name: str) -> None:
         trainer_log_probs=True,
         teacher=True,
         policy_log_probs=True,
+        current_log_probs=True,
         policy_entropies=True,
         state=True,
         critic=name == "ppo",

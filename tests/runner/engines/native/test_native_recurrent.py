@@ -91,7 +91,7 @@ def test_scored_log_probs_are_those_of_generation(folder: Path, expected: list[S
     scheduler = load(setup_of(folder)).scheduler
     whole = [np.concatenate([sample.prompt, sample.tokens]) for sample in expected]
     for sample, scored in zip(expected, scheduler.score(whole), strict=True):
-        np.testing.assert_allclose(scored[len(sample.prompt) - 1 :], sample.log_probs, atol=1e-4)
+        np.testing.assert_allclose(scored.log_probs[len(sample.prompt) - 1 :], sample.log_probs, atol=1e-4)
 
 
 def test_a_sample_that_starts_after_new_weights_has_no_state_of_the_old_ones(

@@ -7,7 +7,8 @@ import torch
 
 from rlrun.plugins.algorithms.divergence import GeneralisedJSD
 from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead
-from rlrun.runner.trainer.model.top_tokens import LEAST, Comparison, TopTokens, top_tokens
+from rlrun.runner.trainer.model.top_tokens import Comparison, TopTokens, top_tokens
+from rlrun.specs.needs import LEAST_REST
 from tests.runner.trainer.model.test_head import TOKENS, VOCABULARY, make_head, make_support
 
 ROWS = torch.tensor([1, 2, 3, 7, 8, 9, 10])
@@ -113,7 +114,7 @@ def test_improbable_tokens_keep_their_digits():
 
 def test_the_whole_vocabulary_leaves_no_other_tokens():
     tokens = top_tokens(teachers_logits(), comparison(top_k=VOCABULARY), None)
-    assert (tokens.log_probs[:, -1] == LEAST).all()
+    assert (tokens.log_probs[:, -1] == LEAST_REST).all()
     torch.testing.assert_close(tokens.log_probs[:, :-1].exp().sum(1), torch.ones(R).double())
 
 

@@ -66,9 +66,9 @@ class TokenScores(NamedTuple):
 
     log_probs: NDArray[np.float32]
     """`[P - 1]`"""
-    top_ids: NDArray[np.int32]
-    """`[P - 1, k]` the most probable tokens at each position, in order."""
-    top_log_probs: NDArray[np.float32]
+    top_ids: NDArray[np.int32] | None = None
+    """`[P - 1, k]` the most probable tokens at each position, in order; None unless they were asked for."""
+    top_log_probs: NDArray[np.float32] | None = None
     """`[P - 1, k]`"""
 
 
@@ -95,13 +95,16 @@ def token_scores(
 
 def _chunked_scores(
     model: Model, states: torch.Tensor, following: torch.Tensor, num_top: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields, chunk by chunk, the log-prob of the token that follows each state, and the ids and log-probs of
-    the most probable ones.
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yields, chunk by chunk, the log-prob of the token that follows each state, and, if `num_top` is not 0,
+    the ids and log-probs of the most probable ones.
     """
     rows = max(1, CHUNK_BYTES // (4 * len(model.weights.embedding)))
     for start in range(0, len(states), rows):
         log_probs = model.logits(states[start : start + rows]).float().log_softmax(-1)
         own = log_probs.gather(1, following[start : start + len(log_probs), None])[:, 0]
-        values, ids = log_probs.topk(num_top)
-        yield own, ids.int(), values
+        if num_top:
+            values, ids = log_probs.topk(num_top)
+            yield own, ids.int(), values
+        else:
+            yield (own,)

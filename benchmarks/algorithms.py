@@ -126,6 +126,7 @@ CASES = {
     "gpg": Case("", 'reduction = "per_token"'),
     "topr": Case("", "optimizer_steps = 2"),
     "gigpo": Case("", "optimizer_steps = 2"),
+    "optimal_token_baseline": Case("", "optimizer_steps = 2"),
     "reinforce_plus_plus": Case('kl = { in_reward = { type = "k1", coef = 0.001 } }'),
     "reinforce_plus_plus_baseline": Case('kl = { in_reward = { type = "k2", coef = 0.001 } }'),
     "ppo": Case("lambd = 0.95", more="[critic]\nlr = 3e-3\nonly_steps = 2", steps=18),
@@ -136,6 +137,7 @@ CASES = {
     "ipo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
     "simpo": Case("", "global_batch_size = 8", metric="train/reward_margin", lr=1e-3),
     "orpo": Case("", "global_batch_size = 8", metric="train/log_odds_ratio", lr=1e-3),
+    "bradley_terry": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
     "kto": Case("", "global_batch_size = 8", metric="train/kto_right_frac", lr=1e-3),
 }
 

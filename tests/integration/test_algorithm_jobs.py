@@ -1,50 +1,16 @@
-"""Algorithms with nothing set in whole asynchronous jobs: their terms act on stale samples."""
+"""Algorithms in whole jobs: what goes beyond tests/plugins/algorithms/test_trained_algorithms.py."""
 
 import json
-import math
 import signal
 
 import numpy as np
 import pytest
 
-from rlrun.plugins.registry import build, names
+from rlrun.plugins.registry import build
 from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
 from tests.integration.jobs import Jobs
 from tests.integration.test_stale_ratio_job import STALE
 from tests.tiny_models import make_tiny_model
-
-ACTS = {
-    "dppo": "train/clip_frac",
-    "m2po": "train/clip_frac",
-    "gmpo": "train/clip_frac",
-    "gspo_token": "train/clip_frac",
-    "kl_cov": "train/cov_frac",
-    "luspo": "train/clip_frac",
-}
-"""The metric that is above 0 in a step in which the algorithm's own term acts."""
-USUAL = "dppo"
-"""Runs in the normal suite; the others are slow only because they are many."""
-GENERATING = [
-    name
-    for name in names("algorithms")
-    if (needs := build("algorithms", name, {}).needs).rollout and not needs.critic and not needs.teacher
-    if name != "a_star_po"
-]
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == USUAL else pytest.mark.slow) for name in GENERATING]
-)
-def test_an_asynchronous_job_trains(jobs: Jobs, name: str) -> None:
-    job = jobs.run(name, algorithm__type=name, **STALE | {"trainer__lr": 3e-2})
-    assert job.code == 0, job.output
-    assert max(line["rollout/staleness/max"] for line in job.metrics) >= 1
-    assert all(math.isfinite(line["train/loss"]) for line in job.metrics)
-    assert max(line["train/grad_norm"] for line in job.metrics) > 0
-    if name in ACTS:
-        acting = [line[ACTS[name]] for line in job.metrics]
-        assert 0 < max(acting) < 1, acting
-
 
 ENTROPY = {
     "algorithm__type": "dr_grpo",
@@ -99,17 +65,6 @@ def test_gkd_approaches_the_teacher_and_goes_on_after_a_kill(jobs: Jobs) -> None
     for job in (stale, ended):
         divergences = [line["train/divergence"] for line in job.metrics]
         assert 0 < divergences[-1] < 0.9 * divergences[0], divergences
-
-
-@pytest.mark.slow  # the package's own tests have the algorithm, and gigpo's job another one of the package
-def test_a_star_po_trains_on_single_samples_and_rewards_of_the_reference(jobs: Jobs) -> None:
-    rows = [{"prompt": f"say {i}", "reference_rewards": [0.0, 0.25 * (i % 4)]} for i in range(64)]
-    (jobs.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"data__metadata_columns": ["reference_rewards"], "rollout__samples_per_prompt": 1}
-    job = jobs.run("single", algorithm__type="a_star_po", trainer__steps=3, **settings)
-    assert job.code == 0, job.output
-    assert min(line["train/grad_norm"] for line in job.metrics) > 0
-    assert all(math.isfinite(line["train/a_star_po_loss"]) for line in job.metrics)
 
 
 def test_kto_trains_on_labelled_responses(jobs: Jobs) -> None:

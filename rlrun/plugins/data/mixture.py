@@ -78,7 +78,8 @@ class Mixture:
                 for row in kind.preview(inner, max(share, min(_least_rows(source.weight), _MAX_COUNTED))):
                     seen += 1
                     if seen <= share:
-                        yield ValueError(f"source {number}: {row}") if isinstance(row, ValueError) else row
+                        is_broken = isinstance(row, ValueError)
+                        yield ValueError(f"source {number}: {row}") if is_broken else _named(row, number)
                 if 0 < seen < min(_least_rows(source.weight), _MAX_COUNTED):
                     raise ValueError(f"source {number} ({source.type}): {_too_few(seen, source.weight)}")
 
@@ -95,7 +96,12 @@ class Mixture:
         except ValueError as error:
             raise ValueError(f"source {number}: {error}") from error
         suffix = f"#{copy + 1}" if copy else ""
-        return replace(row, id=f"{number}:{row.id}{suffix}", metadata={**row.metadata, "source": number})
+        return replace(_named(row, number), id=f"{number}:{row.id}{suffix}")
+
+
+def _named(row: Row, number: int) -> Row:
+    """Returns the row with the number of its source."""
+    return replace(row, metadata={**row.metadata, "source": number})
 
 
 def _weighted(count: int, weight: float, seed: str) -> list[int]:

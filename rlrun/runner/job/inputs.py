@@ -125,8 +125,10 @@ def _teacher_prompts(spec: Spec, tokenizer: Tokenizer, needs: Needs, tools: Tool
     """Returns what makes the teacher's own prompts; None where it reads the policy's."""
     if spec.teacher is None or spec.teacher.prompt is None or not needs.teacher:
         return None
-    longest = ModelFiles(tokenizer.folder, None).config()["max_position_embeddings"]
-    return TeacherPrompts(spec.teacher, tokenizer, spec.data.apply_chat_template, tools, longest)
+    limits = [ModelFiles(tokenizer.folder, None).config()["max_position_embeddings"]]
+    serving = [section for section in spec.engines if section.name in spec.teacher.engines]
+    limits += [section.max_length for section in serving if section.max_length is not None]
+    return TeacherPrompts(spec.teacher, tokenizer, spec.data.apply_chat_template, tools, min(limits))
 
 
 def _training_check(spec: Spec, needs: Needs) -> Callable[[Row], None]:

@@ -61,8 +61,8 @@ class TeacherSpec(Section):
     of its sources. The other rows have the teacher of `path`, `engine` or `weights`."""
     weights: Literal["initial", "current", "average"] | None = None
     """The teacher is the policy's own model, in the policy's layout, with these weights. `"initial"`: those
-    that training starts from. `"current"`: those before the step's update. `"average"`: an exponential moving
-    average, which starts at the initial ones. None: the teacher is another model."""
+    of `model.path`. `"current"`: those before the step's update. `"average"`: an exponential moving average,
+    which starts at the initial ones. None: the teacher is another model."""
     update_rate: float = Field(default=0.05, gt=0, le=1)
     """How far the `"average"` moves towards the policy after each step: 1 replaces it."""
     prompt: str | None = None

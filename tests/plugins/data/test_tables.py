@@ -118,13 +118,13 @@ def test_a_weight_that_takes_no_row_is_refused(rows, weight, rounded, tmp_path: 
         {"type": "jsonl", "path": str(tmp_path / "small.jsonl"), "weight": weight},
     ]
 
-    def preview() -> list[object]:
+    def preview() -> list[Any]:
         params = checked_params("data", "mixture", {"sources": sources})
         return list(load("data", "mixture").preview(params, 4))
 
     if rounded is None:
         assert len(build("data", "mixture", {"sources": sources})) == 9 + max(1, int(weight * rows))
-        assert len(preview()) == 2 + min(2, rows)
+        assert [row.metadata["source"] for row in preview()] == [0, 0] + [1] * min(2, rows)
         return
     message = rf"source 1 \(jsonl\): weight = {weight} takes none of its {rows} rows, because {rounded} rows"
     for use in (lambda: build("data", "mixture", {"sources": sources}), preview):

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -38,8 +39,12 @@ def run_case(case, rank, world_size, port):
         aside = plan_steps(
             sequences, optimizer_steps=1, reduction="per_sample_mean", data_degree=degree, **settings
         )
+    read = sequences
+    if section.get("weights") is not None:
+        read = [told_more(sequence) for sequence in sequences]
+        aside = plan(read, spec)
     names = ["log_probs", "top_ids", "top_log_probs"]
-    outputs = trainer.teacher.outputs(sequences, all_micro_batches(aside), names)
+    outputs = trainer.teacher.outputs(read, all_micro_batches(aside), names)
     found = {name: everyones(outputs[name]) for name in names}
     known = [
         dataclasses.replace(
@@ -47,9 +52,21 @@ def run_case(case, rank, world_size, port):
         )
         for i, one in enumerate(sequences)
     ]
-    metrics = [trainer.policy.train(known, steps)[0] for _ in range(3)]
+    metrics = []
+    for _ in range(3):
+        metrics += trainer.policy.train(known, steps)
+        if section.get("weights") == "average":
+            trainer.update_teacher()
+    later = trainer.teacher.outputs(read, all_micro_batches(aside), names)
+    found["later"] = everyones(later["log_probs"])
     metrics = [{name: value for name, value in each.items() if "train/" in name} for each in metrics]
     return trainer, found | {"metrics": metrics}
+
+
+def told_more(sequence):
+    """The sequence after a longer prompt."""
+    tokens = np.concatenate([np.arange(5, dtype=np.int32), sequence.tokens])
+    return dataclasses.replace(sequence, tokens=tokens, prompt_length=sequence.prompt_length + 5)
 
 
 def main():

@@ -170,6 +170,14 @@ ADAPTER_LAYOUTS = {"adapter, context": {"context": 2}, "adapter, pipeline": pipe
 """Of a policy whose teacher is the same model with another adapter."""
 
 
+SELF_LAYOUTS = {
+    "average, sharded": {"fsdp": 2},
+    "average, tensor": {"tensor": 2},
+    "average, pipeline": pipeline("1F1B"),
+}
+"""Of a policy that is its own teacher, by the average of its weights."""
+
+
 @pytest.fixture(scope="module")
 def ranks(folder, teacher, tmp_path_factory):
     """What each of one and of two ranks found, by layout."""
@@ -200,14 +208,24 @@ def ranks(folder, teacher, tmp_path_factory):
             }
             for name, parallel in ADAPTER_LAYOUTS.items()
         ]
+        cases += [
+            cases[0]
+            | {
+                "name": name,
+                "teacher": {"weights": "average", "update_rate": 0.5, "prompt": "{prompt}!"},
+                "parallel": parallel if size == 2 else {},
+                "sharding": None,
+            }
+            for name, parallel in SELF_LAYOUTS.items()
+        ]
         out = tmp_path_factory.mktemp(f"ranks-{size}")
         run_ranks(worker, size, cases, out)
         found[size] = [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
     return found
 
 
-@pytest.mark.slow  # seven layouts on two ranks take a minute
-@pytest.mark.parametrize("layout", [*LAYOUTS, *ADAPTER_LAYOUTS])
+@pytest.mark.slow  # ten layouts on two ranks take a minute
+@pytest.mark.parametrize("layout", [*LAYOUTS, *ADAPTER_LAYOUTS, *SELF_LAYOUTS])
 def test_every_layout_takes_the_steps_of_one_rank(ranks, layout):
     alone = ranks[1][0][layout]
     for rank in (each[layout] for each in ranks[2]):
@@ -215,8 +233,11 @@ def test_every_layout_takes_the_steps_of_one_rank(ranks, layout):
             np.testing.assert_allclose(rank["top_log_probs"][i], log_probs, atol=2e-4)
             same = (rank["top_ids"][i] == alone["top_ids"][i]).mean() if len(log_probs) else 1.0
             assert same > 0.95, "only tokens of equal probability may change places"
+        for i, log_probs in alone["later"].items():
+            np.testing.assert_allclose(rank["later"][i], log_probs, atol=5e-4)
         for ours, theirs in zip(rank["metrics"], alone["metrics"], strict=True):
             assert ours["train/divergence"] == pytest.approx(theirs["train/divergence"], rel=1e-3)
             assert ours["train/grad_norm"] == pytest.approx(theirs["train/grad_norm"], rel=5e-3)
     losses = [each["train/loss"] for each in alone["metrics"]]
-    assert losses[-1] < losses[0]
+    moved = max(np.abs(alone["later"][i] - alone["log_probs"][i]).max(initial=0) for i in alone["later"])
+    assert losses[-1] < losses[0] and (moved > 0) == (layout in SELF_LAYOUTS)

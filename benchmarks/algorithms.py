@@ -110,6 +110,7 @@ CASES = {
     "cispo": Case(""),
     "rloo": Case(""),
     "remax": Case(""),
+    "rae": Case(""),
     "dppo": Case(""),
     "sapo": Case("", "optimizer_steps = 2"),
     "gmpo": Case("", "optimizer_steps = 2"),
@@ -127,6 +128,7 @@ CASES = {
     "topr": Case("", "optimizer_steps = 2"),
     "gigpo": Case("", "optimizer_steps = 2"),
     "optimal_token_baseline": Case("", "optimizer_steps = 2"),
+    "hierarchical_grpo": Case(""),
     "reinforce_plus_plus": Case('kl = { in_reward = { type = "k1", coef = 0.001 } }'),
     "reinforce_plus_plus_baseline": Case('kl = { in_reward = { type = "k2", coef = 0.001 } }'),
     "ppo": Case("lambd = 0.95", more="[critic]\nlr = 3e-3\nonly_steps = 2", steps=18),
@@ -134,6 +136,7 @@ CASES = {
     "gkd": Case("", more='[teacher]\npath = "runs/grpo/model"', steps=24),
     "sft": Case("", "global_batch_size = 8", metric="train/loss"),
     "dpo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
+    "online_dpo": Case("", steps=32),
     "ipo": Case("", "global_batch_size = 8", metric="train/preferred_frac", lr=1e-3),
     "simpo": Case("", "global_batch_size = 8", metric="train/reward_margin", lr=1e-3),
     "orpo": Case("", "global_batch_size = 8", metric="train/log_odds_ratio", lr=1e-3),
@@ -189,7 +192,11 @@ def spec(name: str, case: Case) -> str:
     """Returns the spec of the job, as TOML."""
     head = HEAD.format(name=name, algorithm=f'type = "{name}"\n{case.algorithm}')
     needs = build("algorithms", name, {}).needs
-    rows = LABELLED if needs.labels else PAIRS.format(rejected='rejected_key = "bad"' if needs.pairs else "")
+    rows = (
+        LABELLED
+        if needs.labels
+        else PAIRS.format(rejected='rejected_key = "bad"' if needs.reads_pairs else "")
+    )
     body = ROLLOUT if needs.rollout else rows + LENGTHS
     export = str(case.export).lower()
     tail = TAIL.format(steps=case.steps, lr=case.lr, trainer=case.trainer, export=export)

@@ -68,7 +68,7 @@ _NEEDS = {
     "reference": "the reference",
     "teacher": "`[teacher]`",
     "critic": "`[critic]`",
-    "pairs": "`data.rejected_key`",
+    "reads_pairs": "`data.rejected_key`",
     "labels": "`data.label_key`",
     "policy_log_probs": "the policy's log-probs on the driver",
     "trainer_log_probs": "log-probs of trainer and engine",

@@ -36,7 +36,10 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("rewards", "ifbench"): "rlrun-ifbench",
     **{
         ("algorithms", name): "rlrun-algorithms"
-        for name in ("vespo", "luspo", "gpg", "topr", "gigpo", "a_star_po", "optimal_token_baseline")
+        for name in (
+            *("vespo", "luspo", "gpg", "topr", "gigpo", "hierarchical_grpo", "a_star_po"),
+            "optimal_token_baseline",
+        )
     },
 }
 """The package that declares a plugin, by kind and name."""

@@ -40,7 +40,8 @@ class Needs:
     rewards: bool = True
     """The advantages use rewards. False: another signal, such as a teacher, scores the tokens."""
     pairs: bool = False
-    """Rows have a preferred and a rejected response, which are adjacent in one micro-batch (DPO)."""
+    """The loss compares a preferred and a rejected response, which are adjacent in one micro-batch (DPO).
+    Rows have them; with a rollout, they are the best and the worst sample of a group, by reward."""
     scores: bool = False
     """The model gives each sample one score in place of log-probs, as reward models do."""
     labels: bool = False
@@ -87,14 +88,18 @@ class Needs:
     prompt once more, at temperature 0. This response is scored; it is not trained on, and not part of the
     group."""
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether rows have the preferred and the rejected response."""
+        return self.pairs and not self.rollout
+
+    def trained(self, samples: int) -> int:
+        """Returns how many sequences a prompt with so many `samples`, or a row, gives to training."""
+        return 2 if self.pairs or self.labels else samples
+
     def responses(self, samples: int) -> int:
         """Returns how many responses to a prompt are generated, of which `samples` are trained on."""
         return samples + self.greedy_reward
-
-    @property
-    def sequences_per_sample(self) -> int:
-        """How many sequences one row or one execution gives to training."""
-        return 2 if self.pairs or self.labels else 1
 
     @property
     def compared_tokens(self) -> int:

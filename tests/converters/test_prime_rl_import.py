@@ -145,10 +145,24 @@ def test_prime_rl_s_defaults_are_written_where_rlrun_s_differ() -> None:
             {"type": "dppo", "threshold": 0.1, "threshold_high": 0.2},
         ),
         ({"orchestrator.algo.type": "max_rl"}, {"type": "max_rl", "log_ratio_coef": 0.001}),
+        (
+            {"orchestrator.algo.type": "rae", "orchestrator.algo.decay": 0.9},
+            {"type": "rae", "decay": 0.9, "log_ratio_coef": 0.001},
+        ),
+        (
+            {
+                "orchestrator.algo.type": "hierarchical_grpo",
+                "orchestrator.algo.episode_agents": ["solver", "critic"],
+            },
+            {
+                **{"type": "hierarchical_grpo", "episode_roles": ["solver", "critic"]},
+                "log_ratio_coef": 0.001,
+            },
+        ),
         ({"trainer.loss.type": "custom"}, {"type": "grpo"}),
         ({"trainer.loss.type": "ipo", "trainer.loss.kl_tau": 0.1}, {"type": "grpo", "log_ratio_coef": 0.1}),
     ],
-    ids=["dppo's bounds", "max_rl", "another loss", "the penalty"],
+    ids=["dppo's bounds", "max_rl", "rae", "hierarchical_grpo", "another loss", "the penalty"],
 )
 def test_a_loss_is_the_nearest_of_rlrun_s(settings: dict[str, Any], algorithm: dict[str, Any]) -> None:
     written = of_settings(settings).values["algorithm"]

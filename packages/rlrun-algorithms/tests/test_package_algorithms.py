@@ -16,6 +16,7 @@ import torch
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.testing import check_algorithm, check_plugin, group
+from rlrun.plugins.testing import sample as make_sample
 from rlrun.plugins.types import Group, LossInputs, Sample, Status, TurnReward
 from rlrun.plugins.validation import load_checked_spec
 from tests.plugins.algorithms.rollouts import Rollout, check_step, clipped, loss_inputs, of_step, rollouts
@@ -134,12 +135,18 @@ def optimal_token_baseline(step: list[Rollout]) -> list[torch.Tensor]:
     return losses
 
 
+def hierarchical_grpo(step: list[Rollout]) -> list[torch.Tensor]:
+    """Without roles: r - group mean, as prime-rl's grpo."""
+    return [clipped(one, torch.full_like(one.old, one.reward - one.group_mean), 0.2, 0.2) for one in step]
+
+
 REFERENCES: dict[str, Callable[[list[Rollout]], list[torch.Tensor]]] = {
     "topr": topr,
     "vespo": vespo,
     "luspo": luspo,
     "gpg": gpg,
     "gigpo": gigpo,
+    "hierarchical_grpo": hierarchical_grpo,
     "a_star_po": a_star_po,
     "optimal_token_baseline": optimal_token_baseline,
 }
@@ -360,3 +367,22 @@ def test_parameters_are_checked_with_the_spec(tmp_path: Path) -> None:
     broken.write_text(f'extends = "{BASE}"\n[algorithm]\ntype = "topr"\ncap = 0\n')
     with pytest.raises(ValueError, match=r"job\.toml:4:7: algorithm\.cap: must be greater than 0"):
         load_checked_spec([broken])
+
+
+def test_solvers_are_compared_within_an_execution_and_proposers_within_the_group() -> None:
+    rewards = [[("proposer", 1.0), ("solver", 0.0), ("solver", 1.0)], [("proposer", 0.0), ("solver", 0.25)]]
+    members: list[Sample] = []
+    for number, own in enumerate(rewards):
+        for place, (role, reward) in enumerate(own):
+            one = make_sample(reward=reward, length=2, id=f"0-{number}.{place}")
+            one.execution_id, one.info = f"0-{number}", {"player": role}
+            members.append(one)
+    members[2:2] = [make_sample(reward=9.0, length=1, id="0-9", status=Status.FAILED)]
+    algorithm = build("algorithms", "hierarchical_grpo", {})
+    arrays = algorithm.advantages([Group(members[0].prompt, members)])
+    assert [float(array[0]) for array in arrays] == [0.5, -0.5, 0.0, 0.5, -0.5, 0.0]
+    scaled = build("algorithms", "hierarchical_grpo", {"normalize_std": True, "episode_roles": ()})
+    arrays = scaled.advantages([Group(members[0].prompt, members)])
+    solvers = np.array([0.0, 1.0, 0.25])
+    expected = (solvers - solvers.mean()) / (solvers.std(ddof=1) + 1e-6)
+    assert [float(arrays[place][0]) for place in (1, 3, 5)] == pytest.approx(expected)

@@ -13,6 +13,12 @@ _OPTIMIZERS = ("adamw", "sgd", "muon")
 _WEIGHT_SYNC = {"nccl": "broadcast", "filesystem": "disk"}
 _PRECISIONS = {"fp8": "float8", "mxfp8": "mxfp8"}
 _LOSS_BOUNDS = ("trainer.loss.dppo_mask_low", "trainer.loss.dppo_mask_high")
+_CLIPPED = {
+    "max_rl": {},
+    "rae": {"decay": "orchestrator.algo.decay"},
+    "hierarchical_grpo": {"episode_roles": "orchestrator.algo.episode_agents"},
+}
+"""Algorithms with a clipped loss in rlrun, and their keys by prime-rl's settings."""
 _PHASES = ("warmup_steps", "decay_steps", "min_lr")
 _GROUP = "orchestrator.group_size"
 
@@ -126,16 +132,18 @@ def algorithm(draft: ImportDraft) -> None:
     else:
         _policy_gradient(draft, kind, name)
     filtered = "orchestrator.train.filter_zero_advantages"
-    if draft.is_on(filtered) and kind != "opd":
+    if draft.is_on(filtered) and kind not in ("opd", "rae"):
         comment = "prime-rl leaves these groups out of the batch, rlrun replaces them"
         draft.put("filters.*.type", "nonzero_std", filtered, comment=comment)
 
 
 def _policy_gradient(draft: ImportDraft, kind: str, name: str) -> None:
     """Sets the advantages, and prime-rl's default loss where rlrun has both together."""
-    if kind == "max_rl":
-        draft.put("algorithm.type", "max_rl", name, comment="its loss is clipped, prime-rl's is DPPO's")
-        draft.drop("max_rl has a clipped loss", *_LOSS_BOUNDS)
+    if kind in _CLIPPED:
+        draft.put("algorithm.type", kind, name, comment="its loss is clipped, prime-rl's is DPPO's")
+        draft.drop(f"{kind} has a clipped loss", *_LOSS_BOUNDS)
+        for key, setting in _CLIPPED[kind].items():
+            draft.put_given(f"algorithm.{key}", draft.value(setting), setting)
         return
     by_default = draft.value("trainer.loss.type") == "default"
     draft.put("algorithm.type", "dppo" if by_default else "grpo", "trainer.loss.type", name)
@@ -144,7 +152,10 @@ def _policy_gradient(draft: ImportDraft, kind: str, name: str) -> None:
         for key, setting in zip(("threshold", "threshold_high"), _LOSS_BOUNDS, strict=True):
             draft.put(f"algorithm.{key}", draft.number(setting), setting)
     if kind != "grpo":
-        draft.drop("has no counterpart: the advantages are grpo's (available: grpo, max_rl, opd)", name)
+        draft.drop(
+            f"has no counterpart: the advantages are grpo's (available: grpo, {', '.join(_CLIPPED)}, opd)",
+            name,
+        )
 
 
 def _distillation(draft: ImportDraft, name: str) -> None:

@@ -35,7 +35,7 @@ def whole_groups(run: AuditedRun, batch: Batch) -> Iterator[Result]:
             message = f"the samples of prompt {index} are of rows {', '.join(sorted(rows))}"
         elif twice:
             message = f"sample {twice[0]} is there more than once"
-        elif run.needs.pairs and len(group) != 2:
+        elif batch.kind == "step" and run.needs.pairs and len(group) != 2:
             message = f"prompt {index} has {len(group)} responses, not a pair"
         elif expected is not None and executions != expected:
             message = f"prompt {index} has {executions} executions, not {expected}"
@@ -58,6 +58,8 @@ def _expected(run: AuditedRun, batch: Batch, stored: StoredSample) -> int | None
         )
         if steered or lost or earlier or run.spec.debug.mode == "train":
             return None
+        if run.needs.pairs:
+            return 1  # the two responses count as one execution
     return run.settings(stored).samples
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlrun.plugins.registry import build
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.inputs import Inputs
@@ -53,4 +54,5 @@ def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None
     checkpoint_before(spec.debug)
     run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
     masked = spec.rollout.sampling_mask
-    return SavedSource(run, first, last, model.config()["vocab_size"], masked=masked)
+    pairs = needs_of(spec).pairs
+    return SavedSource(run, first, last, model.config()["vocab_size"], masked=masked, pairs=pairs)

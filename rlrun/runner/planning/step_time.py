@@ -192,9 +192,10 @@ def _offload_seconds(job: PlannedJob) -> float:
 
 def training_tokens(job: PlannedJob, *, share: bool) -> float:
     """Returns the number of tokens in a step's sequences; `share`: with each prompt once."""
-    batch, load, sequences = job.plan.batch, job.load, job.needs.sequences_per_sample
-    copies = batch.samples_per_prompt * sequences if share and is_shared(load.prompt, load.response) else 1
-    return batch.samples * sequences * (load.prompt / copies + load.response)
+    batch, load = job.plan.batch, job.load
+    trained = job.needs.trained(batch.samples_per_prompt)
+    copies = trained if share and is_shared(load.prompt, load.response) else 1
+    return batch.prompts * trained * (load.prompt / copies + load.response)
 
 
 def _training_seconds(job: PlannedJob, tokens: float, operations: int, *, reduced: float) -> float:

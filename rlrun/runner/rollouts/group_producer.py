@@ -21,7 +21,13 @@ from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import FilterResult, Filters
-from rlrun.runner.rollouts.grouping import greedy_samples, groups_of, mask_truncated, without_status
+from rlrun.runner.rollouts.grouping import (
+    best_and_worst,
+    greedy_samples,
+    groups_of,
+    mask_truncated,
+    without_status,
+)
 from rlrun.runner.rollouts.lockstep import SendBatch
 from rlrun.runner.rollouts.sessions import SendRequest, empty_generations
 from rlrun.runner.rollouts.settings import greedy_settings, rollout_settings
@@ -175,9 +181,11 @@ class GroupProducer:
         if self._observe is not None and finished.samples:
             self._observe(finished)
         result = self._apply_filters(finished, some_late=num_late > 0)
+        if self._policy.needs.pairs:
+            _take_pair(result)
         tally.count_filtered(result)
-        kept = {id(sample) for sample in result.group.samples} if result.dropped is None else set()
-        if removed := [sample for sample in group.samples if id(sample) not in kept]:
+        kept = {sample.id for sample in result.group.samples} if result.dropped is None else set()
+        if removed := [sample for sample in group.samples if sample.id not in kept]:
             tally.removed.append(Group(group.prompt, removed))
         return result.group if result.dropped is None else None
 
@@ -202,6 +210,16 @@ class GroupProducer:
         if num_truncated := len(group.samples) - len(untruncated.samples):
             result.dropped_samples["generation", "truncated"] += num_truncated
         return result
+
+
+def _take_pair(result: FilterResult) -> None:
+    """Leaves the best and the worst sample in a group that may be trained on; drops it if it has no pair."""
+    if result.dropped is not None and not result.is_spare:
+        return
+    if (pair := best_and_worst(result.group)) is not None:
+        result.group = pair
+    else:
+        result.dropped, result.is_spare = ("generation", "no_pair"), False
 
 
 def _once(prompt: Prompt) -> Prompt:

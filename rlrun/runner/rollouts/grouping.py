@@ -1,11 +1,13 @@
 """Turns trajectories into samples and groups, for training and evaluation alike. No I/O but decoding."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Chat
-from rlrun.plugins.types import Group, Prompt, Sample, Status
+from rlrun.plugins.types import Group, Prompt, Sample, Status, last_samples
 
 
 def groups_of(
@@ -54,6 +56,25 @@ def without_status(group: Group, *statuses: Status) -> Group:
     return without_samples(
         group, [index for index, sample in enumerate(group.samples) if sample.status in statuses]
     )
+
+
+def best_and_worst(group: Group) -> Group | None:
+    """Returns the samples with the highest and the lowest reward, in this order, as one execution: their loss
+    is one number. None if fewer than two can be trained on.
+
+    Of an execution of several samples, the last one is compared. Equal rewards keep the samples' order.
+    """
+    samples = [
+        sample
+        for sample in last_samples(group.samples)
+        if math.isfinite(sample.reward) and sample.loss_mask.any()
+    ]
+    if len(samples) < 2:
+        return None
+    best = max(samples, key=attrgetter("reward"))
+    worst = min(reversed(samples), key=attrgetter("reward"))
+    execution = str(group.prompt.index)
+    return Group(group.prompt, [replace(sample, execution_id=execution) for sample in (best, worst)])
 
 
 def mask_truncated(group: Group) -> None:

@@ -20,14 +20,23 @@ class SavedSource:
     """Reads the batch of each step from a run's `rollouts/` folder."""
 
     def __init__(
-        self, run: RunFolder, first: int, last: int, vocab_size: int, *, masked: bool = False
+        self,
+        run: RunFolder,
+        first: int,
+        last: int,
+        vocab_size: int,
+        *,
+        masked: bool = False,
+        pairs: bool = False,
     ) -> None:
         """Reads steps `first` to `last`; raises ValueError if the run has no file of one of them.
 
-        `masked`: the spec takes log-probs over sampling masks, so the samples must have them.
+        `masked`: the spec takes log-probs over sampling masks, so the samples must have them. `pairs`: the
+        algorithm trains on pairs, so each group must be one.
         """
         self._run = run
         self._masked = masked
+        self._pairs = pairs
         self._next_step = first
         self._vocab_size = vocab_size
         missing = [step for step in range(first, last + 1) if not self._file(step).is_file()]
@@ -70,6 +79,11 @@ class SavedSource:
             raise ValueError(
                 f"{self._run.shown} has samples with token {highest}, but the vocabulary of this model has "
                 f"{self._vocab_size} tokens: the samples were made with another tokenizer"
+            )
+        if self._pairs and any(len(group.samples) != 2 for group in groups):
+            raise ValueError(
+                f"{self._run.shown} has groups that are not pairs of a preferred and a rejected response, "
+                "which the algorithm trains on: choose a run of the same algorithm"
             )
         self._check_masks([sample for group in groups for sample in group.samples if len(sample.tokens)])
         return groups

@@ -89,6 +89,19 @@ def groups(spec: Spec, needs: Needs) -> Iterator[Finding]:
         yield Finding(("trainer", "global_batch_size"), message, "set at least 2; 32 is common", found=1)
 
 
+def pairs_of_steps(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """Each optimizer step has at least one pair, of which a prompt gives one."""
+    try:
+        numbers = batch_numbers(spec, needs.rollout)
+    except ValueError:
+        return
+    steps, prompts = numbers.optimizer_steps, numbers.prompts
+    if needs.pairs and needs.rollout and steps > prompts:
+        message = f"must be at most rollout.batch_size = {prompts}, found {steps}: a prompt gives one pair"
+        related = (("rollout", "batch_size"),)
+        yield Finding(("trainer", "optimizer_steps"), message, "lower it", None, steps, related=related)
+
+
 def greedy_responses(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The limit on concurrent samples leaves room for the greedy response of a group."""
     limit, samples = spec.rollout.max_concurrency, spec.rollout.samples_per_prompt
@@ -148,6 +161,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     batch_equation,
     layout,
     groups,
+    pairs_of_steps,
     greedy_responses,
     rewards,
     log_ratio_penalty,

@@ -130,6 +130,15 @@ def beyond_greedy(step: list[Rollout], kind: str) -> list[torch.Tensor]:
     return [one.reward - one.greedy_reward - discounted(penalty(one, kind), 1.0) for one in step]
 
 
+def beyond_the_average(step: list[Rollout]) -> list[torch.Tensor]:
+    """SPIRAL, algorithm 1, in the order of the authors' code: r less the average before it, from 0."""
+    advantages, average = [], 0.0
+    for one in step:
+        advantages.append(constant(one.reward - average, one))
+        average = 0.95 * average + 0.05 * one.reward
+    return advantages
+
+
 def discounted(values: torch.Tensor, discount: float) -> torch.Tensor:
     length = len(values)
     return torch.stack(
@@ -363,10 +372,11 @@ GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
     "reinforce_plus_plus": (returns_to_come, ppo_loss, {"gamma": 0.9}),
     "reinforce_plus_plus_baseline": (penalised_and_centred, ppo_loss, {}),
     "remax": (beyond_greedy, ppo_loss, {}),
+    "rae": (beyond_the_average, ppo_loss, {}),
     "ppo": (ppo_advantages, ppo_loss, {"gamma": 0.99, "lambd": 0.95, "bootstrap_truncated": True}),
 }
 PENALISED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")
-LIKELIHOODS = {"sft": sft, "dpo": dpo, "ipo": ipo, "simpo": simpo, "orpo": orpo}
+LIKELIHOODS = {"sft": sft, "dpo": dpo, "online_dpo": dpo, "ipo": ipo, "simpo": simpo, "orpo": orpo}
 PENALTIES = ("none", "k1", "k2", "k3", "low_var_kl")
 
 

@@ -14,7 +14,7 @@ from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Group, Needs, Status, ValueInputs
 from tests.plugins.algorithms.shipped import SHIPPED
 
-SUPERVISED = {"sft", "dpo", "ipo", "simpo", "orpo", "kto", "gkd", "bradley_terry"}
+SUPERVISED = {"sft", "dpo", "online_dpo", "ipo", "simpo", "orpo", "kto", "gkd", "bradley_terry"}
 MARKING = {"clip_cov", "kl_cov", "m2po"}
 RAW = [
     name
@@ -23,7 +23,7 @@ RAW = [
     and name != "reinforce_plus_plus_baseline"
 ]
 """Those that compare the samples of a group, or take the reward itself as the advantage."""
-NOT_COMPARED = {"reinforce_plus_plus", "ppo", "on_policy_distillation", "remax"}
+NOT_COMPARED = {"reinforce_plus_plus", "ppo", "on_policy_distillation", "remax", "rae"}
 EVERYTHING = {
     "entropy_coef": 0.01,
     "kl": {"in_loss": {"coef": 0.1}},

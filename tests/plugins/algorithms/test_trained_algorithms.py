@@ -46,6 +46,7 @@ ACTS = {
     "gpg": NEVER_CLIPS,
     "pass_at_k": NEVER_CLIPS,
     "a_star_po": "train/a_star_po_loss",
+    "online_dpo": "train/dpo_loss",
 }
 """The metric in which an algorithm's own term shows; `train/clip_frac` for all others."""
 ROWS_OF_ITS_OWN = {"a_star_po"}

@@ -273,7 +273,7 @@ DEMONSTRATIONS = _algorithm(
 PAIRS = _algorithm("an algorithm of pairs (DPO)", lambda job: job.needed("pairs"))
 SCORES = _algorithm("an algorithm that trains a reward model", lambda job: job.needed("scores"))
 LABELS = _algorithm("an algorithm of labelled responses (KTO)", lambda job: job.needed("labels"))
-NO_PAIRS = _algorithm("an algorithm that reads no pairs", lambda job: not job.needed("pairs"))
+NO_PAIRS = _algorithm("an algorithm that reads no pairs", lambda job: not job.needed("reads_pairs"))
 NO_RATIO = _algorithm(
     "a loss without a ratio", lambda job: not (job.needed("rollout") and job.needed("old_log_probs"))
 )

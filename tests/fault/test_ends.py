@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rlrun.specs.problems.codes import Code
 from tests.integration.jobs import Ended, Jobs, Running
@@ -27,8 +28,8 @@ def at_work(running: Running) -> list[psutil.Process]:
     return running.children()
 
 
+@pytest.mark.slow  # tests/fault/test_stops.py has SIGINT and SIGUSR1
 def test_a_job_that_is_asked_to_stop_stops_cleanly(jobs: Jobs) -> None:
-    """SIGTERM; tests/fault/test_stops.py has SIGINT."""
     running = jobs.start("stopped", trainer__steps=100_000)
     processes = at_work(running)
     running.signal(signal.SIGTERM)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,12 +117,8 @@ def test_other_ways_of_stopping_a_job_change_nothing_either(jobs: Jobs, referenc
 CAUSES = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
 
 
-@pytest.mark.parametrize("name", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
-def test_when_ray_dies_the_last_step_is_saved(
-    jobs: Jobs, reference: Ended, hold: Path, ray_cluster: str, name: str
-) -> None:
-    settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
-    run = name.replace("_", "-")
+def kill_ray(jobs: Jobs, run: str, name: str, **settings: Any) -> None:
+    """Kills a process of the job's Ray in its sixth step: the job ends with the fifth saved."""
     running = jobs.start(run, **settings)
     running.until_step(HELD - 1)
     processes = running.children()
@@ -135,6 +132,21 @@ def test_when_ray_dies_the_last_step_is_saved(
     assert saved_steps(ended) == ["step-5"]
     assert_nothing_left(processes, ended)
     print(f"{name}: ended after {ended.seconds:.1f} s")
+
+
+@pytest.mark.usefixtures("hold")
+def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs) -> None:
+    kill_ray(jobs, "lost-raylet", "raylet", trainer__steps=STEPS, checkpoint__interval=100)
+
+
+@pytest.mark.slow  # the test above ends in the same way, and the first one resumes what a stop saved
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_job_whose_ray_died_goes_on_elsewhere(
+    jobs: Jobs, reference: Ended, hold: Path, ray_cluster: str, name: str
+) -> None:
+    settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
+    run = name.replace("_", "-")
+    kill_ray(jobs, run, name, **settings)
     hold.unlink()
     resumed = jobs.run(run, "--resume", cluster__address=ray_cluster, **settings)
     assert resumed.curve == reference.curve

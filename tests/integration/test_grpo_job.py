@@ -150,7 +150,8 @@ def test_a_job_that_streams_aborts_its_surplus_and_stays_on_policy(
         assert line["perf/peak_memory/engine"] > 0
 
 
-@pytest.mark.parametrize("kind", ["fsdp", pytest.param("pipeline", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/integration/test_sglang_job.py trains on two ranks
+@pytest.mark.parametrize("kind", ["fsdp", "pipeline"])
 def test_two_ranks_train_as_one(jobs: Jobs, reference: Ended, kind: str) -> None:
     sharded = jobs.run(f"two-{kind}", trainer__parallel={kind: 2}, trainer__steps=3)
     assert sharded.code == 0, sharded.output

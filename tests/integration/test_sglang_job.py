@@ -19,6 +19,7 @@ SETTINGS = {
     "engine__type": "sglang",
     "engine__environment": ENVIRONMENT,
     "engine__sglang": ARGUMENTS,
+    "engine__max_cache_tokens": 8192,
 }
 
 

@@ -43,18 +43,6 @@ def test_unset_keys_correct_stale_samples(jobs: Jobs) -> None:
     assert {name: resolved[section][key] for name, (section, key) in keys.items()} == WRITTEN
 
 
-def test_decoupled_ppo_estimates_the_policy_before_the_update_without_a_pass(jobs: Jobs) -> None:
-    correction = {"algorithm__correction": {"type": "tis", "high": 2.0}}
-    job = jobs.run("decoupled", trainer__old_log_probs="interpolated", **STALE | correction)
-    assert job.code == 0, job.output
-    assert max(line["rollout/staleness/max"] for line in job.metrics) >= 1
-    assert max(line.get("perf/log_prob_time", 0.0) for line in job.metrics) == 0
-    assert max(abs(line["train/tis/mean"] - 1) for line in job.metrics) > 1e-6, (
-        "it is not the engine's policy"
-    )
-    assert max(line["train/grad_norm"] for line in job.metrics) > 0
-
-
 def test_a_ratio_to_the_trainers_log_probs_is_warned_of(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(jobs.folder / "site"))
     settings = STALE | {"trainer__steps": 1, "trainer__old_log_probs": "trainer"}

@@ -21,7 +21,8 @@ ENVIRONMENT = {
 ARGUMENTS = {
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
-    "mem_fraction_static": 0.2,
+    # Of the memory that is free when a server starts; it gives up where others take the rest meanwhile.
+    "mem_fraction_static": 0.5,
     "skip_server_warmup": True,
 }
 

@@ -42,7 +42,7 @@ def results(tmp_path_factory):
         (1, [case("alone", {}), case("alone cut", {})]),
         (4, [case(*layout) for layout in LAYOUTS.items()]),
     ):
-        run_ranks(WORKER, ranks, cases, root, timeout=600)
+        run_ranks(WORKER, ranks, cases, root)
     return lambda name: torch.load(root / f"{name}-0.pt", weights_only=False)
 
 

@@ -3,10 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +17,7 @@ from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from tests.resolved_specs import resolved
 from tests.runner.batches.forests import random_sequences
+from tests.runner.trainer.forked_ranks import rank_server
 from tests.tiny_models import FOREIGN
 from tests.waiting import wait_for_all
 
@@ -326,19 +324,7 @@ def free_port():
 
 def run_ranks(script, world_size, arguments, folder):
     """Run a test worker on `world_size` processes: `script RANK WORLD_SIZE PORT-LIST ARGUMENTS OUT`."""
-    root = Path(__file__).parents[3]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests"), str(Path(__file__).parent)]),
-    }
-    port, logs, processes = free_port(), [folder / f"rank-{rank}.log" for rank in range(world_size)], []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, str(script), str(rank), str(world_size), str(port), json.dumps(arguments)]
-        with log.open("w") as file:
-            processes.append(
-                subprocess.Popen(
-                    [*command, str(folder)], env=environment, stdout=file, stderr=subprocess.STDOUT
-                )
-            )
-    wait_for_all(processes, logs, f"{Path(script).name} on {world_size} ranks")
+    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(world_size)]
+    given = [str(world_size), str(port), json.dumps(arguments), str(folder)]
+    ranks = [rank_server().start([str(script), str(rank), *given], log) for rank, log in enumerate(logs)]
+    wait_for_all(ranks, logs, f"{Path(script).name} on {world_size} ranks")

@@ -113,6 +113,7 @@ def _sample(values: Mapping[str, Any]) -> tuple[Sample, bool]:
         cross_entropy=arrays.get("cross_entropy"),
         policy_weights=arrays.get("policy_weights"),
         advantages=arrays.get("advantages"),
+        distilled=None if (distilled := values.get("distilled")) is None else bool(distilled),
         policy_log_probs=arrays.get("trainer_log_probs"),
     )
     return sample, has_tokens

@@ -104,6 +104,7 @@ def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
         "rewards": sample.rewards,
         **({"turn_rewards": turns} if turns else {}),
         **({} if sample.greedy_reward is None else {"greedy_reward": sample.greedy_reward}),
+        **({} if sample.distilled is None else {"distilled": sample.distilled}),
         "status": sample.status,
         "tokens": len(sample.tokens),
         "trained_tokens": int(sample.loss_mask.sum()),

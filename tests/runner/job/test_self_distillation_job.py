@@ -45,8 +45,10 @@ def run(folder: Path, out: Path, teacher: str, *overrides: str, steps: int = 2) 
     return run_local(folder / "job.toml", out, settings)
 
 
-@pytest.mark.parametrize("algorithm", ["gkd", "on_policy_distillation"])
-@pytest.mark.parametrize("teacher", ['path="teacher"', 'weights="initial"'])
+@pytest.mark.parametrize(
+    ("teacher", "algorithm"),
+    [('path="teacher"', "on_policy_distillation"), ('weights="initial"', "gkd")],
+)
 def test_the_policy_s_own_prompt_is_plain_distillation_bit_for_bit(
     folder: Path, tmp_path: Path, teacher: str, algorithm: str
 ) -> None:

@@ -67,6 +67,7 @@ def test_gkd_approaches_the_teacher_and_goes_on_after_a_kill(jobs: Jobs) -> None
         assert 0 < divergences[-1] < 0.9 * divergences[0], divergences
 
 
+@pytest.mark.slow  # test_trained_algorithms.py trains with it in one process
 def test_kto_trains_on_labelled_responses(jobs: Jobs) -> None:
     """Two responses to each prompt, the shorter of which is good, on two micro-batches per step."""
     rows = [
@@ -87,6 +88,7 @@ def test_kto_trains_on_labelled_responses(jobs: Jobs) -> None:
     assert max(line["train/kto_divergence"] for line in job.metrics) > 0
 
 
+@pytest.mark.slow  # the package's own tests have its advantages, and test_trained_algorithms.py a job
 def test_gigpo_discounts_the_reward_for_earlier_turns(jobs: Jobs) -> None:
     """All samples of a prompt see the same tokens before their first answer, and before their second."""
     settings = {

@@ -6,16 +6,14 @@ those of evaluations do not count.
 
     python benchmarks/curriculum.py [--only NAME …] [--seeds 1 2 3] [--folder FOLDER]
 
-Prints one JSON line per job, and one per variant. A job takes about a minute of one core. Jobs whose metrics
-are in the folder are only read.
+Prints one JSON line per job, and one per variant. A job takes a minute of one core. Jobs whose metrics are in
+the folder are only read.
 """
 
 import argparse
 import json
-import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,17 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.local_job import run_local
+from benchmarks.quickstart_jobs import RECIPE, accuracies, first_step, generated_tokens, run_job
 
 TARGET = 0.95
-CHANGES = (
-    "trainer.steps=28",
-    "deterministic=true",
-    "checkpoint.export_hf=false",
-    "eval.interval=2",
-    "eval.datasets.0.size=512",
-)
-RECIPE = Path(__file__).parents[1] / "rlrun/specs/recipes/quickstart.toml"
+STEPS = 24
 CURRICULUM = """\
 [data]
 type = "curriculum"
@@ -53,12 +44,24 @@ class Variant:
     changes: tuple[str, ...] = ()
     """Arguments of `--set`."""
 
+    @property
+    def spec(self) -> str:
+        """Returns the recipe with this data."""
+        text = RECIPE.read_text()
+        if self.keys is None:
+            return text
+        data, end = CURRICULUM.format(keys=self.keys), text.index("[rollout]")
+        return text[:end].replace("[data]\n", data) + text[end:]
 
+
+NOT_REPLACED = ('filters=[{type="nonzero_std"}]', "rollout.replace_dropped=false")
+FOUR = "rollout.samples_per_prompt=4"
 VARIANTS = {
     "uniform": Variant(),
-    "uniform, 4 samples": Variant(changes=("rollout.samples_per_prompt=4",)),
-    "curriculum, min_gain = 0.06": Variant("min_gain = 0.06"),
-    "curriculum": Variant(""),
+    "budget": Variant("mean_samples = 4", NOT_REPLACED),
+    "4 samples, not replaced": Variant(changes=(FOUR, *NOT_REPLACED)),
+    "budget, equal groups counted": Variant("mean_samples = 4"),
+    "4 samples": Variant(changes=(FOUR,)),
 }
 
 
@@ -87,36 +90,15 @@ def main() -> None:
 
 def _measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """Runs one job, and prints and returns its result."""
-    run = re.sub(r"\W+", "-", f"{name}-{seed}")
-    result = {"variant": name, "seed": seed, **until_target(_run(VARIANTS[name], run, seed, folder))}
+    variant = VARIANTS[name]
+    changes = [f"seed={seed}", f"trainer.steps={STEPS}", *variant.changes]
+    lines = run_job(f"{name}-{seed}", folder, changes, variant.spec)
+    steps, by_step = first_step(lines, TARGET), accuracies(lines)
+    tokens = None if steps is None else generated_tokens(lines, steps)
+    result = {"variant": name, "seed": seed, "tokens": tokens, "steps": steps}
+    result["last_accuracy"] = by_step[max(by_step)]
     print(json.dumps(result), flush=True)
     return result
-
-
-def _run(variant: Variant, run: str, seed: int, folder: Path) -> list[dict[str, float]]:
-    """Returns the metrics of each step, of an earlier run if there is one."""
-    if (saved := folder / f"{run}.jsonl").is_file():
-        return list(map(json.loads, saved.read_text().splitlines()))
-    text = RECIPE.read_text()
-    if variant.keys is not None:
-        data, end = CURRICULUM.format(keys=variant.keys), text.index("[rollout]")
-        text = text[:end].replace("[data]\n", data) + text[end:]
-    spec = folder / f"{run}.toml"
-    spec.write_text(text)
-    lines = run_local(spec, folder / run, [f"seed={seed}", *CHANGES, *variant.changes]).lines
-    saved.write_text("\n".join(map(json.dumps, lines)))
-    return lines
-
-
-def until_target(steps: Iterable[Mapping[str, float]]) -> dict[str, Any]:
-    """Returns the tokens and steps until the first evaluation that reached the target."""
-    tokens, reached, accuracy = 0.0, None, 0.0
-    for metrics in steps:
-        tokens += metrics.get("perf/tokens_per_second/generated", 0) * metrics.get("perf/rollout_time", 0)
-        accuracy = metrics.get("eval/held-out/reward", accuracy)
-        if reached is None and accuracy >= TARGET:
-            reached = {"tokens": round(tokens), "steps": int(metrics["step"])}
-    return (reached or {"tokens": None, "steps": None}) | {"last_accuracy": accuracy}
 
 
 if __name__ == "__main__":

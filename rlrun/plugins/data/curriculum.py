@@ -32,6 +32,10 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 
+_NOTHING = 1e-9
+"""A budget below this is a rounding error."""
+
+
 class InnerSource(BaseModel):
     """The data source with the rows: its `type`, and its own keys."""
 
@@ -57,12 +61,13 @@ class CurriculumParams(Section):
     per_token: bool = False
     """Compare bins by the groups that differ per generated token, not per group. It prefers bins with short
     responses."""
-    min_gain: float | None = Field(default=None, gt=0, lt=0.5)
-    """Generate another sample of a prompt only while it makes the rewards differ with a probability that is
-    higher by this much; at least 2 samples, and at most `rollout.samples_per_prompt`. None: always
-    `rollout.samples_per_prompt`."""
+    mean_samples: float | None = Field(default=None, ge=2)
+    """The budget: mean number of samples per prompt. Prompts of bins where another sample makes the rewards
+    differ with a higher probability get more of them: at least 2, and at most `rollout.samples_per_prompt`.
+    None: every prompt gets `rollout.samples_per_prompt`."""
     solved: float = 1.0
-    """A sample with at least this reward solves its prompt; `min_gain` needs the share of these samples."""
+    """A sample with at least this reward solves its prompt; the share of these samples decides how
+    `mean_samples` is divided."""
     seed: int = Field(default=0, ge=0)
     """Seed of the choice, and of the order of the rows in each bin."""
 
@@ -156,13 +161,16 @@ class Curriculum:
 
     def choose(self, samples: int) -> Choice:
         """Returns the next row of the bin with the largest draw, and how many samples are worthwhile."""
-        name = self._draw_bin()
+        generator = np.random.Generator(np.random.PCG64([self.params.seed, 1, self._num_draws]))
+        self._num_draws += 1  # each draw has its own seed: its number is its state
+        name = self._draw_bin(generator)
         chosen = self._bins[name]
         epoch, place = divmod(chosen.position, len(self._rows[name]))
         chosen.position += 1
         chosen.drawn += 1
-        if self.params.min_gain is not None:
-            samples = worthwhile_samples(chosen.solve_rate, self.params.min_gain, samples)
+        if self.params.mean_samples is not None:
+            mean = self._mean_samples(self.params.mean_samples, samples)[name]
+            samples = int(mean + generator.random())  # more or fewer by one, so that the mean is kept
         return Choice(int(self._order(name, epoch)[place]), samples)
 
     def observe(self, group: Group) -> None:
@@ -206,10 +214,16 @@ class Curriculum:
         self._num_draws = state["draws"]
         self._bins = {name: Bin(**state["bins"][name]) for name in self._bins}
 
-    def _draw_bin(self) -> str:
-        """Returns the bin with the largest draw. Each draw has its own seed: its number is its state."""
-        generator = np.random.Generator(np.random.PCG64([self.params.seed, 1, self._num_draws]))
-        self._num_draws += 1
+    def _mean_samples(self, budget: float, most: int) -> dict[str, float]:
+        """Returns the mean number of samples per prompt of each bin, by how often the bins were drawn."""
+        groups = {name: seen.differing + seen.equal for name, seen in self._bins.items()}
+        if not any(groups.values()):
+            groups = dict.fromkeys(groups, 1.0)
+        rates = [seen.solve_rate for seen in self._bins.values()]
+        return dict(zip(groups, divided_budget(rates, list(groups.values()), budget, most), strict=True))
+
+    def _draw_bin(self, generator: np.random.Generator) -> str:
+        """Returns the bin with the largest draw."""
         draws = {
             name: float(generator.beta(*seen.beta)) / self._cost(seen) for name, seen in self._bins.items()
         }
@@ -285,20 +299,30 @@ def bin_names(values: Sequence[str | float], bins: int) -> list[str]:
     return [f"{edges[place]:.3g}-{edges[place + 1]:.3g}" for place in places]
 
 
-def worthwhile_samples(solve_rate: float, min_gain: float, most: int) -> int:
-    """Returns how many samples of a prompt to generate, of 2 to `most`.
+def divided_budget(
+    solve_rates: Sequence[float], weights: Sequence[float], budget: float, most: int
+) -> list[float]:
+    """Returns the mean number of samples per prompt of each bin, of 2 to `most`; their mean, weighted by how
+    often bins are drawn, is `budget`.
 
-    One more than n makes their rewards differ if it is the first that solves the prompt, or the first that
-    does not: with probability `(1 - p)^n · p + p^n · (1 - p)`, which falls with n. Prompts that are nearly
-    always or never solved get few samples, as do those where few samples differ already.
+    One sample more than n makes the rewards of a prompt differ if it is the first that solves it, or the
+    first that does not: with probability `(1 - p)^n · p + p^n · (1 - p)`, which falls with n. Samples are
+    added where this gain is largest, so that no sample would gain more in another bin.
     """
-    count = 2
-    while count < most:
-        gain = (1 - solve_rate) ** count * solve_rate + solve_rate**count * (1 - solve_rate)
-        if gain < min_gain:
-            break
-        count += 1
-    return min(count, most)
+    samples, remaining = [2.0] * len(solve_rates), (min(budget, most) - 2) * sum(weights)
+    while remaining > _NOTHING and (open_bins := [n for n, count in enumerate(samples) if count < most]):
+        chosen = max(open_bins, key=lambda one: added_signal(solve_rates[one], samples[one]))
+        share = min(1.0, remaining / weights[chosen]) if weights[chosen] else 1.0
+        samples[chosen] += share
+        remaining -= share * weights[chosen]
+    return samples
+
+
+def added_signal(solve_rate: float, samples: float) -> float:
+    """Returns the probability that one sample more than `samples` is the first whose reward differs."""
+    first_right: float = (1 - solve_rate) ** samples * solve_rate
+    first_wrong: float = solve_rate**samples * (1 - solve_rate)
+    return first_right + first_wrong
 
 
 def _with_key(row: Row, key: str) -> Row | ValueError:

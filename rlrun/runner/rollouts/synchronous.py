@@ -3,6 +3,7 @@
     prompts ──▶ engines ──▶ decode ──▶ rewards ──▶ filters ──▶ kept groups, ordered by prompt index
        ▲                                              │
        └── more, while in flight + kept < P ◀─────────┴──▶ dropped groups, counted by filter and reason
+           (`replace_dropped = false`: P prompts, and more only if no group is kept)
 
 Each group is scored and filtered as soon as the engines finish it. In deterministic mode whole batches of
 groups are generated in lockstep, and nothing depends on which group is finished first.
@@ -34,7 +35,9 @@ class SynchronousSource(RolloutSource):
         """Prompts taken for the current batch."""
 
     async def next(self, version: int) -> Batch:
-        """Returns the next P kept groups, from engines that serve `version`."""
+        """Returns the next P kept groups, from engines that serve `version`; without replacement, the kept
+        groups of the next P prompts.
+        """
         self._taken = []
         kept = await self._collect()
         for index in self._taken:
@@ -43,21 +46,23 @@ class SynchronousSource(RolloutSource):
         return Batch(kept, tally.generated_tokens, partial(tally.metrics, version), tally.removed)
 
     async def _collect_stream(self) -> list[Group]:
-        """Returns the P groups that are finished first, and aborts the others."""
+        """Returns the P groups that are finished first, and aborts the others; without replacement, the kept
+        groups of P prompts.
+        """
         batch_size = self._spec.batch_size
         kept: list[Group] = []
         running: set[asyncio.Task[Group | None]] = set()
         finished: asyncio.Queue[asyncio.Task[Group | None]] = asyncio.Queue()
         cancelled = asyncio.Event()
         try:
-            while len(kept) < batch_size:
-                if len(running) + len(kept) < batch_size and not self._is_exhausted():
+            while not self._is_complete(len(kept), len(running)):
+                if self._takes_more(len(kept), len(running)) and not self._is_exhausted():
                     for prompt in await self._take_prompts():
                         task = asyncio.create_task(self._produce(prompt, cancelled))
                         task.add_done_callback(finished.put_nowait)
                         running.add(task)
                 if not running:
-                    return self._tally.accept_partial_batch(kept, batch_size)
+                    return self._tally.accept_partial_batch(kept, self._fewest_groups)
                 done = await _take_all(finished)
                 running.difference_update(done)
                 kept += [group for task in done if (group := task.result())]
@@ -69,11 +74,28 @@ class SynchronousSource(RolloutSource):
     async def _collect_batches(self) -> list[Group]:
         """Returns the first P kept groups in the order of prompts, generated a whole batch at a time."""
         kept: list[Group] = []
-        while len(kept) < self._spec.batch_size:
+        while not self._is_complete(len(kept), 0):
             if self._is_exhausted():
-                return self._tally.accept_partial_batch(kept, self._spec.batch_size)
+                return self._tally.accept_partial_batch(kept, self._fewest_groups)
             kept += await self._producer.produce_batch(await self._take_prompts(), self._tally)
         return kept[: self._spec.batch_size]
+
+    @property
+    def _fewest_groups(self) -> int:
+        """Returns how many groups a step trains on at least."""
+        return self._spec.batch_size if self._spec.replace_dropped else 1
+
+    def _is_complete(self, num_kept: int, num_running: int) -> bool:
+        """Returns whether the groups that are kept make a batch."""
+        if num_kept >= self._spec.batch_size or self._spec.replace_dropped:
+            return num_kept >= self._spec.batch_size
+        return num_kept > 0 and not num_running and self._tally.submitted >= self._spec.batch_size
+
+    def _takes_more(self, num_kept: int, num_running: int) -> bool:
+        """Returns whether more prompts are taken for a batch that is not complete."""
+        if self._spec.replace_dropped:
+            return num_running + num_kept < self._spec.batch_size
+        return not num_running
 
     async def _take_prompts(self) -> list[Prompt]:
         prompts = await self._feed.take_batch()

@@ -17,7 +17,7 @@ from rlrun.specs.rules.auxiliary_rules import (
     teacher,
     teacher_prompt,
 )
-from rlrun.specs.rules.curriculum_rules import curriculum_without_results
+from rlrun.specs.rules.curriculum_rules import curriculum_budget, curriculum_without_results
 from rlrun.specs.rules.filter_rules import (
     already_dropped_samples,
     filters_of_single_samples,
@@ -57,6 +57,10 @@ def batch_equation(spec: Spec, needs: Needs) -> Iterator[Finding]:
         cure = f"set {nearest_batches(spec, needs.rollout)}"
         yield Finding(path, str(error), cure, related=BATCH_KEYS, code=Code.BATCH)
         return
+    if numbers.optimizer_steps > 1 and not spec.rollout.replace_dropped:
+        message = "a step may have fewer samples than its optimizer steps need, which are more than one here"
+        cure = "remove it, or set one optimizer step per step"
+        yield Finding(("rollout", "replace_dropped"), message, cure, found=False, related=BATCH_KEYS)
     parallel = spec.trainer.parallel
     if numbers.global_batch_size % parallel.data_degree:
         message = (
@@ -172,6 +176,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     filters_without_rewards,
     already_dropped_samples,
     curriculum_without_results,
+    curriculum_budget,
     cache_size,
     warm_up,
     teacher,

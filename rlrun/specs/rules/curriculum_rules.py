@@ -1,4 +1,4 @@
-"""The rule of `data.type = "curriculum"`: it chooses rows by how the rewards of groups differ."""
+"""The rules of `data.type = "curriculum"`: it chooses rows by how the rewards of groups differ."""
 
 from collections.abc import Iterator
 
@@ -19,3 +19,14 @@ def curriculum_without_results(spec: Spec, needs: Needs) -> Iterator[Finding]:
         message = "chooses rows by how rewards differ within a group, and rollout.samples_per_prompt is 1"
         related = (("rollout", "samples_per_prompt"),)
         yield Finding(path, message, f"raise it, or {cure}", found="curriculum", related=related)
+
+
+def curriculum_budget(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """The mean number of samples per prompt is below the largest one."""
+    budget, most = spec.data.params.get("mean_samples"), spec.rollout.samples_per_prompt
+    if spec.data.type != "curriculum" or not isinstance(budget, int | float) or budget < most:
+        return
+    message = f"must be below rollout.samples_per_prompt, which is {most:g}, found {budget:g}"
+    cure = "lower it, or raise rollout.samples_per_prompt, the most samples of a prompt"
+    related = (("rollout", "samples_per_prompt"),)
+    yield Finding(("data", "mean_samples"), message, cure, found=budget, related=related)

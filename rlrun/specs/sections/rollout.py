@@ -49,6 +49,10 @@ class RolloutSpec(Section):
     """Number of groups that are started together whenever fewer than `batch_size` groups are in flight or
     kept. A value above `batch_size` makes up for groups that filters drop, and for slow groups. Unset:
     `batch_size`."""
+    replace_dropped: bool = True
+    """Generate other prompts in place of groups that filters drop, until `batch_size` groups are kept. false:
+    a step has `batch_size` prompts, and trains on the groups that are kept, at least one. It then generates
+    no more tokens than without filters, and groups that teach nothing do not make the others count less."""
     max_attempts: int = Field(default=8, ge=1)
     """The job ends when a step has started this many times `batch_size` groups, and filters have still kept
     too few."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.plugins.data.curriculum import Bin, Curriculum, bin_names, worthwhile_samples
+from rlrun.plugins.data.curriculum import Bin, Curriculum, bin_names, divided_budget
 from rlrun.plugins.registry import build, checked_params, load
 from rlrun.plugins.testing import check_data, sample
 from rlrun.plugins.types import Group, Prompt, Row
@@ -107,40 +107,49 @@ def test_metrics_show_the_choice(rows) -> None:
     assert source.metrics()["curriculum/hard/prompts"] == 0
 
 
-def test_samples_depend_on_the_solve_rate(rows) -> None:
-    source = curriculum(rows, min_gain=0.06)
-    outcome = {"easy": [1.0] * 19 + [0.0], "hard": MIXED}
-    shares(source, outcome, SAME_LENGTH)
-    samples = {}
-    for _ in range(50):
+def test_the_budget_goes_where_samples_make_rewards_differ(rows) -> None:
+    source = curriculum(rows, mean_samples=4)
+    shares(source, {"easy": [1.0] * 19 + [0.0], "hard": MIXED}, SAME_LENGTH)
+    samples: dict[str, list[int]] = {level: [] for level in LEVELS}
+    for _ in range(400):
         choice = source.choose(8)
-        samples[LEVELS[choice.row % 2]] = choice.samples
-    assert samples == {"easy": 2, "hard": 5}
+        samples[LEVELS[choice.row % 2]].append(choice.samples)
+    assert set(samples["easy"]) < {2, 3, 4} and max(samples["hard"]) <= 8
+    assert np.mean(samples["easy"]) < np.mean(samples["hard"])
+    assert np.mean([*samples["easy"], *samples["hard"]]) == pytest.approx(4, abs=0.25)
 
 
 @pytest.mark.parametrize(
-    ("solve_rate", "min_gain", "most", "samples"),
+    ("solve_rates", "weights", "budget", "samples"),
     [
-        (0.5, 0.06, 8, 5),
-        (0.5, 0.2, 8, 3),
-        (0.2, 0.06, 8, 6),
-        (0.8, 0.06, 8, 6),
-        (0.93, 0.06, 8, 3),
-        (0.97, 0.06, 8, 2),
-        (0.0, 0.06, 8, 2),
-        (1.0, 0.06, 8, 2),
-        (0.5, 0.06, 4, 4),
-        (0.2, 0.001, 8, 8),
-        (0.5, 0.06, 1, 1),
+        ([0.5], [3.0], 4.5, [4.5]),
+        ([0.5, 0.5], [1.0, 1.0], 4, [4, 4]),
+        ([0.0, 0.5], [1.0, 1.0], 4, [2, 6]),
+        ([0.0, 0.5], [3.0, 1.0], 3, [2, 6]),
+        ([0.0, 0.5], [1.0, 1.0], 6, [4, 8]),
+        ([0.9, 0.5], [1.0, 1.0], 3, [2, 4]),
+        ([0.98, 0.02], [1.0, 1.0], 2, [2, 2]),
+        ([0.5, 0.2], [0.0, 1.0], 5, [4, 5]),
+        ([0.3, 0.4], [0.3, 0.7], 7.9, [8, 7.857]),
+    ],
+    ids=[
+        "one bin",
+        "equal",
+        "one hopeless",
+        "by weight",
+        "at the most",
+        "solved",
+        "least",
+        "new",
+        "nearly all",
     ],
 )
-def test_samples_whose_gain_is_large_enough(
-    solve_rate: float, min_gain: float, most: int, samples: int
+def test_the_division_of_a_budget(
+    solve_rates: list[float], weights: list[float], budget: float, samples: list[float]
 ) -> None:
-    assert worthwhile_samples(solve_rate, min_gain, most) == samples
-    for n in range(2, samples):
-        differ = [1 - solve_rate**count - (1 - solve_rate) ** count for count in (n, n + 1)]
-        assert differ[1] - differ[0] >= min_gain
+    divided = divided_budget(solve_rates, weights, budget, 8)
+    assert divided == pytest.approx(samples, abs=0.01)
+    assert np.average(divided, weights=weights) == pytest.approx(budget)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ checkpoint = { interval = 2, export_hf = false }
 type = "curriculum"
 key = "level"
 memory = 64
-min_gain = 0.05
+mean_samples = 3
 
 [data.source]
 type = "jsonl"
@@ -62,7 +62,12 @@ REWARD = """
 """Rows of level "odd" never get a reward; about half of the samples of the others do."""
 
 
-def job(folder: Path, run: str, steps: int = 6, *, deterministic: bool = True, kind: str = "") -> Lines:
+UNREPLACED = ("rollout.replace_dropped=false", 'filters=[{type="nonzero_std"}]')
+
+
+def job(
+    folder: Path, run: str, steps: int = 6, *changes: str, deterministic: bool = True, kind: str = ""
+) -> Lines:
     if not (folder / "model").exists():
         make_tiny_model(folder / "model", "qwen3")
     rows = [
@@ -74,7 +79,7 @@ def job(folder: Path, run: str, steps: int = 6, *, deterministic: bool = True, k
     text = text.replace("PLACEMENT", "disaggregated" if "async" in kind else "colocated")
     text = text.replace("rows.jsonl", str(folder / "rows.jsonl"))
     (folder / "job.toml").write_text(text)
-    return run_local(folder / "job.toml", folder / run, [f"trainer.steps={steps}"])
+    return run_local(folder / "job.toml", folder / run, [f"trainer.steps={steps}", *changes])
 
 
 @pytest.fixture(autouse=True)
@@ -83,9 +88,10 @@ def _reward(install_plugin) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_a_resumed_job_continues_bit_for_bit(tmp_path: Path) -> None:
-    whole = job(tmp_path, "whole").curve
-    first = job(tmp_path, "parts", 4).curve
-    rest = job(tmp_path, "parts", 6).curve
+    """Also with a budget of samples, and steps of as many groups as differ."""
+    whole = job(tmp_path, "whole", 6, *UNREPLACED).curve
+    first = job(tmp_path, "parts", 4, *UNREPLACED).curve
+    rest = job(tmp_path, "parts", 6, *UNREPLACED).curve
     assert [line["step"] for line in rest] == [5, 6]
     assert [*first, *rest] == whole
     prompts = [
@@ -93,6 +99,7 @@ def test_a_resumed_job_continues_bit_for_bit(tmp_path: Path) -> None:
     ]
     assert all(even + odd == 8 for even, odd in prompts)
     assert sum(even for even, _ in prompts[3:]) > 18
+    assert any("rollout/dropped/nonzero_std/all_0" in line for line in whole)
     assert whole[-1]["rollout/curriculum/even/signal"] > whole[-1]["rollout/curriculum/odd/signal"]
 
 

@@ -79,6 +79,31 @@ async def test_dropped_groups_are_replaced_and_counted(deterministic: bool) -> N
     assert all(sample.verdicts == ["odd/even"] for sample in removed)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_dropped_groups_are_not_replaced_if_the_spec_says_so(deterministic: bool) -> None:
+    engines, spec = Engines(), SPEC.model_copy(update={"replace_dropped": False})
+    unreplaced = source(engines, spec, [("odd", drop_even)], deterministic=deterministic)
+    for kept in ([1, 3], [5, 7]):
+        batch = await unreplaced.next(0)
+        assert indices(batch.groups) == kept
+        assert batch.measure()["rollout/dropped/odd/even"] == 2
+    assert len(engines.requests) == 8
+    assert engines.aborted == 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_more_prompts_come_only_while_no_group_is_kept(deterministic: bool) -> None:
+    def late(group: Group) -> Drop | None:
+        return None if group.prompt.index in (5, 9) else Drop("dull")
+
+    spec = SPEC.model_copy(update={"replace_dropped": False, "max_attempts": 2})
+    unreplaced = source(Engines(), spec, [("late", late)], deterministic=deterministic)
+    assert indices((await unreplaced.next(0)).groups) == [5]
+    assert indices((await unreplaced.next(0)).groups) == [9]
+    with pytest.raises(JobError, match="of 8 groups tried 0 were kept, 1 are needed"):
+        await unreplaced.next(0)
+
+
 async def test_metrics_tell_of_dropped_groups_too() -> None:
     batch = await source(Engines(), filters=[("odd", drop_even)]).next(3)
     assert batch.measure()["rollout/reward/mean"] == batch.measure()["rollout/rewards/good"]

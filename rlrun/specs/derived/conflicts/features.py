@@ -67,6 +67,7 @@ DETERMINISTIC = on("deterministic")
 EXACT = on("true_on_policy")
 EXACT_ON_CPUS = EXACT.when(lambda job: not job.has_gpus, "true_on_policy on CPUs", _GPUS)
 EXACT_ON_GPUS = EXACT.when(lambda job: rounds_as_target(job.spec), "true_on_policy on GPUs", _GPUS)
+UNREPLACED = equal("rollout.replace_dropped", False)
 NO_INTERVAL = missing(on("checkpoint.interval"))
 SAVES_ONCE = NO_INTERVAL.when(
     lambda job: job.spec.checkpoint.keep_best is None, NO_INTERVAL.name, "checkpoint.keep_best"

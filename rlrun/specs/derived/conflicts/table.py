@@ -75,6 +75,10 @@ _ROLLOUTS = (
         f.RARE_UPDATES,
         "between two updates no token is of the trainer's weights, and a step would have nothing to train on",
     ),
+    refused(
+        f.UNREPLACED, (f.ASYNC, f.PARTIAL), "a batch is made of the groups that are ready, of any prompts"
+    ),
+    no_effect(f.UNREPLACED, missing(on("filters")), "nothing is dropped"),
     refused(f.DETERMINISTIC, f.ASYNC, "what an asynchronous job trains on depends on timing"),
     refused(f.DETERMINISTIC, f.PARTIAL, "which samples are unfinished depends on timing"),
     no_effect(

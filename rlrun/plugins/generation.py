@@ -147,16 +147,21 @@ class Trajectory:
     """The weights of given tokens, by the number of their part."""
     _policy_weights: dict[int, Weights] = field(default_factory=dict, init=False)
     """The weights of the policy's tokens, by the number of their part."""
+    _kl_weights: dict[int, Weights] = field(default_factory=dict, init=False)
+    """The weights of their KL to the reference, by the number of their part."""
     _added: int = field(default=0, init=False)
 
-    def add(self, made: Generation, weight: Weights = 1.0) -> None:
+    def add(self, made: Generation, weight: Weights = 1.0, kl: Weights = 1.0) -> None:
         """Appends an answer of the policy; an empty answer only sets the status.
 
-        `weight` multiplies the advantages of its tokens: one number, or one for each token.
+        `weight` multiplies the advantages of its tokens, and `kl` their KL to the reference: one number, or
+        one for each token.
         """
         if len(made.tokens):
             if not _is_number(weight, 1.0):
                 self._policy_weights[len(self._parts)] = weight
+            if not _is_number(kl, 1.0):
+                self._kl_weights[len(self._parts)] = kl
             self._parts.append(made)
             self.turns.append(made)
             self._added += len(made.tokens)
@@ -276,11 +281,18 @@ class Trajectory:
         """Returns `[R]` the weights of the advantages; None without any. Raises ValueError for wrong ones."""
         return self._weights(self._policy_weights, 1.0, "weights of advantages")
 
+    def kl_weights(self) -> FloatArray | None:
+        """Returns `[R]` the weights of the KL to the reference; None without any. Raises ValueError for wrong
+        ones.
+        """
+        return self._weights(self._kl_weights, 1.0, "weights of the KL")
+
     def check(self) -> None:
         """Raises ValueError or TypeError for rewards of turns, or weights, that are none."""
         self.rewarded_turns()
         self.cross_entropy()
         self.policy_weights()
+        self.kl_weights()
 
     def _weights(self, weights: Mapping[int, Weights], default: float, name: str) -> FloatArray | None:
         if not weights:

@@ -188,6 +188,9 @@ class Sample:
     gives them, for example to the results of tools."""
     policy_weights: NDArray[np.float32] | None = None
     """`[R]` what each token's advantage is multiplied by; None if all are 1. The rollout gives them."""
+    kl_weights: NDArray[np.float32] | None = None
+    """`[R]` what each token's KL to the reference is multiplied by, in the loss or in the reward; None if all
+    are 1. The rollout gives them."""
     policy_log_probs: NDArray[np.float32] | None = None
     """`[R]` log-probs of the policy before the update, from the trainer or, for advantages, from the engine;
     None unless a pass computed them or `needs.policy_log_probs`."""
@@ -367,6 +370,8 @@ class LossInputs:
     scores: Any | None = None
     """`[B]` float32, with gradient: the model's score of each sample, after its last token. None unless
     `needs.scores`; all log-probs are zeros then."""
+    kl_weights: Any | None = None
+    """`[T]` float32, no gradient: what the KL to the reference is multiplied by; None if all are 1."""
     step_values: Mapping[str, float] = field(default_factory=dict)
     """The numbers that the algorithm's own `step_values` returned; none unless `needs.state`."""
 

@@ -92,7 +92,7 @@ def test_given_tokens_with_weights_are_part_of_the_response_wherever_they_are() 
     one = begun()
     one.give([3])
     one.give([4, 5], cross_entropy=[0.5, 0.0])
-    one.add(made(6, 7, versions=(VersionSpan(3, 0, 2),)), weight=0.25)
+    one.add(made(6, 7, versions=(VersionSpan(3, 0, 2),)), weight=0.25, kl=[0.0, 2.0])
     one.give([8])
     one.give([9], cross_entropy=1.0)
     one.give([1])
@@ -103,6 +103,7 @@ def test_given_tokens_with_weights_are_part_of_the_response_wherever_they_are() 
     assert versions == (VersionSpan(3, 0, 6),)
     assert one.cross_entropy().tolist() == [0.5, 0, 0, 0, 0, 1]
     assert one.policy_weights().tolist() == [1, 1, 0.25, 0.25, 1, 1]
+    assert one.kl_weights().tolist() == [1, 1, 0, 2, 1, 1]
     assert one.rewarded_turns() == ()
 
 
@@ -116,11 +117,12 @@ def test_a_demonstration_is_a_response_without_an_answer() -> None:
 
 def test_without_weights_there_are_no_arrays_of_them() -> None:
     one = begun()
-    one.add(made(4), weight=1.0)
+    one.add(made(4), weight=1.0, kl=1.0)
     one.give([5], cross_entropy=0.0)
     one.add(made(6))
     assert one.cross_entropy() is None
     assert one.policy_weights() is None
+    assert one.kl_weights() is None
 
 
 @pytest.mark.parametrize("weight", [[1.0], float("nan"), -0.5, [0.5, float("inf")], "heavy", [[1.0, 2.0]]])

@@ -185,5 +185,7 @@ def _add_kl(term: KLTerm, inputs: LossInputs, loss: Any, metrics: dict[str, Any]
     """Returns the loss plus the KL to the reference, which is only measured where its weight is 0."""
     assert inputs.reference_log_probs is not None, "needs.reference was declared"
     divergence = token_kl(term, inputs.log_probs, inputs.reference_log_probs, inputs.old_log_probs)
+    if inputs.kl_weights is not None:
+        divergence = divergence * inputs.kl_weights
     metrics["kl_loss"] = divergence.detach()
     return loss + term.coef * divergence if term.coef > 0 else loss

@@ -142,7 +142,8 @@ def kl_penalty(kl: RewardKLSection, sample: Sample) -> NDArray[np.float64]:
         return np.zeros(len(sample.tokens))
     assert sample.policy_log_probs is not None and sample.reference_log_probs is not None, "needs.reference"
     penalty: Scores = reward_penalty(kl.in_reward, sample.policy_log_probs, sample.reference_log_probs)
-    return penalty * sample.made
+    penalty = penalty * sample.made
+    return penalty if sample.kl_weights is None else penalty * sample.kl_weights
 
 
 def trained_mask(sample: Sample) -> Array:

@@ -80,7 +80,7 @@ def _sample(values: Mapping[str, Any]) -> tuple[Sample, bool]:
         name: values[name]
         for name in (
             *("log_probs", "loss_mask", "advantages", "trainer_log_probs"),
-            *("cross_entropy", "policy_weights"),
+            *("cross_entropy", "policy_weights", "kl_weights"),
         )
         if values[name] is not None
     }
@@ -112,6 +112,7 @@ def _sample(values: Mapping[str, Any]) -> tuple[Sample, bool]:
         sampling_mask=decode_mask(values.get("sampling_mask")),
         cross_entropy=arrays.get("cross_entropy"),
         policy_weights=arrays.get("policy_weights"),
+        kl_weights=arrays.get("kl_weights"),
         advantages=arrays.get("advantages"),
         distilled=None if (distilled := values.get("distilled")) is None else bool(distilled),
         policy_log_probs=arrays.get("trainer_log_probs"),

@@ -37,13 +37,21 @@ def to_sequences(
     samples = samples_of(groups)
     width = max((sample.experts.shape[1] for sample in samples if sample.experts is not None), default=0)
     sequences = [_with_images(_sequence(sample, width), sample, patches) for sample in samples]
-    if all(sample.cross_entropy is None for sample in samples):
-        return sequences
-    return with_arrays(sequences, cross_entropy=[_cross_entropy(sample) for sample in samples])
+    for name, default in WEIGHTS.items():
+        if any(getattr(sample, name) is not None for sample in samples):
+            sequences = with_arrays(
+                sequences, **{name: [_array(sample, name, default) for sample in samples]}
+            )
+    return sequences
 
 
-def _cross_entropy(sample: Sample) -> Array:
-    return np.zeros(len(sample.tokens), np.float32) if sample.cross_entropy is None else sample.cross_entropy
+WEIGHTS = {"cross_entropy": 0.0, "kl_weights": 1.0}
+"""Weights of tokens that the loss reads, and the weight of a token whose sample has none."""
+
+
+def _array(sample: Sample, name: str, default: float) -> Array:
+    array: Array | None = getattr(sample, name)
+    return np.full(len(sample.tokens), default, np.float32) if array is None else array
 
 
 def with_current_tokens(

@@ -134,6 +134,8 @@ class TrainSequence:
     """`[R]` the algorithm's marks; None unless the algorithm needs them."""
     cross_entropy: ResponseArray | None = None
     """`[R]` weights of each token's -log-prob in the loss; None if no token of the step has one."""
+    kl_weights: ResponseArray | None = None
+    """`[R]` what each token's KL to the reference is multiplied by; None if no sample of the step has it."""
     experts: Annotated[NDArray[np.int16], PerToken("P + R", np.int16)] | None = None
     """`[P + R, layers × K]` experts to route each token to, -1 if the router decides. None: the router
     decides everywhere."""

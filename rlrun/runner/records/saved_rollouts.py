@@ -37,10 +37,12 @@ from rlrun.runner.records.saved_images import (
 from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import ROLLOUTS, Kind, step_name
 
+_WEIGHTS = ("cross_entropy", "policy_weights", "kl_weights")
+"""The weights that a rollout may give to tokens."""
 _ARRAYS = {
     **dict.fromkeys(("prompt_tokens", "response_tokens"), INT_DTYPE),
     **dict.fromkeys(("log_probs", "trainer_log_probs", "loss_mask", "advantages"), FLOAT_DTYPE),
-    **dict.fromkeys(("cross_entropy", "policy_weights"), FLOAT_DTYPE),
+    **dict.fromkeys(_WEIGHTS, FLOAT_DTYPE),
 }
 """The fields of a record that are arrays, with their dtypes."""
 _NO_IMAGES = find_encoded({})
@@ -124,7 +126,7 @@ def token_fields(sample: Sample) -> dict[str, Any]:
         "log_probs": encode_array(sample.log_probs, FLOAT_DTYPE),
         "loss_mask": encode_array(sample.loss_mask, FLOAT_DTYPE),
     }
-    for name in ("advantages", "cross_entropy", "policy_weights"):
+    for name in ("advantages", *_WEIGHTS):
         if (values := getattr(sample, name)) is not None:
             fields[name] = encode_array(values, FLOAT_DTYPE)
     if sample.policy_log_probs is not None and sample.policy_log_probs is not sample.log_probs:
@@ -192,11 +194,7 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
     tokens = decode_array(record["response_tokens"], INT_DTYPE)
     log_probs, loss_mask = (decode_array(record[name], FLOAT_DTYPE) for name in ("log_probs", "loss_mask"))
     mask = decode_mask(record.get("sampling_mask"))
-    weights = {
-        name: decode_array(record[name], FLOAT_DTYPE)
-        for name in ("cross_entropy", "policy_weights")
-        if name in record
-    }
+    weights = {name: decode_array(record[name], FLOAT_DTYPE) for name in _WEIGHTS if name in record}
     arrays = [tokens, log_probs, loss_mask, *weights.values()]
     lengths = [*map(len, arrays), len(tokens) if mask is None else len(mask)]
     if len(set(lengths)) > 1:
@@ -224,5 +222,6 @@ def _sample(prompt: Prompt, record: Mapping[str, Any], find_image: FindImage) ->
         sampling_mask=mask,
         cross_entropy=weights.get("cross_entropy"),
         policy_weights=weights.get("policy_weights"),
+        kl_weights=weights.get("kl_weights"),
         images=placed_images(record, "response", find_image),
     )

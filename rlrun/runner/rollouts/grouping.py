@@ -126,6 +126,7 @@ def _sample(prompt: Prompt, id: str, trajectory: Trajectory, execution_id: str =
         sampling_mask=trajectory.sampling_mask(),
         cross_entropy=trajectory.cross_entropy(),
         policy_weights=trajectory.policy_weights(),
+        kl_weights=trajectory.kl_weights(),
         images=trajectory.response_images(),
     )
 

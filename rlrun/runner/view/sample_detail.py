@@ -18,7 +18,7 @@ _SHOWN_TOKENS = 50_000
 """Tokens of one sample that are sent."""
 _ARRAYS = {"log_probs": 6, "trainer_log_probs": 6, "loss_mask": 2, "advantages": 4}
 """Fields with one number per token, with the digits after the point that are sent."""
-_WEIGHTS = ("cross_entropy", "policy_weights")
+_WEIGHTS = ("cross_entropy", "policy_weights", "kl_weights")
 _ENCODED = ("prompt_tokens", "response_tokens", "experts", "sampling_mask", *_WEIGHTS, *_ARRAYS)
 _TEXTS = ("prompt", "response", "label", "failure", "info", "details", "metadata")
 

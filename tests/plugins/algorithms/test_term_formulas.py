@@ -9,6 +9,7 @@ import torch
 
 from rlrun.plugins.algorithms.correction import Correction
 from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.testing import group, micro_batch
 from rlrun.plugins.types import LossInputs
 
 LENGTHS = [4, 1, 6, 3]
@@ -250,3 +251,31 @@ def test_kl_estimators(kind: str, unbiased: bool) -> None:
     assert outputs.metrics["kl_loss"].tolist() == pytest.approx(values)
     assert inputs.log_probs.grad is not None
     assert inputs.log_probs.grad.tolist() == pytest.approx(gradients)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
+def test_weights_of_tokens_multiply_their_kl(name: str) -> None:
+    """loss = policy loss + coef · weight · k3, in value and gradient; only the KL is weighted."""
+    params = {"kl": {"in_loss": {"type": "k3", "coef": 0.3}}}
+    weights = torch.tensor([0.0, 0.5, 2.0, 1.0] * 3)
+    inputs = micro_batch(kl_weights=weights)
+    plain = micro_batch()
+    own = build("algorithms", name, params).loss(inputs).loss
+    policy = build("algorithms", name, {}).loss(plain).loss
+    distance = plain.reference_log_probs - plain.log_probs
+    expected = policy + 0.3 * weights * (distance.exp() - 1 - distance)
+    torch.testing.assert_close(own, expected)
+    own.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(inputs.log_probs.grad, plain.log_probs.grad)
+
+
+def test_weights_of_tokens_multiply_the_penalty_in_the_reward() -> None:
+    one = group([1.0, 0.0], [3, 2])
+    one.samples[0].greedy_reward = one.samples[1].greedy_reward = 0.0
+    one.samples[0].kl_weights = np.array([0.0, 2.0, 1.0], np.float32)
+    algorithm = build("algorithms", "remax", {"kl": {"in_reward": {"type": "k1", "coef": 0.1}}})
+    weighted, other = algorithm.advantages([one])
+    # each token's log-prob exceeds the reference's by 0.5
+    assert weighted.tolist() == pytest.approx([1 - 0.15, 1 - 0.15, 1 - 0.05])
+    assert other.tolist() == pytest.approx([-0.1, -0.05])

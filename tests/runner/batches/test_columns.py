@@ -29,6 +29,7 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         distilled=floats() if extra else None,
         current=floats() if extra else None,
         cross_entropy=floats() if extra else None,
+        kl_weights=floats() if extra else None,
         proximal_share=floats() if extra else None,
         teacher_top_ids=rng.integers(0, 9, (response, 2)).astype(np.int32) if extra else None,
         teacher_top_log_probs=rng.normal(size=(response, 3)).astype(np.float32) if extra else None,

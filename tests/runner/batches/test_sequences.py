@@ -53,6 +53,14 @@ def test_no_array_is_carried_for_weights_that_no_sample_has() -> None:
     assert columns.arrays["cross_entropy"].tolist() == [0, 0, 0, 1, 0]
 
 
+def test_weights_of_the_kl_are_those_of_all_sequences_or_of_none() -> None:
+    groups = [Group(prompt(0), [sample(0, 0, length=2), sample(0, 1, length=3)])]
+    assert all(one.kl_weights is None for one in to_sequences(groups))
+    groups[0].samples[1].kl_weights = np.array([0, 0.5, 2], np.float32)
+    columns = to_columns(to_sequences(groups), [0, 1])
+    assert columns.arrays["kl_weights"].tolist() == [1, 1, 0, 0.5, 2]
+
+
 def test_weights_of_the_policy_s_tokens_multiply_their_advantages() -> None:
     groups = [Group(prompt(0), [sample(0, 0, 1.0, length=2), sample(0, 1, 0.0, length=2)])]
     algorithm = build("algorithms", "dr_grpo", {})

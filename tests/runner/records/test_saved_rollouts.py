@@ -31,6 +31,7 @@ def odd_sample() -> Sample:
         failure="crashed",
         cross_entropy=np.array([0, 0.1, 0, 1], dtype=np.float32),
         policy_weights=np.array([1, 1, 0.3, 1], dtype=np.float32),
+        kl_weights=np.array([0, 1, 0.7, 1], dtype=np.float32),
         info={"calls": 2},
         experts=np.arange(24, dtype=np.int16).reshape(6, 4),
         sampling_mask=SamplingMask(np.array([5, 151_000, 9], np.int32), np.array([1, 0, 2, 0], np.int32)),

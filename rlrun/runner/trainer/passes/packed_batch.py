@@ -82,6 +82,7 @@ class LossBatch:
     current: torch.Tensor | None
     cross_entropy: torch.Tensor | None
     """Times the sequence's weight in the step's loss."""
+    kl_weights: torch.Tensor | None
     weights: torch.Tensor
     """The mask times the sequence's weight in the step's loss."""
     sample: torch.Tensor

@@ -47,6 +47,7 @@ def token_losses(
             sample=batch.sample,
             num_samples=batch.num_samples,
             marks=batch.marks,
+            kl_weights=batch.kl_weights,
             divergence=None if divergence is None else divergence.where(distilled, 0.0),
             step_values=step_values,
         )

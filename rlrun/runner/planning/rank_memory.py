@@ -63,7 +63,7 @@ def rank_memory(job: PlannedJob) -> RankMemory:
     )
     host_copies = () if job.on_gpu else _host_copies(job)
     rank = Phase(
-        training.name, (*training.parts, *_auxiliary_models(job), *__exchange_buffers(job), *host_copies)
+        training.name, (*training.parts, *_auxiliary_models(job), *_exchange_buffers(job), *host_copies)
     )
     count = 1 if job.on_gpu else job.most_on_a_node(job.plan.ranks)
     persistent = count * sum(rank.part_bytes(name) for name in PERSISTENT_PARTS)
@@ -84,10 +84,10 @@ def _longest_unit(job: PlannedJob) -> int:
     return job.plan.max_sample_tokens * (2 if job.needs.pairs else 1)
 
 
-def __exchange_buffers(job: PlannedJob) -> Iterator[Part]:
+def _exchange_buffers(job: PlannedJob) -> Iterator[Part]:
     spec = job.spec
     longest, per_node = _longest_unit(job), spec.cluster.gpus_per_node
-    for size, how in _exchange_buffers(job.model, spec.trainer, longest, per_node):
+    for size, how in _buffer_sizes(job.model, spec.trainer, longest, per_node):
         yield Part("exchange buffers", size, how)
 
 
@@ -140,7 +140,7 @@ def _auxiliary_models(job: PlannedJob) -> Iterator[Part]:
         yield teacher_part(job.teacher, spec.trainer, spec.teacher)
 
 
-def _exchange_buffers(
+def _buffer_sizes(
     model: Architecture, trainer: TrainerSpec, longest: int, gpus_per_node: int
 ) -> Iterator[tuple[int, str]]:
     """Yields the bytes of each buffer of a rank, and what it is. Samples have at most `longest` tokens.

@@ -25,6 +25,10 @@ class Chat(Protocol):
     def eos_token_ids(self) -> Sequence[int]:
         """The tokens that end a response."""
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids: every token of a text is below it."""
+
     def encode(self, text: str) -> Tokens:
         """Returns the tokens of a text. Names of special tokens in it become these tokens; none are added.
 

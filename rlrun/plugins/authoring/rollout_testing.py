@@ -7,6 +7,7 @@ trajectory = await rollout.run(session)
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -252,6 +253,7 @@ class LetterChat:
     """
 
     eos_token_ids = (END,)
+    vocab_size = sys.maxunicode + 1
 
     def encode(self, text: str) -> Tokens:
         """Returns one token per character; `\\0` becomes the end token."""

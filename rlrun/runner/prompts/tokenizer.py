@@ -67,6 +67,8 @@ class Tokenizer:
         special = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         vocabulary = self._tokenizer.get_vocab()
+        self.vocab_size = 1 + max(vocabulary.values())
+        """The number of token ids; the model may have more, which no text becomes."""
         self._longest = max(map(len, vocabulary))
         self._byte_level = is_byte_level(vocabulary)
         guard = Guard(self._tokenizer, self.eos_token_ids)

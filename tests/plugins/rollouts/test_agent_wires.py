@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -354,9 +355,12 @@ async def test_a_client_that_renders_itself_sends_and_gets_tokens() -> None:
         assert "".join(map(chr, first)) == "four\0"
         await ask([*prompt, *first, *map(ord, "more?")])
         await ask([*prompt, *first, *map(ord, "else?")])
-        for wrong in ({"token_ids": []}, {"token_ids": ["a"]}, {"token_ids": [1], "stream": True}):
+        unknown = {"token_ids": [*prompt, sys.maxunicode + 1]}
+        for wrong in ({"token_ids": []}, {"token_ids": ["a"]}, {"token_ids": [1], "stream": True}, unknown):
             async with client.http.post(url, json=wrong, headers=headers) as response:
                 assert response.status == 400
+                refused = await response.text()
+        assert "the tokenizer's ids end at 1114111" in refused
 
     [one, other], _ = await run(act, ["four", "yes", "no"])
     assert shown(one) == ("one?", [("four\0", True), ("more?", False), ("yes\0", True)])

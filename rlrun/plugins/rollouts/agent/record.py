@@ -96,9 +96,14 @@ class Record:
     def ask_tokens(self, tokens: Sequence[int], model: str = "policy") -> Conversation:
         """Returns the conversation that tokens continue or begin.
 
-        They continue the longest recorded one that they begin with.
+        They continue the longest recorded one that they begin with. Raises ValueError for a token that the
+        tokenizer does not have, which an engine on a GPU may die of.
         """
         asked = np.asarray(tokens, dtype=np.int32)
+        if (highest := int(asked.max())) >= self._chat.vocab_size:
+            raise ValueError(
+                f"token_ids has {highest}; the tokenizer's ids end at {self._chat.vocab_size - 1}"
+            )
         continued = [
             (answered.length, conversation, answered)
             for conversation in self._conversations

@@ -127,10 +127,11 @@ def log_probs_of_logits(batch: Batch, temperature: float) -> Array:
 def _check_needs(case: Case) -> None:
     """Raises NotComputed if the batch lacks what the algorithm needs."""
     needs, batch = registry.load("algorithms", case.type)(case.params).needs, case.batch
-    if not needs.rollout or needs.critic or needs.teacher or needs.state or needs.policy_squared_probs:
+    of_step = needs.pairs or needs.greedy_reward or needs.state or needs.policy_squared_probs
+    if not needs.rollout or needs.critic or needs.teacher or of_step:
         raise NotComputed(
-            f'the algorithm "{case.type}" with these parameters needs a critic, a teacher, a state or '
-            "demonstrations, which a dump does not hold"
+            f'the algorithm "{case.type}" with these parameters needs a critic, a teacher, a state, pairs, '
+            "greedy responses or demonstrations, which a dump does not hold"
         )
     off_policy = isinstance(case.params, ObjectiveParams) and case.params.opsm is not None
     required = {

@@ -134,6 +134,8 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "an unknown algorithm": ({"algorithm": {"type": "gprpo"}}, "did you mean 'grpo'?"),
     "an unknown parameter": ({"algorithm": {"type": "grpo", "clip_hi": 1}}, "clip_hi: unknown key"),
     "an algorithm with a critic": ({"algorithm": {"type": "ppo"}}, "needs a critic"),
+    "an algorithm with greedy responses": ({"algorithm": {"type": "remax"}}, "greedy responses"),
+    "an algorithm of pairs": ({"algorithm": {"type": "online_dpo"}}, "a state, pairs"),
     "an entropy bonus": ({"algorithm": {"type": "grpo", "entropy_coef": 0.1}}, "needs the array entropies"),
     "a correction": ({"algorithm": {"correction": {}}}, "needs the array sampling_log_probs"),
 }

@@ -131,6 +131,7 @@ def test_the_budget_goes_where_samples_make_rewards_differ(rows) -> None:
         ([0.98, 0.02], [1.0, 1.0], 2, [2, 2]),
         ([0.5, 0.2], [0.0, 1.0], 5, [4, 5]),
         ([0.3, 0.4], [0.3, 0.7], 7.9, [8, 7.857]),
+        ([0.02, 0.2, 0.98], [1.0, 1.0, 1.0], 4, [2, 8, 2]),
     ],
     ids=[
         "one bin",
@@ -142,6 +143,7 @@ def test_the_budget_goes_where_samples_make_rewards_differ(rows) -> None:
         "least",
         "new",
         "nearly all",
+        "two hopeless",
     ],
 )
 def test_the_division_of_a_budget(

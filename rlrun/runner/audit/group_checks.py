@@ -46,7 +46,7 @@ def whole_groups(run: AuditedRun, batch: Batch) -> Iterator[Result]:
 
 def _expected(run: AuditedRun, batch: Batch, stored: StoredSample) -> int | None:
     """Returns the executions of a group; None where some may be missing for a reason that metrics state."""
-    if not run.needs.rollout:
+    if not run.needs.rollout or (batch.kind == "step" and run.needs.pairs):
         return None
     if batch.kind == "step":
         metrics = run.steps.get(batch.step, {})
@@ -58,8 +58,6 @@ def _expected(run: AuditedRun, batch: Batch, stored: StoredSample) -> int | None
         )
         if steered or lost or earlier or run.spec.debug.mode == "train":
             return None
-        if run.needs.pairs:
-            return 1  # the two responses count as one execution
     return run.settings(stored).samples
 
 

@@ -1,8 +1,8 @@
 """How many tokens does the quickstart generate until it gets 95 % of held-out sums right?
 
-Runs the quickstart's job in this process, with rows in epochs (`uniform`), and with `type = "curriculum"`.
-Each job is evaluated every 2 steps, on 512 sums. Tokens are the response tokens of all steps until then;
-those of evaluations do not count.
+Runs the quickstart's job in this process, with rows in epochs (`uniform`), with `type = "curriculum"`, and
+with `rollout.probe_samples`. Each job is evaluated every 2 steps, on 512 sums. Tokens are the response tokens
+of all steps until then; those of evaluations do not count.
 
     python benchmarks/curriculum.py [--only NAME …] [--seeds 1 2 3] [--folder FOLDER]
 
@@ -62,6 +62,8 @@ VARIANTS = {
     "4 samples, not replaced": Variant(changes=(FOUR, *NOT_REPLACED)),
     "budget, equal groups counted": Variant("mean_samples = 4"),
     "4 samples": Variant(changes=(FOUR,)),
+    "not replaced": Variant(changes=NOT_REPLACED),
+    "early stop": Variant(changes=("rollout.probe_samples=4", "rollout.replace_dropped=false")),
 }
 
 

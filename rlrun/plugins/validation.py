@@ -80,6 +80,7 @@ def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport
             name = table.get("type", section.model_fields["type"].default)
             if isinstance(name, str):
                 _check(report, explainer, _PluginTable(path, kind, name, section, table))
+    report.findings += _scored_groups(data)
     return report
 
 
@@ -138,6 +139,24 @@ def _check(report: PluginReport, explainer: Explainer, table: _PluginTable) -> N
         report.findings += explainer.findings(error, params, table.path, tuple(table.section.model_fields))
     except PluginError as error:
         report.findings.append(Finding((*table.path, "type"), str(error), found=table.name))
+
+
+def _scored_groups(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields the rewards that compare the samples of a group, where only a part of it is scored first."""
+    rollout = data.get("rollout")
+    if not isinstance(rollout, dict) or rollout.get("probe_samples") is None:
+        return
+    for path, table in _tables(data, ("rewards",)):
+        name = table.get("type")
+        try:
+            is_grouped = isinstance(name, str) and hasattr(load("rewards", name), "score_group")
+        except PluginError:  # reported as such
+            continue
+        if is_grouped:
+            message = f'"{name}" scores a whole group at once, and rollout.probe_samples scores a part first'
+            cure = "remove rollout.probe_samples"
+            related = (("rollout", "probe_samples"),)
+            yield Finding((*path, "type"), message, cure, found=name, related=related)
 
 
 def _inner_tables(outer: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:

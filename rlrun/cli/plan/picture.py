@@ -25,6 +25,8 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("samples per optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
         ("optimizer steps per step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
     ]
+    if (probe := spec.rollout.probe_samples) is not None:
+        rows.insert(2, ("samples before an early stop (m)", probe, "rollout.probe_samples"))
     if (responses := plan.responses_per_prompt) > batch.samples_per_prompt:
         rows.insert(2, ("responses generated per prompt", responses, "n + 1, the last one greedy"))
     if not plan.rollout:

@@ -46,6 +46,11 @@ class Executions:
         self._is_grouped = hasattr(policy.rollout, "run_group")
         self._has_warned = False
 
+    @property
+    def first_number(self) -> int:
+        """The number of a prompt's first execution in its group."""
+        return self._settings.first_number
+
     async def run(self, prompt: Prompt, send: SendRequest) -> list[list[Trajectory]]:
         """Returns the trajectories of each execution of a prompt; a failed one has one failed trajectory.
 
@@ -97,7 +102,7 @@ class Executions:
 
     def failed(self, prompt: Prompt, error: Exception) -> list[list[Trajectory]]:
         """Returns failed trajectories for all executions of a prompt."""
-        return [self._failed(prompt, number, error) for number in range(self._settings.samples_of(prompt))]
+        return [self._failed(prompt, number, error) for number in self._numbers(prompt)]
 
     def _in_slots(self, prompts: Sequence[Prompt], barrier: Barrier) -> list[Coroutine[Any, Any, Any]]:
         """Gives every execution a slot of the barrier, or every prompt where its executions run together."""
@@ -109,8 +114,7 @@ class Executions:
             ]
         executions: list[Coroutine[Any, Any, Any]] = []
         for position, prompt in enumerate(prompts):
-            numbers = range(self._settings.samples_of(prompt))
-            slots = [barrier.add_slot((position, number)) for number in numbers]
+            slots = [barrier.add_slot((position, number)) for number in self._numbers(prompt)]
             sessions = self._policy_group(prompt, slots[0].send).sessions
             executions += [
                 _run_in_slot(slot, self._run_session(session, slot.send, None))
@@ -131,7 +135,10 @@ class Executions:
         except Exception as error:  # the boundary to other people's rollout plugins
             executions = self.failed(prompt, error)
         else:
-            executions = [self._checked(result, prompt, number) for number, result in enumerate(results)]
+            executions = [
+                self._checked(result, prompt, number)
+                for number, result in zip(self._numbers(prompt), results, strict=True)
+            ]
         finally:
             for number, trajectories in zip(numbers, executions, strict=True):
                 self._record(number, trajectories)
@@ -191,9 +198,13 @@ class Executions:
     def _policy_group(self, prompt: Prompt, send: SendRequest) -> PolicyGroup:
         seeds = [
             sample_seed(self._policy.seed, self._settings.purpose, prompt.index, number)
-            for number in range(self._settings.samples_of(prompt))
+            for number in self._numbers(prompt)
         ]
         return PolicyGroup(self._policy.tokenizer, self._settings, prompt, seeds, send)
+
+    def _numbers(self, prompt: Prompt) -> range:
+        """Returns the numbers of a prompt's executions in their group."""
+        return range(self.first_number, self.first_number + self._settings.samples_of(prompt))
 
     def _checked(self, result: Executed, prompt: Prompt, number: int) -> list[Trajectory]:
         """Returns an execution's trajectories as a list, or a failed trajectory where a check fails."""

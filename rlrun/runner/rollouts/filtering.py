@@ -14,7 +14,7 @@ from rlrun.plugins.types import Drop, Group, Mask
 from rlrun.runner.rollouts.grouping import without_samples
 
 Reason = tuple[str, str]
-"""The name of a filter (or `generation`, `truncated`, `staleness`, `buffer`), and its reason."""
+"""The name of a filter (or `generation`, `probe`, `truncated`, `staleness`, `buffer`), and its reason."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ filters ──▶ group to train on, or None if dropped
 
+With `rollout.probe_samples`, the first three run for a part of the samples, and again for the others.
+
 With `needs.greedy_reward`, the rollout also runs once at temperature 0. The greedy response is scored with
 the group, whose samples only keep its reward. A group whose greedy response has no reward is dropped.
 """
@@ -18,7 +20,7 @@ from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.types import Group, Prompt, Sample, Status
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError, JobError
-from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.contracts.interfaces import Engines, RolloutContext
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import FilterResult, Filters
 from rlrun.runner.rollouts.grouping import (
@@ -29,8 +31,9 @@ from rlrun.runner.rollouts.grouping import (
     without_status,
 )
 from rlrun.runner.rollouts.lockstep import SendBatch
+from rlrun.runner.rollouts.probing import has_equal_rewards, split, stopped
 from rlrun.runner.rollouts.sessions import SendRequest, empty_generations
-from rlrun.runner.rollouts.settings import greedy_settings, rollout_settings
+from rlrun.runner.rollouts.settings import greedy_settings, rollout_settings, settings_after_probe
 from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.rollout import RolloutSpec
@@ -45,6 +48,28 @@ class _Responses:
     executions: Sequence[Sequence[Trajectory]]
     greedy: Sequence[Sequence[Trajectory]] = ()
     """Those of the greedy execution, if there is one."""
+
+
+class _Sender:
+    """Sends the requests of one prompt and counts their tokens, until it is cancelled."""
+
+    def __init__(self, engines: Engines, tally: Callable[[], Tally], cancelled: asyncio.Event | None) -> None:
+        self.tally = tally
+        self._engines = engines
+        self._cancelled = cancelled
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether no further requests are sent."""
+        return self._cancelled is not None and self._cancelled.is_set()
+
+    async def send(self, request: GenerateRequest) -> list[Generation]:
+        """Returns one generation per seed of the request; empty ones once it is cancelled."""
+        if self.is_cancelled:
+            return empty_generations(request)
+        generations = await self._engines.generate(request)
+        self.tally().count_request(request, generations)
+        return generations
 
 
 class GroupProducer:
@@ -64,6 +89,7 @@ class GroupProducer:
         self._filters = filters
         self._settings = rollout_settings(spec)
         self._executions = Executions(policy, self._settings)
+        self._others = Executions(policy, settings_after_probe(self._settings, spec.probe_samples or 0))
         self._greedy = (
             Executions(policy, greedy_settings(self._settings)) if policy.needs.greedy_reward else None
         )
@@ -78,17 +104,26 @@ class GroupProducer:
         steps. Once `cancelled` is set, no further requests are sent.
         """
 
-        async def send(request: GenerateRequest) -> list[Generation]:
-            if cancelled is not None and cancelled.is_set():
-                return empty_generations(request)
-            generations = await self._policy.engines.generate(request)
-            tally().count_request(request, generations)
-            return generations
+        sender = _Sender(self._policy.engines, tally, cancelled)
+        first, others = split(prompt, self._settings.samples_of(prompt), self._spec.probe_samples)
+        group = await self._generate(prompt, first, self._executions, sender)
+        if group is not None and others is not None:
+            if has_equal_rewards(group):
+                return self._filter(group, tally(), is_stopped=True)
+            rest = await self._generate(prompt, others, self._others, sender)
+            group = None if rest is None else Group(prompt, [*group.samples, *rest.samples])
+        return None if group is None else self._filter(group, tally())
 
-        samples = self._settings.samples_of(prompt)
+    async def _generate(
+        self, prompt: Prompt, part: Prompt, executions: Executions, sender: "_Sender"
+    ) -> Group | None:
+        """Returns the scored samples of `part`, the prompt with the number of executions that run now; None
+        if they are lost, which is counted, or cancelled.
+        """
+        tally, samples = sender.tally, executions.first_number + self._settings.samples_of(part)
         try:
             async with self._concurrency:
-                responses = await self._respond(prompt, send)
+                responses = await self._respond(part, executions, sender.send)
         except TimeoutError as error:
             tally().count_lost(samples, error, Failure.LATE)
             tally().dropped["generation", "timeout"] += 1
@@ -98,21 +133,21 @@ class GroupProducer:
             tally().count_lost(samples, error, Failure.ENGINE)
             tally().dropped["generation", "failed"] += 1
             return None
-        if cancelled is not None and cancelled.is_set():
+        if sender.is_cancelled:
             return None
-        [group] = await self._score([prompt], [responses], tally())
-        return self._filter(group, tally())
+        [group] = await self._score([prompt], [responses], tally(), executions.first_number)
+        return group
 
-    async def _respond(self, prompt: Prompt, send: SendRequest) -> _Responses:
+    async def _respond(self, prompt: Prompt, executions: Executions, send: SendRequest) -> _Responses:
         """Runs the executions of a prompt, the greedy one at the same time."""
         if self._greedy is None:
-            return _Responses(await self._executions.run(prompt, send))
-        executions, greedy = await asyncio.gather(
-            self._executions.run(prompt, send),
+            return _Responses(await executions.run(prompt, send))
+        sampled, greedy = await asyncio.gather(
+            executions.run(prompt, send),
             self._greedy.run(_once(prompt), send),
             return_exceptions=True,  # both have ended when an error is raised
         )
-        return _Responses(_result(executions), _result(greedy))
+        return _Responses(_result(sampled), _result(greedy))
 
     async def produce_batch(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
         """Returns the groups of all prompts that are not dropped, in order, generated in lockstep.
@@ -127,38 +162,58 @@ class GroupProducer:
                 tally.count_request(request, generations)
             return answers
 
+        parts = [
+            split(prompt, self._settings.samples_of(prompt), self._spec.probe_samples) for prompt in prompts
+        ]
+        firsts = [first for first, _ in parts]
+        responses = await self._respond_to_batch(firsts, self._executions, send_batch)
+        groups = await self._score(prompts, responses, tally)
+        others = {place: rest for place, (_, rest) in enumerate(parts) if rest is not None}
+        stopped_places = {place for place in others if has_equal_rewards(groups[place])}
+        going_on = {place: rest for place, rest in others.items() if place not in stopped_places}
+        if going_on:
+            responses = await self._respond_to_batch(list(going_on.values()), self._others, send_batch)
+            first_number = self._others.first_number
+            rests = await self._score([prompts[place] for place in going_on], responses, tally, first_number)
+            for place, rest in zip(going_on, rests, strict=True):
+                groups[place] = Group(prompts[place], [*groups[place].samples, *rest.samples])
+        filtered = [
+            self._filter(group, tally, is_stopped=place in stopped_places)
+            for place, group in enumerate(groups)
+        ]
+        return [group for group in filtered if group is not None]
+
+    async def _respond_to_batch(
+        self, prompts: Sequence[Prompt], executions: Executions, send_batch: SendBatch
+    ) -> list[_Responses]:
+        """Runs all executions in lockstep, and then the greedy ones."""
         capacity = self._policy.pending.capacity
         samples = sum(map(self._settings.samples_of, prompts)) + len(prompts) * (self._greedy is not None)
         seconds = self._settings.timeout * math.ceil(samples / (capacity or samples))
         try:
             async with asyncio.timeout(seconds):
-                responses = await self._respond_to_batch(prompts, send_batch)
+                sampled = await executions.run_batch(prompts, send_batch)
+                if self._greedy is None:
+                    return [_Responses(own) for own in sampled]
+                greedy = await self._greedy.run_batch([_once(prompt) for prompt in prompts], send_batch)
         except TimeoutError:
             raise JobError(
                 f"{len(prompts)} prompts were not answered within {seconds:g} s, and in deterministic "
                 "mode none can be replaced; raise rollout.request_timeout or lower max_response_tokens",
                 code=Code.STARVED,
             ) from None
-        groups = await self._score(prompts, responses, tally)
-        return [group for scored in groups if (group := self._filter(scored, tally))]
-
-    async def _respond_to_batch(self, prompts: Sequence[Prompt], send_batch: SendBatch) -> list[_Responses]:
-        """Runs all executions in lockstep, and then the greedy ones."""
-        executions = await self._executions.run_batch(prompts, send_batch)
-        if self._greedy is None:
-            return [_Responses(own) for own in executions]
-        greedy = await self._greedy.run_batch([_once(prompt) for prompt in prompts], send_batch)
-        return [_Responses(*both) for both in zip(executions, greedy, strict=True)]
+        return [_Responses(*both) for both in zip(sampled, greedy, strict=True)]
 
     async def _score(
         self,
         prompts: Sequence[Prompt],
         responses: Sequence[_Responses],
         tally: Tally,
+        first_number: int = 0,
     ) -> list[Group]:
         """Returns the scored groups, whose samples have the rewards of the greedy responses."""
         chat = self._policy.tokenizer
-        groups = groups_of(prompts, [each.executions for each in responses], chat)
+        groups = groups_of(prompts, [each.executions for each in responses], chat, first_number)
         greedy = greedy_samples(prompts, [each.greedy for each in responses], chat)
         samples = [sample for group in groups for sample in group.samples]
         samples += [sample for own in greedy for sample in own]
@@ -170,7 +225,7 @@ class GroupProducer:
                 sample.greedy_reward = reward
         return groups
 
-    def _filter(self, group: Group, tally: Tally) -> Group | None:
+    def _filter(self, group: Group, tally: Tally, *, is_stopped: bool = False) -> Group | None:
         """Returns the group to train on, or None if it is dropped; both are counted."""
         tally.scored.append(group)
         tally.count_endings(group.samples)
@@ -180,7 +235,7 @@ class GroupProducer:
         finished = without_status(group, Status.FAILED, Status.ABORTED)
         if self._observe is not None and finished.samples:
             self._observe(finished)
-        result = self._apply_filters(finished, some_late=num_late > 0)
+        result = stopped(finished) if is_stopped else self._apply_filters(finished, some_late=num_late > 0)
         if self._policy.needs.pairs:
             _take_pair(result)
         tally.count_filtered(result)

@@ -11,11 +11,14 @@ from rlrun.plugins.types import Group, Prompt, Sample, Status, last_samples
 
 
 def groups_of(
-    prompts: Sequence[Prompt], trajectories: Sequence[Sequence[Sequence[Trajectory]]], chat: Chat
+    prompts: Sequence[Prompt],
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+    chat: Chat,
+    first_number: int = 0,
 ) -> list[Group]:
     """Returns one group per prompt, ready to be scored; all texts are decoded in one call.
 
-    `trajectories[i][k]` are those of execution k of prompt i.
+    `trajectories[i][k]` are those of execution `first_number` + k of prompt i.
     """
     undecoded = [
         trajectory
@@ -28,7 +31,10 @@ def groups_of(
     for trajectory in undecoded:
         turn_texts = [next(texts) for _ in trajectory.turns]
         trajectory.text = "\n".join(turn_texts)
-    return [_group(prompt, executions) for prompt, executions in zip(prompts, trajectories, strict=True)]
+    return [
+        _group(prompt, executions, first_number)
+        for prompt, executions in zip(prompts, trajectories, strict=True)
+    ]
 
 
 def greedy_samples(
@@ -89,8 +95,9 @@ def prompt_index(group: Group) -> int:
     return group.prompt.index
 
 
-def _group(prompt: Prompt, executions: Sequence[Sequence[Trajectory]]) -> Group:
-    samples = (_samples(prompt, number, trajectories) for number, trajectories in enumerate(executions))
+def _group(prompt: Prompt, executions: Sequence[Sequence[Trajectory]], first_number: int) -> Group:
+    numbered = enumerate(executions, first_number)
+    samples = (_samples(prompt, number, trajectories) for number, trajectories in numbered)
     return Group(prompt, [sample for execution in samples for sample in execution])
 
 

@@ -122,7 +122,10 @@ class PolicyGroup:
     @cached_property
     def sessions(self) -> list[PolicySession]:
         """Returns one session per execution; made on first use, as single-turn rollouts never need them."""
-        return [PolicySession(self, number, seed) for number, seed in enumerate(self._seeds)]
+        return [
+            PolicySession(self, number, seed)
+            for number, seed in enumerate(self._seeds, self.settings.first_number)
+        ]
 
     async def generate(
         self,
@@ -136,8 +139,9 @@ class PolicyGroup:
             return [empty_generation("length") for _ in self._seeds]
         turn, self._num_turns = self._num_turns, self._num_turns + 1
         prefix = f"{self.settings.purpose}-{self.prompt.index}"
+        part = f"{prefix}+{first}" if (first := self.settings.first_number) else prefix
         request = GenerateRequest(
-            f"{prefix}.{turn}" if turn else prefix,
+            f"{part}.{turn}" if turn else part,
             tokens,
             tuple(turn_seed(seed, turn) for seed in self._seeds),
             limited,

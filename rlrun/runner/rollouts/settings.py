@@ -44,6 +44,8 @@ class RolloutSettings:
     """Seconds that one execution may take."""
     record_mask: bool = False
     """Engines return the set of tokens that each token was drawn from."""
+    first_number: int = 0
+    """Number of the first execution of each prompt: how many of its group's executions ran before."""
     is_greedy: bool = False
     """Every turn takes the likeliest tokens, whatever the rollout requests."""
 
@@ -66,6 +68,11 @@ class RolloutSettings:
 def greedy_settings(settings: RolloutSettings) -> RolloutSettings:
     """Returns the settings of the greedy response to each prompt of training (`needs.greedy_reward`)."""
     return replace(settings, purpose="greedy", samples=1, record_mask=False, is_greedy=True)
+
+
+def settings_after_probe(settings: RolloutSettings, probe: int) -> RolloutSettings:
+    """Returns the settings of the executions that follow the first `probe` ones of each prompt."""
+    return replace(settings, samples=settings.samples - probe, first_number=probe)
 
 
 def rollout_settings(rollout: RolloutSpec, dataset: EvalDatasetSpec | None = None) -> RolloutSettings:

@@ -91,6 +91,17 @@ def concurrency(spec: Spec) -> Iterator[Finding]:
         yield Finding(("rollout", "max_concurrency"), message, cure, None, limit, related=related)
 
 
+def probe(spec: Spec) -> Iterator[Finding]:
+    """A prompt has more samples than its first ones."""
+    first, size = spec.rollout.probe_samples, spec.rollout.samples_per_prompt
+    if first is not None and first >= size:
+        message = f"must be below rollout.samples_per_prompt = {size}, found {first}"
+        related = (("rollout", "samples_per_prompt"),)
+        yield Finding(
+            ("rollout", "probe_samples"), message, "lower it, or remove it", None, first, related=related
+        )
+
+
 ROLLOUT_RULES: tuple[Rule, ...] = (
     oversampling,
     token_limits,
@@ -98,4 +109,5 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     evaluated_lengths,
     staleness,
     concurrency,
+    probe,
 )

@@ -45,6 +45,11 @@ class RolloutSpec(Section):
     """P: number of prompts per step whose groups are trained on."""
     samples_per_prompt: int = Field(default=8, ge=1)
     """n: number of samples per prompt, which form a group."""
+    probe_samples: int | None = Field(default=None, ge=2)
+    """m: number of samples that are generated and scored first, of the n of a prompt. If all have the same
+    reward, the prompt's other samples are not generated, and its group is dropped. This saves tokens, and
+    also drops groups whose rewards would have differed later, most often those of very easy and very hard
+    prompts (docs/curriculum.md). None: all n are generated together."""
     oversample: int = derived(ge=1)
     """Number of groups that are started together whenever fewer than `batch_size` groups are in flight or
     kept. A value above `batch_size` makes up for groups that filters drop, and for slow groups. Unset:

@@ -241,6 +241,8 @@ NEVER_STALE = Feature(
     ("rollout.partial",),
     is_absence=True,
 )
+PROBE = on("rollout.probe_samples")
+NO_FILTERS = missing(on("filters")).when(lambda job: not job.value("rollout.probe_samples"), "filters")
 RARE_UPDATES = above_one("rollout.weight_update_interval")
 SLEEPING = Feature("engines that sleep", "engine.sleep", lambda job: sleeps(job.spec), "false")
 PARTIAL, NO_PARTIAL = on("rollout.partial"), missing(on("rollout.partial"), "true")
@@ -274,6 +276,13 @@ DEMONSTRATIONS = _algorithm(
 PAIRS = _algorithm("an algorithm of pairs (DPO)", lambda job: job.needed("pairs"))
 SCORES = _algorithm("an algorithm that trains a reward model", lambda job: job.needed("scores"))
 LABELS = _algorithm("an algorithm of labelled responses (KTO)", lambda job: job.needed("labels"))
+NOT_COMPARED = _algorithm(
+    "an algorithm that learns from groups of equal rewards",
+    lambda job: (
+        job.needed("rollout")
+        and (not job.needed("group_relative") or job.needed("greedy_reward") or job.needed("teacher"))
+    ),
+)
 NO_PAIRS = _algorithm("an algorithm that reads no pairs", lambda job: not job.needed("reads_pairs"))
 NO_RATIO = _algorithm(
     "a loss without a ratio", lambda job: not (job.needed("rollout") and job.needed("old_log_probs"))

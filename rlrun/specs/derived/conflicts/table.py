@@ -78,7 +78,14 @@ _ROLLOUTS = (
     refused(
         f.UNREPLACED, (f.ASYNC, f.PARTIAL), "a batch is made of the groups that are ready, of any prompts"
     ),
-    no_effect(f.UNREPLACED, missing(on("filters")), "nothing is dropped"),
+    no_effect(f.UNREPLACED, f.NO_FILTERS, "nothing is dropped"),
+    refused(f.PROBE, f.PARTIAL, "a group that is kept unfinished continues with all of its samples"),
+    refused(
+        f.PROBE,
+        f.NOT_COMPARED,
+        "its advantages are not only differences of a group's rewards, so that equal ones teach, too",
+    ),
+    refused(f.PROBE, f.TURN_REWARDS_TO_GO, "the rewards of turns may differ where those of samples do not"),
     refused(f.DETERMINISTIC, f.ASYNC, "what an asynchronous job trains on depends on timing"),
     refused(f.DETERMINISTIC, f.PARTIAL, "which samples are unfinished depends on timing"),
     no_effect(

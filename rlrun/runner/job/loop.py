@@ -63,9 +63,8 @@ async def begin(job: Job, progress: Progress) -> None:
         await evaluate_first(job, progress)
         return
     evaluation = await evaluate(job, progress) if job.evaluation else {}
-    progress.remember_best(
-        job.best_metric, evaluation
-    )  # this step has a checkpoint: the run was resumed from it
+    # Of this step there is a checkpoint: the run was resumed from it.
+    progress.remember_best(job.best_metric, evaluation)
     job.journal.step(progress.step, progress.unevaluated | evaluation)
     progress.unevaluated = None
 

@@ -18,7 +18,7 @@ from rlrun.runner.planning.device_map import (
     place_ranks,
     share_threads,
 )
-from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_rank
+from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_rank, full_micro_batch
 from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
 from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
 from rlrun.specs.derived.lengths import longest_response
@@ -147,7 +147,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
         colocated=layout.colocated,
         rollout=rollout,
         max_sample_tokens=longest,
-        micro_batch_tokens=_micro_batch_tokens(spec, longest),
+        micro_batch_tokens=full_micro_batch(spec.trainer, longest),
         cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
     )
 
@@ -194,12 +194,6 @@ def _named_engines(
     for section in filter(starts_with_job, spec.engines):
         section_slice = slice(first, first := first + (section.count or 1))
         yield from _engines(section.name, section, locations[section_slice], threads[section_slice])
-
-
-def _micro_batch_tokens(spec: Spec, longest: int) -> int:
-    if spec.trainer.micro_batch_size is not None:
-        return spec.trainer.micro_batch_size * longest
-    return spec.trainer.max_tokens_per_rank * spec.trainer.parallel.context
 
 
 def _steps(spec: Spec, batch: BatchNumbers, rows: int | None) -> int | None:

@@ -7,6 +7,7 @@ so that ranks that communicate most have neighbouring numbers.
 from dataclasses import dataclass
 from itertools import accumulate
 from math import lcm
+from typing import TypeVar
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision
@@ -14,6 +15,8 @@ from rlrun.specs.derived.conflicts.features import CONTEXT
 from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
+Tokens = TypeVar("Tokens", int, float)
+"""A number of tokens; a mean is not whole."""
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
 """Schedules that put the first and the last stage on the same rank."""
 
@@ -103,15 +106,22 @@ def token_multiple(parallel: ParallelSpec, precision: LowPrecision | None = None
     return lcm(pieces * parallel.tensor, on_rank)
 
 
-def largest_micro_batch(trainer: TrainerSpec, longest: int) -> int:
-    """Returns the greatest number of tokens of a micro-batch, over all context-parallel ranks.
+def full_micro_batch(trainer: TrainerSpec, longest: Tokens) -> Tokens:
+    """Returns the number of tokens that a micro-batch is filled up to, over all context-parallel ranks.
 
-    That is a full one, or a single sample of `longest` tokens if it is longer. If `micro_batch_size` counts
-    samples, all of them may have `longest` tokens.
+    If `micro_batch_size` counts samples, each of them has `longest` tokens.
     """
     if trainer.micro_batch_size is not None:
         return trainer.micro_batch_size * longest
-    return max(trainer.max_tokens_per_rank * trainer.parallel.context, longest)
+    return trainer.max_tokens_per_rank * trainer.parallel.context
+
+
+def largest_micro_batch(trainer: TrainerSpec, longest: int) -> int:
+    """Returns the greatest number of tokens of a micro-batch, over all context-parallel ranks.
+
+    That is a full one, or a single sample of `longest` tokens if it is longer.
+    """
+    return max(full_micro_batch(trainer, longest), longest)
 
 
 def most_routed_tokens(trainer: TrainerSpec, longest: int) -> int:
@@ -153,17 +163,17 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
             sizes["moe_intermediate_size"] = model.experts.intermediate
         if model.experts.count % parallel.expert:
             count = model.experts.count
-            raise ValueError(f"trainer.parallel.expert = {parallel.expert} does not divide {count} experts")
+            raise ValueError(f"{section}.parallel.expert = {parallel.expert} does not divide {count} experts")
     for name, size in sizes.items():
         if size % parallel.tensor:
             raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
     if parallel.stages > model.layers:
         raise ValueError(
-            f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "
+            f"{section}.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "
             f"least {parallel.stages} layers, and the model has {model.layers}"
         )
     layers = sum(parallel.pipeline_layers or [model.layers])
     if layers != model.layers:
         raise ValueError(
-            f"trainer.parallel.pipeline_layers has {layers} layers, and the model has {model.layers}"
+            f"{section}.parallel.pipeline_layers has {layers} layers, and the model has {model.layers}"
         )

@@ -20,6 +20,7 @@ from rlrun.runner.planning.model_size import (
     token_operations,
 )
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
+from rlrun.runner.planning.rank_layout import full_micro_batch
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.runner.planning.storage import offloaded_bytes
@@ -216,10 +217,7 @@ def _training_seconds(job: PlannedJob, tokens: float, operations: int, *, reduce
     precision = spec.trainer.low_precision
     if precision is not None and not precision.rounds_weights_alone and job.on_gpu:
         compute /= LOW_PRECISION_SPEEDUP
-    budget: float = spec.trainer.max_tokens_per_rank * parallel.context
-    if spec.trainer.micro_batch_size is not None:
-        budget = spec.trainer.micro_batch_size * sample_tokens
-    micro_batches = max(1, math.ceil(data_rank_tokens / budget))
+    micro_batches = max(1, math.ceil(data_rank_tokens / full_micro_batch(spec.trainer, sample_tokens)))
     bubble = 1 + (parallel.pipeline - 1) / micro_batches
     return (
         max(compute, _gather_seconds(job, micro_batches, reduced)) + _tensor_seconds(job, data_rank_tokens)

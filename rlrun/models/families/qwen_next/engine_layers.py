@@ -83,10 +83,6 @@ class Parts(EngineParts):
         gate = heads[:, 1:queries:2].flatten(1)
         return attend(qkv) * gate.sigmoid()
 
-    def norm_scale(self, weight: torch.Tensor) -> torch.Tensor:
-        """Returns 1 + weight, except for the norms within Gated DeltaNet, which do not use this."""
-        return 1 + weight.float()
-
     def shared_experts(self, normed: torch.Tensor, output: torch.Tensor, own: OwnWeights) -> torch.Tensor:
         """Returns the output times its gate."""
         assert own.shared_gate is not None

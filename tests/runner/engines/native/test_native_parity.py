@@ -1,14 +1,17 @@
 """The native engine's log-probs and greedy tokens against transformers, in float32."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from rlrun.runner.engines.native.engine import loading
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress
 from rlrun.runner.engines.native.engine.setup import EngineSetup
@@ -170,3 +173,31 @@ def test_a_wide_head_multiplies_its_bfloat16_weights_in_float32(operations: str,
         load(setup).scheduler, [new_sample(prompt, max_new_tokens=5) for prompt in random_prompts(3)]
     )
     assert all(np.isfinite(finished.log_probs).all() for finished in samples)
+
+
+def test_a_llama_whose_norms_add_one_is_not_left_to_kernels_that_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No family has such norms and no other layers of its own, but the next one may."""
+    plain, offset = (make_tiny_model(tmp_path / name, "llama", scale=0.05) for name in ("plain", "offset"))
+    tensors = load_file(offset / "model.safetensors")
+    tensors = {name: value - 1 if "norm" in name else value for name, value in tensors.items()}
+    save_file(tensors, offset / "model.safetensors", {"format": "pt"})
+    prompts = random_prompts(3)
+    expected = generate(plain, prompts)
+    read = loading.engine_architecture
+    monkeypatch.setattr(
+        loading,
+        "engine_architecture",
+        lambda *given, **more: replace(read(*given, **more), offset_norms=True),
+    )
+    for ours, theirs in zip(generate(offset, prompts), expected, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=2e-5)
+
+
+def generate(folder: Path, prompts: Sequence[np.ndarray]) -> list[SampleInProgress]:
+    scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
+    samples = [new_sample(prompt, seed=1, max_new_tokens=9) for prompt in prompts]
+    run(scheduler, samples)
+    return samples

@@ -64,8 +64,8 @@ class EngineParts:
         return attend(projected.view(len(projected), -1, self.model.head_dim))
 
     def norm_scale(self, weight: torch.Tensor) -> torch.Tensor:
-        """Returns what a norm multiplies by."""
-        return weight
+        """Returns what a norm multiplies by; the norms within Gated DeltaNet do not use this."""
+        return 1 + weight.float() if self.model.offset_norms else weight
 
     def shared_experts(self, normed: torch.Tensor, output: torch.Tensor, own: Any) -> torch.Tensor:
         """Returns what the shared experts add to the routed ones `[T, H]`; `output`: their feed-forward's."""

@@ -348,7 +348,9 @@ def _check_exactness(architecture: Architecture, *, native: bool) -> None:
 def _kernels_fit(architecture: Architecture) -> bool:
     """Returns whether the C++ kernels compute the model's layers.
 
-    They read heads 16 elements at a time, rotate whole heads, and compute no family's own layers.
+    They read heads 16 elements at a time, rotate whole heads, multiply by a norm's weights as they are
+    stored, and compute no family's own layers.
     """
-    is_plain = architecture.own_layers is None and not architecture.rotary_dim
-    return architecture.head_dim % 16 == 0 and is_plain
+    if architecture.own_layers is not None or architecture.rotary_dim or architecture.offset_norms:
+        return False
+    return architecture.head_dim % 16 == 0

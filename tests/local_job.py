@@ -164,7 +164,8 @@ async def _run(
     pool = EnginePool([EngineClient(server.start(), own=True)]) if server is not None else None
     model = fetch_model(spec.model)
     needs = needs_of(spec)
-    inputs = read_inputs(spec, model.folder, needs)
+    path = spec.teacher.path if spec.teacher else None
+    inputs = read_inputs(spec, model.folder, needs, teacher=None if path is None else Path(path))
     trainer = TrainerGroup([rank])
     parts = RunningJob(
         plan,

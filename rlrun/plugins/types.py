@@ -203,7 +203,11 @@ class Sample:
     reference_log_probs: NDArray[np.float32] | None = None
     """`[R]` log-probs of the reference, for advantages; None unless `needs.reference`."""
     teacher_log_probs: NDArray[np.float32] | None = None
-    """`[R]` log-probs of the teacher, for advantages; None unless `needs.teacher`."""
+    """`[R]` log-probs of the teacher, for advantages, and the policy's own where the tokens of the two cannot
+    be compared; None unless `needs.teacher`."""
+    compared: NDArray[np.bool_] | None = None
+    """`[R]` where the teacher, which has a tokenizer of its own, can be compared with the policy. None: it
+    has the policy's tokens."""
     distilled: bool | None = None
     """Whether the teacher has a prompt of its own for this sample, which it is distilled by. None: the
     teacher reads the policy's prompt, and every sample is distilled."""

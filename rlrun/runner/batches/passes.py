@@ -6,7 +6,8 @@ critic: values                        ┴─▶ samples ─▶ advantages, retur
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,25 @@ from rlrun.runner.contracts.algorithm_state import remembers
 from rlrun.runner.contracts.carriers import Output, TrainSequence, TrainStep
 from rlrun.runner.contracts.interfaces import FrozenModel
 from rlrun.runner.contracts.step_clock import StepClock
+from rlrun.runner.contracts.teacher_reading import Reading
 
 TeacherPrompts = Callable[[Sequence[Group], Sequence[TrainSequence]], list[TrainSequence]]
 """Returns the sequences as the teacher reads them, after prompts of its own, and sets `distilled` of the
 samples."""
+
+
+class TeacherTokens(Protocol):
+    """The tokens of a teacher with a tokenizer of its own."""
+
+    def __call__(self, groups: Sequence[Group], sequences: Sequence[TrainSequence]) -> list[Reading]:
+        """Returns what the teacher reads of all samples, in order."""
+
+    def outcomes(
+        self, reading: Reading, ids: NDArray[np.int32], log_probs: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Returns the teacher's most probable tokens `[S, k]` and their log-probs `[S, k + 1]` as those of
+        the policy: `[R, k]`, and `[R, k + 1]`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,8 @@ class Passes:
     With one optimizer step the loss compares them, without a pass."""
     may_be_stale: bool = False
     """Samples may come from older weights than those that the step updates."""
+    teacher_tokens: TeacherTokens | None = None
+    """The teacher has a tokenizer of its own; None: it has the policy's."""
     trains_policy: bool = True
     """False in a step that trains the critic alone, which computes no loss of the policy."""
 
@@ -95,14 +113,14 @@ class Passes:
         """Gives the teacher's log-probs to the samples. Returns the sequences, with the teacher's most
         probable tokens where the loss compares distributions.
         """
+        if self.teacher_tokens is not None:
+            return await self._other_tokens(clock, groups, sequences, self.teacher_tokens)
         read: Sequence[TrainSequence] = sequences
         with clock.part("teacher"):
             if self.teacher_prompts is not None:
                 read = await asyncio.to_thread(self.teacher_prompts, groups, sequences)
                 sequences = with_distilled(sequences, groups)
-            names: list[Output] = ["log_probs"]
-            if self.algorithm.needs.divergence is not None:
-                names += ["top_ids", "top_log_probs"]
+            names = self._asked
             outputs = await self._taught(names, groups, read)
             if len(names) > 1:
                 ids, of_ids = outputs["top_ids"], outputs["top_log_probs"]
@@ -110,6 +128,41 @@ class Passes:
         for sample, own in zip(samples_of(groups), outputs["log_probs"], strict=True):
             sample.teacher_log_probs = own
         return sequences
+
+    @property
+    def _asked(self) -> list[Output]:
+        """What a teacher says of the sequences."""
+        has_divergence = self.algorithm.needs.divergence is not None
+        return ["log_probs", "top_ids", "top_log_probs"] if has_divergence else ["log_probs"]
+
+    async def _other_tokens(
+        self,
+        clock: StepClock,
+        groups: Sequence[Group],
+        sequences: list[TrainSequence],
+        tokens: TeacherTokens,
+    ) -> list[TrainSequence]:
+        """As `_teachers`, of a teacher with a tokenizer of its own; marks where it can be compared."""
+        assert self.teacher is not None, "the rules refuse teachers of single sources"
+        names = self._asked
+        with clock.part("teacher"):
+            readings = await asyncio.to_thread(tokens, groups, sequences)
+            outputs = await self.teacher.outputs(names, [reading.sequence for reading in readings])
+        samples = samples_of(groups)
+        for sample, reading, log_probs in zip(samples, readings, outputs["log_probs"], strict=True):
+            own = sample.log_probs if sample.policy_log_probs is None else sample.policy_log_probs
+            sample.teacher_log_probs = reading.sampled_log_probs(own, log_probs)
+            sample.compared = reading.is_same_token if len(names) == 1 else reading.positions >= 0
+        marks = [np.asarray(sample.compared, np.float32) for sample in samples]
+        sequences = with_arrays(sequences, distilled=marks)
+        if len(names) == 1:
+            return sequences
+        told = zip(readings, outputs["top_ids"], outputs["top_log_probs"], strict=True)
+        pairs = [tokens.outcomes(reading, ids.astype(np.int32), of_ids) for reading, ids, of_ids in told]
+        return [
+            replace(sequence, teacher_top_ids=ids, teacher_top_log_probs=of_ids)
+            for sequence, (ids, of_ids) in zip(sequences, pairs, strict=True)
+        ]
 
     async def _taught(
         self, names: Sequence[Output], groups: Sequence[Group], sequences: Sequence[TrainSequence]

@@ -119,13 +119,14 @@ class TrainSequence:
     reference_log_probs: ResponseArray | None = None
     """`[R]` log-probs of the reference; None unless the algorithm needs it."""
     teacher_top_ids: Annotated[NDArray[np.int32], PerToken("R", np.int32)] | None = None
-    """`[R, k]` the teacher's most probable tokens; None unless `needs.divergence`, or before the teacher's
-    pass."""
+    """`[R, k]` the teacher's most probable tokens, -1 for one that the policy does not have; None unless
+    `needs.divergence`, or before the teacher's pass."""
     teacher_top_log_probs: ResponseArray | None = None
     """`[R, k + 1]` their log-probs, and in the last column that of all other tokens together."""
     distilled: ResponseArray | None = None
-    """`[R]` 1 where the divergence from the teacher counts, 0 in samples for which the teacher has no prompt;
-    None unless the teacher has a prompt of its own (`teacher.prompt`)."""
+    """`[R]` 1 where the divergence from the teacher counts, 0 in samples for which the teacher has no prompt,
+    and where its tokens cannot be compared; None unless the teacher has a prompt or a tokenizer of its own
+    (`teacher.prompt`, `teacher.tokenizer`)."""
     values: ResponseArray | None = None
     """`[R]` values of the critic before the update; None unless the algorithm needs a critic."""
     returns: ResponseArray | None = None

@@ -18,7 +18,6 @@ from rlrun.runner.engines.pool.gateway import Gateway, make_gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import gather_or_first_cause
-from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.batch_sources import saved_source
 from rlrun.runner.job.inputs import Inputs, read_inputs
 from rlrun.runner.job.job import ProcessRecords
@@ -97,7 +96,7 @@ async def start_job(
 
     `timed` awaits a phase and shows it by its name.
     """
-    reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, models.policy)))
+    reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, models)))
     plan = make_plan(spec)
     if plan.steps is None:
         plan = make_plan(spec, rows=len((await reading).steps))
@@ -166,5 +165,8 @@ async def _start_scorer(
         await scorer.start({name: group.addresses for name, group in engines.items() if name != POLICY})
 
 
-async def _read(spec: Spec, model: ModelFiles) -> Inputs:
-    return await in_background(read_inputs, spec, model.folder, needs_of(spec), code=model.code)
+async def _read(spec: Spec, models: Models) -> Inputs:
+    model, teacher = models.policy, None if models.teacher is None else models.teacher.folder
+    return await in_background(
+        read_inputs, spec, model.folder, needs_of(spec), code=model.code, teacher=teacher
+    )

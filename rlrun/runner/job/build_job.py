@@ -86,6 +86,7 @@ def make_job(
         teacher=_frozen("teacher", spec, running, model) if needs.teacher and has_one_teacher(spec) else None,
         source_teachers=_source_teachers(spec, running, model) if needs.teacher else {},
         teacher_prompts=running.inputs.teacher_prompts if needs.teacher else None,
+        teacher_tokens=running.inputs.teacher_tokens if needs.teacher else None,
         may_be_stale=may_be_stale(spec),
         averages_teacher=needs.teacher and spec.teacher is not None and spec.teacher.weights == "average",
         critic=_handle("critic", spec, running, model) if needs.critic else None,

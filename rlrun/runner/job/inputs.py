@@ -23,6 +23,7 @@ from rlrun.runner.prompts.dataset import EAGER_ROWS, EncodedPrompt, PromptStream
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.prompts.teacher_prompts import TeacherPrompts
 from rlrun.runner.prompts.teacher_rows import teacher_check
+from rlrun.runner.prompts.teacher_tokens import TeacherTokens, read_teacher_tokens
 from rlrun.runner.prompts.template import naming
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.demonstrations import demonstration
@@ -50,6 +51,8 @@ class Inputs:
     """The rollout plugin, whose tools are described in the prompts; None if rows are demonstrations."""
     teacher_prompts: TeacherPrompts | None = None
     """Makes the teacher's own prompts; None: it reads the policy's."""
+    teacher_tokens: TeacherTokens | None = None
+    """The tokens of a teacher with a tokenizer of its own; None: it has the policy's."""
     eval_rollouts: Mapping[str, Any] = field(default_factory=dict)
     """The rollout plugins that evaluation datasets have of their own, by the names of the datasets."""
 
@@ -83,11 +86,12 @@ def read_inputs(
     needs: Needs,
     *,
     code: Sequence[CodeFile] | None = None,
+    teacher: Path | None = None,
 ) -> Inputs:
     """Reads everything; ValueError for data that cannot be used.
 
     `needs`: those of the algorithm, which say whether the policy answers the prompts. `code`: the model's
-    Python files that may run.
+    Python files that may run. `teacher`: the folder of the teacher of `teacher.path`.
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args, code)
     limit = spec.rollout.max_prompt_tokens
@@ -118,7 +122,23 @@ def read_inputs(
         _eval_set(spec, dataset, tokenizer, own.get(dataset.name, function)) for dataset in spec.eval.datasets
     ]
     own_prompts = _teacher_prompts(spec, tokenizer, needs, tools)
-    return Inputs(tokenizer, prompts, None, sets, function, own_prompts, own)
+    own_tokens = _teacher_tokens(spec, tokenizer, needs, teacher)
+    return Inputs(tokenizer, prompts, None, sets, function, own_prompts, own_tokens, own)
+
+
+def _teacher_tokens(
+    spec: Spec, tokenizer: Tokenizer, needs: Needs, folder: Path | None
+) -> TeacherTokens | None:
+    """Returns the tokens of a teacher with a tokenizer of its own; None where it has the policy's."""
+    if spec.teacher is None or spec.teacher.tokenizer is None or not needs.teacher or folder is None:
+        return None
+    return read_teacher_tokens(
+        tokenizer,
+        folder,
+        ModelFiles(folder, None).config(),
+        apply_chat_template=spec.data.apply_chat_template,
+        max_length=ModelFiles(tokenizer.folder, None).config()["max_position_embeddings"],
+    )
 
 
 def _teacher_prompts(spec: Spec, tokenizer: Tokenizer, needs: Needs, tools: Tools) -> TeacherPrompts | None:

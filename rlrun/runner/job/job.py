@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypedDict
 from rlrun.plugins.images import PlacedImage
 from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.batches.model_handle import ModelHandle
-from rlrun.runner.batches.passes import TeacherPrompts
+from rlrun.runner.batches.passes import TeacherPrompts, TeacherTokens
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.algorithm_state import state_of
@@ -243,6 +243,8 @@ class Job(RolloutJob):
     """The teachers of single sources of the data."""
     teacher_prompts: TeacherPrompts | None = None
     """Makes the teacher's own prompts; None: it reads the policy's."""
+    teacher_tokens: TeacherTokens | None = None
+    """The tokens of a teacher with a tokenizer of its own; None: it has the policy's."""
     may_be_stale: bool = False
     """Samples may come from older weights than those that the step updates."""
     averages_teacher: bool = False

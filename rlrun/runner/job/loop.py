@@ -132,6 +132,7 @@ async def prepare(
         recompute_old=job.recompute_old,
         compare=partial(check_pass, progress.step + 1) if job.compares_log_probs else None,
         may_be_stale=job.may_be_stale,
+        teacher_tokens=job.teacher_tokens,
         trains_policy=progress.step >= job.critic_only_steps,
     )
     sequences = await passes.run(clock, batch.groups, sequences, packed)  # 6

@@ -62,10 +62,10 @@ def _check_vocabularies(
     spec: Spec, policy: ModelFiles, teacher: ModelFiles | None, named_models: dict[str, ModelFiles | None]
 ) -> None:
     """Raises LaunchRefused if a model that scores the policy's tokens numbers them differently."""
-    scoring_models = [("teacher", teacher)]
+    if teacher is not None and spec.teacher is not None and spec.teacher.tokenizer is None:
+        check_same_tokens(policy, "teacher", teacher, ', or set teacher.tokenizer = "own"')
     names = [("teacher", name) for name in (spec.teacher.engines if spec.teacher else ())]
     names += [("reference", spec.reference.engine)] if spec.reference.engine else []
-    scoring_models += [(role, named_models[name]) for role, name in names]
-    for role, files in scoring_models:
-        if files is not None:
+    for role, name in names:
+        if (files := named_models[name]) is not None:
             check_same_tokens(policy, role, files)

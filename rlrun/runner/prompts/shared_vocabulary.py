@@ -19,16 +19,17 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.specs.problems.codes import Code
 
 
-def check_same_tokens(policy: ModelFiles, role: str, other: ModelFiles) -> None:
+def check_same_tokens(policy: ModelFiles, role: str, other: ModelFiles, other_cure: str = "") -> None:
     """Raises LaunchRefused if a token of the policy has another number, or none, in a teacher or reference.
 
-    Without a tokenizer.json in both folders, only vocabularies of the same size are accepted.
+    Without a tokenizer.json in both folders, only vocabularies of the same size are accepted. `other_cure`:
+    what the error names beside another model, such as ", or …".
     """
     difference = _difference(policy, other)
     if difference:
         raise LaunchRefused(
             f"the {role} {other.folder} {difference}; it scores the policy's tokens by their numbers, so "
-            "both need the same tokenizer: choose a model of the policy's family",
+            f"both need the same tokenizer: choose a model of the policy's family{other_cure}",
             Code.MODEL,
         )
 

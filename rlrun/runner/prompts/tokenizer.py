@@ -59,12 +59,16 @@ class Tokenizer:
         files names an end-of-sequence token.
         """
         self.folder = Path(folder)
+        self.template_args = dict(template_args or {})
         self._tokenizer = load_tokenizer(self.folder, code)
         self.eos_token_ids = self._end_tokens()
         """Tokens that end a response, the tokenizer's first."""
         self.images = ModelImages(self.folder)
         """What the model makes of images."""
-        special = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
+        added = self._tokenizer.added_tokens_decoder
+        self.special_ids = frozenset(self.eos_token_ids) | {n for n, token in added.items() if token.special}
+        """Tokens that stand for no text, such as those that end responses."""
+        special = [str(added[number]) for number in added if added[number].special]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         vocabulary = self._tokenizer.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values())
@@ -72,7 +76,7 @@ class Tokenizer:
         self._longest = max(map(len, vocabulary))
         self._byte_level = is_byte_level(vocabulary)
         guard = Guard(self._tokenizer, self.eos_token_ids)
-        self._template = ChatTemplate(self._tokenizer, guard, template_args or {})
+        self._template = ChatTemplate(self._tokenizer, guard, self.template_args)
 
     def encode_prompt(
         self, row: Row, apply_chat_template: bool, tools: Tools = (), limit: int | None = None

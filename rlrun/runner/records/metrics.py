@@ -123,6 +123,10 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         metrics["greedy_reward"] = float(np.mean(greedy))
     if distilled := [sample.distilled for sample in samples if sample.distilled is not None]:
         metrics["distilled_frac"] = _share(distilled)
+    if compared := [
+        sample.compared[sample.loss_mask > 0] for sample in samples if sample.compared is not None
+    ]:
+        metrics["compared_frac"] = _share(np.concatenate(compared))
     metrics |= {f"staleness/{k}": v for k, v in statistics(staleness).items() if k in ("mean", "max")}
     return add_prefix("rollout", metrics)
 

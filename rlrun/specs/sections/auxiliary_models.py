@@ -41,8 +41,8 @@ class ShardingSpec(Section):
 
 
 class TeacherSpec(Section):
-    """The model that the policy learns from by distillation: another model with the policy's tokenizer, or
-    the policy itself with a prompt that tells it more."""
+    """The model that the policy learns from by distillation: another model, with the policy's tokenizer
+    unless `tokenizer` is set, or the policy itself with a prompt that tells it more."""
 
     path: Annotated[str | None, PathMarker("model")] = None
     """Hugging Face id, or a folder with config.json and safetensors, relative to the file that sets it. The
@@ -70,6 +70,10 @@ class TeacherSpec(Section):
     message, `{label}` the row's label, any other name a key of the row's metadata, `{solution}` the text of a
     successful sample of the same group, and `{feedback}` what rewards or the rollout say of the sample; `{{`
     and `}}` are braces. The response that it scores is the policy's. None: the policy's prompt."""
+    tokenizer: Literal["own"] | None = None
+    """`"own"`: the teacher of `path` reads the texts of prompts and responses with its own tokenizer and chat
+    template, and teaches where its tokens and the policy's have read the same text. None: it has the policy's
+    tokens, by the same numbers."""
     success_reward: float = 1.0
     """The least reward of a sample that can be a `{solution}`."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)

@@ -14,6 +14,7 @@ from rlrun.converters.folders.checksums import checksum, checksums_text
 from rlrun.models import hub
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.cluster.host_gpus import gpu_findings
+from rlrun.runner.contracts.errors import LaunchRefused
 from rlrun.runner.host.model_files import fetch_model
 from rlrun.runner.job import launch as launching
 from rlrun.runner.job.launch import launch
@@ -198,4 +199,12 @@ def test_missing_gpus_are_told_at_their_key_before_the_name_is_claimed(
         launch(load("cluster.gpus_per_node=8", "trainer.parallel.fsdp=8", "engine.count=8"))
     [problem] = refused.value.problems  # type: ignore[attr-defined]
     assert (problem.key, problem.code) == ("cluster.gpus_per_node", Code.CLUSTER)
+    assert not (job / "runs").exists()
+
+
+def test_a_teacher_with_other_tokens_is_refused_with_the_key_that_takes_it(job: Path) -> None:
+    make_tiny_model(job / "teacher", vocab=300)
+    overrides = ['algorithm.type="gkd"', f'teacher.path="{job}/teacher"']
+    with pytest.raises(LaunchRefused, match=r'does not have the policy.s token .* teacher.tokenizer = "own"'):
+        launch(load(*overrides))
     assert not (job / "runs").exists()

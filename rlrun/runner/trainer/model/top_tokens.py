@@ -37,7 +37,7 @@ class TopTokens:
     """The teacher's k most probable tokens at each of R positions."""
 
     ids: torch.Tensor
-    """`[R, k]` int64."""
+    """`[R, k]` int64; -1: a token that the policy does not have, which is no outcome."""
     log_probs: torch.Tensor
     """`[R, k + 1]` float32; the last column is the log-prob of all other tokens together."""
 
@@ -137,10 +137,15 @@ def _log_probs_at_(
     rest = z.logsumexp(1)
     if group is not None:
         dist.all_reduce(chosen, dist.ReduceOp.SUM, group)
+    is_none = ids < 0
+    chosen = chosen.masked_fill(is_none, EXCLUDED)
+    if group is not None:
         rest = _gathered(rest[:, None], group).logsumexp(1)
     total = rest.logaddexp(chosen.logsumexp(1))
     rest = (rest - total).clamp(min=LEAST_REST)
-    return torch.cat((chosen - total[:, None], rest[:, None]), 1), total
+    # an outcome that is none has the same log-prob in both models, so that no divergence changes by it
+    at_ids = (chosen - total[:, None]).masked_fill(is_none, LEAST_REST)
+    return torch.cat((at_ids, rest[:, None]), 1), total
 
 
 def _local(

@@ -72,7 +72,8 @@ class Teacher:
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
         share = spec.trainer.share_prefixes
         if comparison is not None:
-            comparison = replace(comparison, top_k=min(comparison.top_k, model.vocab))
+            tokens = model.vocab if spec.teacher.tokenizer == "own" else comparison.vocabulary
+            comparison = replace(comparison, top_k=min(comparison.top_k, model.vocab), vocabulary=tokens)
         settings = ModelSettings(
             temperature, chunk, layout, device, dtype, share=share, comparison=comparison
         )

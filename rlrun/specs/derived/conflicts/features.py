@@ -353,6 +353,8 @@ NO_SOLUTIONS = Feature(
 OTHER_PROMPTS = tuple(
     equal("rollout.function.type", name, '"single_turn"') for name in ("agent", "environment")
 )
+TEACHER_TOKENIZER = on("teacher.tokenizer")
+NOT_SINGLE_TURN = unequal("rollout.function.type", "single_turn", 'a rollout other than "single_turn"')
 TEACHER_BESIDE_POLICY = Feature(
     "teacher.adapter of the policy's model",
     "teacher.adapter",

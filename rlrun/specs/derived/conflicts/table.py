@@ -218,6 +218,36 @@ _OTHER_MODELS = (
         "its conversations begin with prompts of their own, which the teacher's would replace",
         "remove it, or choose another rollout",
     ),
+    refused(
+        f.TEACHER_TOKENIZER,
+        (f.SERVED_TEACHER, f.TEACHER_OF_A_SOURCE, f.TEACHER_IS_POLICY, on("teacher.adapter")),
+        "a tokenizer of its own is read for a whole model of teacher.path alone",
+        "remove it, or set teacher.path instead",
+    ),
+    refused(
+        f.TEACHER_TOKENIZER,
+        f.TEACHER_PROMPT,
+        "the teacher reads the row's own prompt, in its tokens",
+        "remove one of them",
+    ),
+    refused(
+        f.TEACHER_TOKENIZER,
+        f.NOT_SINGLE_TURN,
+        "the teacher reads one response to the row's prompt, without results of tools",
+        "remove it, or choose another rollout",
+    ),
+    refused(
+        f.TEACHER_TOKENIZER,
+        f.DEMONSTRATIONS,
+        "the rows' own responses are tokenised for the policy alone",
+        "remove it, or let the policy generate",
+    ),
+    refused(
+        f.TEACHER_TOKENIZER,
+        f.MASKS,
+        "a sampling mask names the policy's tokens, and the teacher's log-probs are over all of its own",
+        "remove top_p and top_k of [rollout]",
+    ),
     *(
         refused(
             f.TEMPERATURE,

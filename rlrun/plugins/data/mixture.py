@@ -79,7 +79,7 @@ class Mixture:
                     seen += 1
                     if seen <= share:
                         is_broken = isinstance(row, ValueError)
-                        yield ValueError(f"source {number}: {row}") if is_broken else _named(row, number)
+                        yield ValueError(f"source {number}: {row}") if is_broken else named(row, number)
                 if 0 < seen < min(_least_rows(source.weight), _MAX_COUNTED):
                     raise ValueError(f"source {number} ({source.type}): {_too_few(seen, source.weight)}")
 
@@ -96,10 +96,10 @@ class Mixture:
         except ValueError as error:
             raise ValueError(f"source {number}: {error}") from error
         suffix = f"#{copy + 1}" if copy else ""
-        return replace(_named(row, number), id=f"{number}:{row.id}{suffix}")
+        return replace(named(row, number), id=f"{number}:{row.id}{suffix}")
 
 
-def _named(row: Row, number: int) -> Row:
+def named(row: Row, number: int) -> Row:
     """Returns the row with the number of its source."""
     return replace(row, metadata={**row.metadata, "source": number})
 

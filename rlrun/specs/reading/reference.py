@@ -110,7 +110,10 @@ def _name_of(annotation: Any) -> str:
         return " or ".join(map(as_toml, arguments))
     if origin in (list, tuple):
         inner = dict.fromkeys(_name_of(argument) for argument in arguments if argument is not ...)
-        return f"array of {' and '.join(inner)}s"
+        if len(inner) > 1:
+            return f"[{', '.join(inner)}]"
+        [item] = inner
+        return f"array of {item}" if item.endswith("]") else f"array of {item}s"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, (BaseModel, dict))):
         return "table"
     return _NAMES.get(annotation, str(annotation))

@@ -72,16 +72,18 @@ class TeacherTokens:
 
         Raises ValueError for samples that are more than one response to the row's prompt.
         """
-        known: dict[str, Tokens | None] = {}
-        samples = [(group, sample) for group in groups for sample in group.samples]
+        prompts = [self._prompt(group.prompt.row) for group in groups]
+        samples = [
+            (group, sample, prompt)
+            for group, prompt in zip(groups, prompts, strict=True)
+            for sample in group.samples
+        ]
         return [
-            self._read(group, sample, sequence, known)
-            for (group, sample), sequence in zip(samples, sequences, strict=True)
+            self._read(group, sample, sequence, prompt)
+            for (group, sample, prompt), sequence in zip(samples, sequences, strict=True)
         ]
 
-    def _read(
-        self, group: Group, sample: Sample, sequence: TrainSequence, known: dict[str, Tokens | None]
-    ) -> Reading:
+    def _read(self, group: Group, sample: Sample, sequence: TrainSequence, prompt: Tokens | None) -> Reading:
         if sequence.images or not sample.made.all():
             raise ValueError(
                 f'sample {sample.id}: teacher.tokenizer = "own" is for single responses to texts, and the '
@@ -92,10 +94,7 @@ class TeacherTokens:
                 f'sample {sample.id}: with teacher.tokenizer = "own" the teacher reads the row\'s prompt, '
                 "and the rollout began this sample with another one"
             )
-        row = group.prompt.row
-        if row.id not in known:
-            known[row.id] = self._prompt(row)
-        prompt, response = known[row.id], self.response(sample.tokens)
+        response = self.response(sample.tokens)
         if prompt is None or not len(prompt) or len(prompt) + len(response) > self.max_length:
             prompt, response = np.zeros(1, np.int32), np.zeros(0, np.int32)
         positions = aligned(self._widths(self.policy, sample.tokens), self._widths(self.teacher, response))
@@ -192,7 +191,8 @@ def read_teacher_tokens(
     """
     limit = min(max_length, config["max_position_embeddings"])
     teacher = Tokenizer(folder, policy.template_args)
-    return TeacherTokens(policy, teacher, apply_chat_template, limit, config["vocab_size"])
+    size = max(config["vocab_size"], teacher.vocab_size)
+    return TeacherTokens(policy, teacher, apply_chat_template, limit, size)
 
 
 def _sequence(prompt: Tokens, response: Tokens, execution: str) -> TrainSequence:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.plugins.engines import Address
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.engine_setups import named_model_setup, policy_model_setup
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
@@ -202,7 +203,11 @@ async def _engines(
 
 
 def _external(spec: Spec, name: str, section: EngineSpec, expected: ExpectedModel) -> list[Handle]:
-    seconds = (answer_timeout(spec), spec.fault_tolerance.engine_timeout, section.start_timeout)
+    seconds = (
+        answer_timeout(spec, needs_of(spec)),
+        spec.fault_tolerance.engine_timeout,
+        section.start_timeout,
+    )
     return [
         ExternalEngine(f"{name} {number}", url, section.api_key, expected, seconds)
         for number, url in enumerate(section.urls)

@@ -6,6 +6,7 @@ from itertools import islice
 
 from yarl import URL
 
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
 from rlrun.runner.cluster.engine_setups import ServedModelSetup, Setup, engine_setup, reports_experts
 from rlrun.runner.cluster.placement import NodeSlots
@@ -88,7 +89,7 @@ class EngineHandle:
             self._setups[0] = replace(first, port=URL(url).port)
         return EngineClient(
             url,
-            answer_timeout(self._spec) + _ANSWER_SECONDS,
+            answer_timeout(self._spec, needs_of(self._spec)) + _ANSWER_SECONDS,
             api_key=first.api_key,
             name=self.name,
             limits=ModelLimits.of(

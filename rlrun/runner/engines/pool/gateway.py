@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 from rlrun.runner.contracts.errors import BadAnswer, EngineError, JobError
 from rlrun.runner.engines.client.answer_fields import json_object, read_json
@@ -182,7 +183,7 @@ def make_gateway(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | 
             log=log,
             secrets=log.with_suffix(".key.json"),
             api_key=secrets.token_hex(16),
-            request_timeout=answer_timeout(spec) + _ANSWER_SECONDS,
+            request_timeout=answer_timeout(spec, needs_of(spec)) + _ANSWER_SECONDS,
             arguments=engine.sglang_router,
             environment=reveal(engine.environment),
             start_timeout=engine.start_timeout,

@@ -82,7 +82,7 @@ PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest
 # Each file's tests in one process. A process that a test kills ends the run: xdist would replace it and wait for ever.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart=0
 
-test: setup sglang  ## Run all tests but the slow ones (about 42 minutes on two cores)
+test: setup sglang  ## Run all tests but the slow ones (about 18 minutes on two cores)
 	$(PYTEST) $(PARALLEL) $(JOBS:%=--ignore=%) --junitxml=build/tests.xml
 	$(PYTEST) $(PARALLEL) $(JOBS) --junitxml=build/jobs.xml
 	@$(BIN)/python scripts/touched_tests.py --compare build/tests.xml build/jobs.xml

@@ -46,19 +46,19 @@ def test_terms_of_the_entropy_act_and_their_weight_continues_after_a_kill(jobs: 
 def test_gkd_approaches_the_teacher_and_goes_on_after_a_kill(jobs: Jobs) -> None:
     teacher = {"path": str(make_tiny_model(jobs.folder / "teacher", "llama", seed=3))}
     settings = {"algorithm__type": "gkd", "teacher": teacher, "trainer__lr": 3e-3}
-    asynchronous = jobs.start("async", **STALE | settings)
+    asynchronous = jobs.start("gkd-async", **STALE | settings)
     settings |= {"trainer__steps": 6, "checkpoint__interval": 2}
     hold = jobs.folder / "hold"
     hold.touch()
-    whole = jobs.start("whole", **settings)
+    whole = jobs.start("gkd-whole", **settings)
     jobs.environment["HOLD"] = str(hold)
-    killed = jobs.start("killed", **settings)
+    killed = jobs.start("gkd-killed", **settings)
     killed.until_step(5)
     killed.signal(signal.SIGKILL)
     killed.process.wait()
     hold.unlink()
     stale, ended = asynchronous.wait(), whole.wait()
-    resumed = jobs.run("killed", "--resume", **settings)
+    resumed = jobs.run("gkd-killed", "--resume", **settings)
     assert stale.code == ended.code == resumed.code == 0, stale.output + ended.output + resumed.output
     assert resumed.curve == ended.curve
     assert max(line["rollout/staleness/max"] for line in stale.metrics) >= 1

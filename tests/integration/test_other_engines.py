@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.integration.jobs import Ended, Jobs
+from tests.integration.jobs import ROLLOUT_ONLY, Ended, Jobs
 from tests.tiny_models import make_tiny_model
 
 STEPS = 4
@@ -199,15 +199,12 @@ def test_a_reference_that_engines_serve_is_the_policy_as_it_began(jobs: Jobs) ->
 
 @pytest.mark.slow
 def test_a_judge_that_engines_serve_is_asked_by_name(jobs: Jobs) -> None:
+    """A random model gives no scores, which is the judge's failure: no sample has a reward of 0 for it."""
     engines = [{"name": "judge", "path": str(jobs.model), "dtype": "float32", "max_running": 8}]
-    reward = {
-        "type": "llm_judge",
-        "engine": "judge",
-        "max_tokens": 4,
-        "score_pattern": "(\\\\d*)$",
-        "attempts": 1,
-    }
-    job = jobs.run("judged", trainer__steps=2, engines=engines, rewards=[reward], scoring__on_error="zero")
-    assert job.code == 0, job.output
-    log = (job.folder.logs / "reward-0.log").read_text()
-    assert "/v1/chat/completions" in log
+    reward = {"type": "llm_judge", "engine": "judge", "max_tokens": 4, "attempts": 1}
+    settings = ROLLOUT_ONLY | {"scoring__on_error": "zero", "fault_tolerance__execution_retries": 0}
+    job = jobs.run("judged", trainer__steps=1, engines=engines, rewards=[reward], **settings)
+    assert job.code == 3, job.output
+    assert "/v1/chat/completions gave no answer in 1 attempt" in job.output
+    assert "no score in the judge's answer" in job.output
+    assert not job.folder.metrics.exists() or not job.metrics

@@ -28,12 +28,12 @@ WORLD = replace(
 @pytest.mark.parametrize(
     ("world", "reward_seconds", "cause"),
     [
-        pytest.param(replace(WORLD, token_seconds=Rate(0.01, 0.0)), 0.0, "generation", id="generation"),
+        pytest.param(replace(WORLD, token_seconds=Rate(0.04, 0.0)), 0.0, "generation", id="generation"),
         pytest.param(replace(WORLD, train_seconds=0.5), 0.0, "training", id="trainer"),
         pytest.param(replace(WORLD, sync_seconds=0.5), 0.0, "weights", id="sync"),
         pytest.param(WORLD, 0.15, "rewards", id="rewards"),
         pytest.param(
-            replace(WORLD, max_staleness=1, token_seconds=Rate(0.01, 0.0)), 0.0, "generation",
+            replace(WORLD, max_staleness=1, token_seconds=Rate(0.04, 0.0)), 0.0, "generation",
             id="generation while the trainer works",
         ),
         pytest.param(

@@ -211,13 +211,13 @@ async def test_an_environment_that_always_fails_ends_the_job_by_name() -> None:
     [
         (FailingRollout(KeyError("city")), "KeyError: 'city'"),
         (FailingRollout(EngineError("down")), "EngineError: down"),
-        (HangingRollout(), r"TimeoutError: it took longer than rollout.request_timeout = 0.05 s"),
+        (HangingRollout(), r"TimeoutError: it took longer than rollout.request_timeout = 0.3 s"),
     ],
 )
 async def test_an_execution_that_fails_fails_alone(
     rollout: object, failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.2)
     tally = Tally()
     group = await answer(rollout, Engines(), tally)
     assert [one.id for one in group.samples] == ["3-1"]
@@ -247,7 +247,7 @@ class SlowTurn(Engines):
 
 async def test_a_late_turn_is_aborted_with_the_tokens_of_all_turns() -> None:
     engines = SlowTurn()
-    executions = Executions(policy(engines, rollout=ScriptedTurns((3, 2))), replace(WANTED, timeout=0.05))
+    executions = Executions(policy(engines, rollout=ScriptedTurns((3, 2))), replace(WANTED, timeout=0.3))
     [[late], [other]] = await executions.run(prompt(3), engines.generate)
     assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
     first, second = late.turns
@@ -282,7 +282,7 @@ class AskedTogether:
 async def test_a_late_turn_counts_as_late_and_costs_no_other_execution(
     monkeypatch: pytest.MonkeyPatch, rollout: object, deaf: bool
 ) -> None:
-    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.2)
     tally = Tally()
     group = await answer(rollout, SlowTurn(deaf=deaf), tally)
     assert [one.id for one in group.samples] == ["3-1"]
@@ -294,10 +294,10 @@ async def test_a_late_turn_counts_as_late_and_costs_no_other_execution(
 async def test_executions_that_run_together_keep_the_tokens_of_a_late_turn(
     monkeypatch: pytest.MonkeyPatch, deaf: bool
 ) -> None:
-    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.2)
     engines = SlowTurn(deaf=deaf)
     asked = policy(engines, rollout=TurnsTogether((3, 2)))
-    executions = Executions(asked, replace(WANTED, timeout=0.05))
+    executions = Executions(asked, replace(WANTED, timeout=0.3))
     [[late], [other]] = await executions.run(prompt(3), engines.generate)
     assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
     assert (len(late.turns), len(other.turns)) == (1 if deaf else 2, 2)
@@ -314,9 +314,9 @@ async def test_a_late_request_of_a_whole_group_keeps_the_tokens_of_earlier_ones(
         async def abort(self, request: GenerateRequest) -> None:
             await super().abort(replace(request, id="rollout-3-0.1"))
 
-    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.2)
     engines = SlowSecond(deaf=deaf)
-    executions = Executions(policy(engines, rollout=AskedTogether()), replace(WANTED, timeout=0.05))
+    executions = Executions(policy(engines, rollout=AskedTogether()), replace(WANTED, timeout=0.3))
     left = await executions.run(prompt(3), engines.generate)
     assert [one.status for [one] in left] == [Status.ABORTED] * 2
     assert [len(one.turns) for [one] in left] == [1 if deaf else 2] * 2
@@ -330,11 +330,11 @@ async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
             await asyncio.Event().wait()
             return []
 
-    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.2)
     tally = Tally()
     assert await answer(HangingGroup(), Engines(), tally) is None
     assert tally.dropped["generation", "timeout"] == 1
-    why = "TimeoutError: it took longer than rollout.request_timeout = 0.05 s"
+    why = "TimeoutError: it took longer than rollout.request_timeout = 0.3 s"
     assert tally.failure == why
     assert f"all executions of prompt 3 failed and are left out: {why}" in caplog.text
 
@@ -383,7 +383,7 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
 
 
 async def answer(rollout: object, engines: Engines, tally: Tally, of: Environment | None = None):
-    spec = resolved_rollout(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
+    spec = resolved_rollout(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.3)
     context = replace(policy(engines, rollout=rollout), environment=of or Environment())
     producer = GroupProducer(spec, context, Filters([]))
     return await producer.produce(prompt(3), lambda: tally, asyncio.Event())

@@ -1,12 +1,11 @@
 """A rollout that gives its tokens weights of their KL to the reference, in a job that has such a KL."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.length_job import write_length_job
 from tests.local_job import run_local
-from tests.tiny_models import make_tiny_model
 
 ROLLOUT = """
 from pydantic import BaseModel, ConfigDict
@@ -32,40 +31,20 @@ class Weighted:
         trajectory.add(await session.generate(trajectory.tokens()), kl=self.params.kl)
         return trajectory
 """
-SPEC = """
-seed = 1
-deterministic = true
-model = { path = "model" }
-data = { path = "rows.jsonl" }
-rewards = [{ type = "length", max_tokens = 16, buffer = 16 }]
-engine = { dtype = "float32", max_running = 64 }
-cluster = { threads = 1 }
-checkpoint = { export_hf = false }
-algorithm = { type = "grpo", kl = { in_loss = { coef = 0.0 } } }
-
-[rollout]
-batch_size = 4
-samples_per_prompt = 4
-max_prompt_tokens = 64
-max_response_tokens = 16
-function = { type = "weighted.py:Weighted" }
-
-[trainer]
-steps = 3
-lr = 1e-2
-dtype = "float32"
-"""
+WEIGHTED = [
+    "algorithm.kl={in_loss={coef=0.0}}",
+    "rollout.batch_size=4",
+    "trainer.steps=3",
+]
 
 
 def test_the_kl_of_a_job_is_that_of_weighted_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLRUN_ALLOW_LOCAL_PLUGINS", "1")
-    make_tiny_model(tmp_path / "model")
-    rows = [{"prompt": f"say {number}", "label": ""} for number in range(16)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = write_length_job(tmp_path)
     (tmp_path / "weighted.py").write_text(ROLLOUT)
-    (tmp_path / "job.toml").write_text(SPEC)
+    function = f"rollout.function.type={tmp_path / 'weighted.py'}:Weighted"
     plain, weighted = (
-        run_local(tmp_path / "job.toml", tmp_path / f"runs-{kl}", [f"rollout.function.kl={kl}"]).lines
+        run_local(job, tmp_path / f"runs-{kl}", [*WEIGHTED, function, f"rollout.function.kl={kl}"]).lines
         for kl in (1.0, 0.25)
     )
     assert plain[-1]["train/kl_loss"] > 0

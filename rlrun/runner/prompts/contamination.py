@@ -81,11 +81,11 @@ class QuestionIndex:
         places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, row in enumerate(self._rows):
             words = words_of(row)
+            self._own[number] = set(range(len(words)))
             if words:
                 self._same[words].append(number)
             for key, start in self._sequences(words):
                 places[key].append((number, start))
-        self._own = {number: set(range(len(words_of(row)))) for number, row in enumerate(self._rows)}
         form = max(_FORM_SHARE * len(self._rows), _MIN_FORM_ROWS)
         for key, found in places.items():
             if len({number for number, _ in found}) <= form:

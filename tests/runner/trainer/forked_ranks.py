@@ -1,7 +1,6 @@
 """Ranks as forks of one process that has imported the trainer: importing it takes 8 CPU seconds."""
 
 import functools
-import json
 import os
 import signal
 import socket
@@ -12,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+
+from rlrun.runner.cluster.forked_worker_program import ask
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
@@ -76,14 +77,9 @@ class RankServer:
         """Starts `python ARGUMENTS`, which writes to the log."""
         before = {child.pid for child in psutil.Process(self._process.pid).children()}
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._socket)
-        environment = os.environ | ENVIRONMENT
-        request = {"environment": environment, "folder": str(Path.cwd()), "arguments": list(arguments)}
         with log.open("w") as file, Path(os.devnull).open() as nothing:
-            socket.send_fds(connection, [b" "], [nothing.fileno(), file.fileno(), file.fileno()])
-        connection.sendall(json.dumps(request).encode())
-        connection.shutdown(socket.SHUT_WR)
-        assert connection.recv(1) == b"\n"
+            streams = nothing.fileno(), file.fileno(), file.fileno()
+            assert ask(connection, self._socket, arguments, os.environ | ENVIRONMENT, streams)
         new = {child.pid for child in psutil.Process(self._process.pid).children()} - before
         return ForkedRank(next(iter(new), None), connection)
 

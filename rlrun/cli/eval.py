@@ -16,6 +16,7 @@ from rlrun.cli.arguments import (
     ShowLog,
     launch_settings,
 )
+from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 
@@ -90,13 +91,8 @@ def command(
 
     if resume and new:
         raise ValueError("--resume continues an evaluation and --new starts another: give only one of them")
-    if spec is not None and data is not None:
-        raise ValueError("--spec and --data both name what to evaluate on: give only one of them")
-    if data is None and (prompt_key or label_key or reward != "math" or samples != 1):
-        raise ValueError(
-            "--prompt-key, --label-key, --reward and --samples apply to the rows of --data: add --data, or "
-            "set keys of the spec (--set)"
-        )
+    describes_rows = bool(prompt_key or label_key or reward != "math" or samples != 1)
+    _check_rows(spec, data, describes_rows=describes_rows)
     runs = runs_dir or Path("runs")
     model = find_model(target, runs, has_rows=spec is not None or data is not None)
     rows = None if data is None else Rows(data, reward, samples, prompt_key, label_key)
@@ -111,11 +107,20 @@ def command(
     print_warnings(loaded.warnings())
     if unset := loaded.unset_references():
         raise SpecError(unset)
-    from rlrun.runner.contracts.exit_codes import ExitCode
-
     if not quiet:
         print_text(f"{own}: evaluates {model.shown}")
     code = run_job(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose)
     if code == ExitCode.DONE and model.checkpoint:
         remove_converted(converted)
     end_process(code)
+
+
+def _check_rows(spec: str | None, data: Path | None, *, describes_rows: bool) -> None:
+    """Raises ValueError where the options do not say in one way what to evaluate on."""
+    if spec is not None and data is not None:
+        raise ValueError("--spec and --data both name what to evaluate on: give only one of them")
+    if data is None and describes_rows:
+        raise ValueError(
+            "--prompt-key, --label-key, --reward and --samples apply to the rows of --data: add --data, or "
+            "set keys of the spec (--set)"
+        )

@@ -261,6 +261,12 @@ function facts(record) {
       "Staleness",
       record.kind === "step" && oldest !== null ? `${Math.max(0, record.step - 1 - oldest)} versions` : null,
     ],
+    [
+      "Rewards of turns",
+      pairs(record.turn_rewards)
+        .map(([, reward]) => number(reward))
+        .join(", "),
+    ],
     ["Filters", Array.isArray(record.verdicts) && record.verdicts.length ? record.verdicts.join(", ") : null],
   ];
   return el(

@@ -158,14 +158,16 @@ class Trajectory:
         one for each token.
         """
         if len(made.tokens):
-            if not _is_number(weight, 1.0):
-                self._policy_weights[len(self._parts)] = weight
-            if not _is_number(kl, 1.0):
-                self._kl_weights[len(self._parts)] = kl
+            self._weigh_part(len(self._parts), weight, kl)
             self._parts.append(made)
             self.turns.append(made)
             self._added += len(made.tokens)
         self.status = made.status
+
+    def weigh(self, turn: int, weight: Weights = 1.0, kl: Weights = 1.0) -> None:
+        """Sets the weights of `turns[turn]` as `add` does, for what is only known after the answer."""
+        numbers = [number for number, part in enumerate(self._parts) if isinstance(part, Generation)]
+        self._weigh_part(numbers[turn], weight, kl)
 
     def give(
         self,
@@ -293,6 +295,12 @@ class Trajectory:
         self.cross_entropy()
         self.policy_weights()
         self.kl_weights()
+
+    def _weigh_part(self, number: int, weight: Weights, kl: Weights) -> None:
+        for weights, value in ((self._policy_weights, weight), (self._kl_weights, kl)):
+            weights.pop(number, None)
+            if not _is_number(value, 1.0):
+                weights[number] = value
 
     def _weights(self, weights: Mapping[int, Weights], default: float, name: str) -> FloatArray | None:
         if not weights:

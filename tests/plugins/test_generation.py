@@ -115,6 +115,18 @@ def test_a_demonstration_is_a_response_without_an_answer() -> None:
     assert not log_probs.any() and not mask.any() and versions == ()
 
 
+def test_weights_of_an_answer_may_be_set_later() -> None:
+    one = begun()
+    one.give([3], cross_entropy=1.0)
+    one.add(made(4, 5), weight=0.25)
+    one.give([6])
+    one.add(made(7, 8))
+    one.weigh(0, kl=2.0)
+    one.weigh(1, [0.0, 0.5])
+    assert one.policy_weights().tolist() == [1, 1, 1, 1, 0, 0.5]
+    assert one.kl_weights().tolist() == [1, 2, 2, 1, 1, 1]
+
+
 def test_without_weights_there_are_no_arrays_of_them() -> None:
     one = begun()
     one.add(made(4), weight=1.0, kl=1.0)

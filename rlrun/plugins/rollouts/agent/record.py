@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.images import PlacedImage
+from rlrun.plugins.rollouts.agent.credit import AnsweredTurn
 from rlrun.plugins.rollouts.agent.history import History, Key
 from rlrun.plugins.rollouts.agent.message_images import images_of
 from rlrun.plugins.rollouts.agent.messages import for_template
@@ -75,6 +76,8 @@ class Record:
         self._thinking = thinking
         self._conversations: list[Conversation] = []
         self._answers = 0
+        self.turns: list[AnsweredTurn] = []
+        """The answers with tokens, in order."""
         self.closed = False
 
     def ask(self, messages: Sequence[Message], tools: Tools, model: str = "policy") -> Conversation:
@@ -130,6 +133,8 @@ class Record:
         self._answers += 1
         conversation.last = self._answers
         if len(generation.tokens):
+            trajectory = conversation.trajectory
+            self.turns.append(AnsweredTurn(self._answers, trajectory, len(trajectory.turns) - 1))
             keys = (*conversation.asking, self.history.key(message))
             answered = _Answered(keys, len(conversation.trajectory), len(conversation.images))
             conversation.answered.append(answered)

@@ -14,6 +14,7 @@ from rlrun.plugins.protocols import Agent as AgentPlugin
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in, check_address
 from rlrun.plugins.rollouts.agent.command_agent import run_command
+from rlrun.plugins.rollouts.agent.credit import give_credit
 from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served
 from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
@@ -96,7 +97,7 @@ class Agent:
     Each of its conversations with the policy becomes a training sample, with the tokens that the policy read
     and generated, and the log-probs and loss mask of those that it generated. All samples of one execution
     together count once in the loss. The table that the agent returns becomes `info` of each sample, where
-    the reward `noted` reads it.
+    the reward `noted` reads it; its rewards and weights of single answers become those of turns (`credit`).
     """
 
     Params = AgentParams
@@ -116,7 +117,8 @@ class Agent:
     async def run(self, session: Session) -> list[Trajectory]:
         """Runs one execution. An engine's error fails it, even if the agent handled that error.
 
-        After a PolicyError of the agent, its samples so far have the error's reward.
+        After a PolicyError of the agent, its samples so far have the error's reward. Raises CreditError for
+        rewards or weights that do not fit the answers.
         """
         record = Record(session.chat, self.params.thinking, History(self.params.same_history))
         turns = TurnDeadline(self.params.turn_timeout)
@@ -142,6 +144,8 @@ class Agent:
             raise TimeoutError(f"no request within turn_timeout = {self.params.turn_timeout:g} s")
         if not conversations:
             raise ValueError("the agent received no answer from the policy: it must request at least one")
+        if not served.aborted:  # answers after the deadline are empty, so the agent counts others
+            info = give_credit(info, record.turns, session.id)
         trajectories = self._trained(conversations)
         trained = sum(len(turn.tokens) for trajectory in trajectories for turn in trajectory.turns)
         share = trained / max(1, served.sampled_tokens)

@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: 6f8c764e6f07821455ef6523db0f4b37c0c0c39ce64a95c5c146a2670a1daf43
+// Built by `make page` from page/src. SHA-256 of both: e1b659fb0d6ceb01f2b063e07573359d57841e7072aef62211620a90305028af
 "use strict";
 (() => {
   // src/address.js
@@ -1524,6 +1524,12 @@
         record.kind === "step" && oldest !== null
           ? `${Math.max(0, record.step - 1 - oldest)} versions`
           : null,
+      ],
+      [
+        "Rewards of turns",
+        pairs(record.turn_rewards)
+          .map(([, reward]) => number(reward))
+          .join(", "),
       ],
       [
         "Filters",

@@ -314,9 +314,9 @@ CUT_VOCABULARY = tuple(
 )
 TURN_REWARDS_TO_GO = equal("algorithm.turn_rewards", "to_go")
 NO_TURN_REWARDS = Feature(
-    "a rollout that gives turns no rewards (single_turn, multi_turn_tools, agent)",
+    "a rollout that gives turns no rewards (single_turn, multi_turn_tools)",
     "rollout.function.type",
-    lambda job: job.spec.rollout.function.type in ("single_turn", "multi_turn_tools", "agent"),
+    lambda job: job.spec.rollout.function.type in ("single_turn", "multi_turn_tools"),
     '"environment"',
 )
 TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))

@@ -21,6 +21,27 @@ from rlrun.specs.needs import Statistic
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request asks of an engine beside its sampling parameters.
+
+    The fields are those of SGLang's /generate that may differ between prompts: the client sends each field
+    that some prompt of a call sets, and the native engine reads all of them.
+    """
+
+    return_sampling_mask: bool = False
+    """The answer has the tokens that each token was drawn from; `top_k` or `top_p` must limit them."""
+    return_routed_experts: bool = False
+    """The answer has the experts that each token was routed to; the model must have experts."""
+    logprob_start_len: int = 0
+    """Position in the prompt at which its scores begin, where the prompt is scored."""
+    top_logprobs_num: int = 0
+    """How many of the most probable tokens each scored position has."""
+
+
+NO_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Asks an engine for n samples of one prompt, each with its own seed."""
 
@@ -34,19 +55,12 @@ class GenerateRequest:
     session: str = ""
     """Each request of a session continues the one before, so they go to the engine that has its tokens in the
     cache. Sessions `x/1` and `x/2` both begin with the tokens of `x`. "" for a request without a session."""
-    record_mask: bool = False
-    """The samples are trained on, so the engine returns their sampling masks if `sampling` cuts the
-    vocabulary."""
+    options: RequestOptions = NO_OPTIONS
     prompt_index: int = -1
     """Index of the prompt in the run; -1 outside of a rollout."""
     images: tuple[PlacedImage, ...] = ()
     """The images, in the order of their placeholders in `tokens`, which has one for each token of an image.
     The client sends one placeholder per image and the encoded files, as SGLang expects."""
-
-    @property
-    def returns_mask(self) -> bool:
-        """Whether the answer has sampling masks."""
-        return self.record_mask and self.sampling.cuts_vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class PolicySession:
     """The session of one execution (rlrun.plugins.session.Session)."""
 
     def __init__(self, group: "PolicyGroup", number: int, seed: int) -> None:
+        self._group = group
         self.id = f"{group.prompt.index}-{'greedy' if group.settings.is_greedy else number}"
         self.number = number
         self.prompt = group.prompt
@@ -77,7 +78,6 @@ class PolicySession:
         self.chat = group.chat
         self.requests = group.requests
         """Shared by all sessions of a group, unless each execution has its own deadline."""
-        self._settings = group.settings
         self._num_turns = 0
 
     async def generate(
@@ -87,22 +87,18 @@ class PolicySession:
         images: Sequence[PlacedImage] | None = None,
     ) -> Generation:
         """Returns the policy's continuation of `tokens` (rlrun.plugins.session.Session)."""
-        limited = self._settings.sampling_for(tokens, sampling)
+        limited = self._group.settings.sampling_for(tokens, sampling)
         if limited is None:
             return empty_generation("length")
         turn, self._num_turns = self._num_turns, self._num_turns + 1
-        prefix = f"{self._settings.purpose}-{self.prompt.index}"
         request = GenerateRequest(
-            f"{prefix}-{self.number}.{turn}",
+            f"{self._group.session}-{self.number}.{turn}",
             tokens,
             (turn_seed(self.seed, turn),),
             limited,
-            session=f"{prefix}/{self.number}",
-            record_mask=self._settings.record_mask,
-            prompt_index=self.prompt.index,
+            session=f"{self._group.session}/{self.number}",
         )
-        request = _with_images(request, self.prompt.images if images is None else images)
-        [generation] = await self.requests.send(request)
+        [generation] = await self.requests.send(self._group.completed(request, images))
         return generation
 
 
@@ -116,6 +112,7 @@ class PolicyGroup:
         self.settings = settings
         self.prompt = prompt
         self.requests = OpenRequests(send)
+        self.session = f"{settings.purpose}-{prompt.index}"
         self._seeds = seeds
         self._num_turns = 0
 
@@ -138,20 +135,21 @@ class PolicyGroup:
         if limited is None:
             return [empty_generation("length") for _ in self._seeds]
         turn, self._num_turns = self._num_turns, self._num_turns + 1
-        prefix = f"{self.settings.purpose}-{self.prompt.index}"
-        part = f"{prefix}+{first}" if (first := self.settings.first_number) else prefix
+        part = f"{self.session}+{first}" if (first := self.settings.first_number) else self.session
         request = GenerateRequest(
             f"{part}.{turn}" if turn else part,
             tokens,
             tuple(turn_seed(seed, turn) for seed in self._seeds),
             limited,
-            session=prefix,
-            record_mask=self.settings.record_mask,
-            prompt_index=self.prompt.index,
+            session=self.session,
         )
-        return await self.requests.send(
-            _with_images(request, self.prompt.images if images is None else images)
-        )
+        return await self.requests.send(self.completed(request, images))
+
+    def completed(self, request: GenerateRequest, images: Sequence[PlacedImage] | None) -> GenerateRequest:
+        """Returns the request with what all requests of the prompt share. `images`: None: the prompt's."""
+        options = self.settings.options_for(request.sampling)
+        request = replace(request, options=options, prompt_index=self.prompt.index)
+        return _with_images(request, self.prompt.images if images is None else images)
 
 
 def _is_being_cancelled() -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import Prompt
+from rlrun.runner.contracts.carriers import NO_OPTIONS, RequestOptions
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.rollout import RolloutSpec
 
@@ -42,8 +43,8 @@ class RolloutSettings:
     """The maximum tokens of one turn."""
     timeout: float
     """Seconds that one execution may take."""
-    record_mask: bool = False
-    """Engines return the set of tokens that each token was drawn from."""
+    options: RequestOptions = NO_OPTIONS
+    """The options of every request; `options_for` returns those of one turn."""
     first_number: int = 0
     """Number of the first execution of each prompt: how many of its group's executions ran before."""
     is_greedy: bool = False
@@ -64,10 +65,14 @@ class RolloutSettings:
             limited = replace(limited, temperature=0.0, top_p=1.0, top_k=-1)
         return limited if limited.max_new_tokens > 0 else None
 
+    def options_for(self, sampling: Sampling) -> RequestOptions:
+        """Returns the options of a turn: engines record no mask of tokens drawn from the whole vocabulary."""
+        return self.options if sampling.cuts_vocabulary else replace(self.options, return_sampling_mask=False)
+
 
 def greedy_settings(settings: RolloutSettings) -> RolloutSettings:
     """Returns the settings of the greedy response to each prompt of training (`needs.greedy_reward`)."""
-    return replace(settings, purpose="greedy", samples=1, record_mask=False, is_greedy=True)
+    return replace(settings, purpose="greedy", samples=1, is_greedy=True)
 
 
 def settings_after_probe(settings: RolloutSettings, probe: int) -> RolloutSettings:
@@ -96,5 +101,5 @@ def rollout_settings(rollout: RolloutSpec, dataset: EvalDatasetSpec | None = Non
         max_sample_tokens=rollout.max_prompt_tokens + longest,
         max_turn_tokens=min(rollout.max_turn_tokens or longest, longest),
         timeout=rollout.seconds_for(longest),
-        record_mask=dataset is None and rollout.sampling_mask,
+        options=RequestOptions(return_sampling_mask=dataset is None and rollout.sampling_mask),
     )

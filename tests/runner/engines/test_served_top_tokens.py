@@ -98,7 +98,8 @@ async def test_requests_that_ask_for_top_tokens_wrongly_are_refused(pool: Engine
     scored = {"sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"top_logprobs_num": -1}, "top_logprobs_num -1 is not a whole number"),
-        ({"top_logprobs_num": "2"}, "top_logprobs_num '2' is not a whole number"),
+        ({"top_logprobs_num": "2"}, "top_logprobs_num: expected one int"),
+        ({"top_logprobs_num": True}, "top_logprobs_num: expected one int"),
         ({"logprob_start_len": 3}, "logprob_start_len 3 of a prompt of 3 tokens"),
         ({"top_logprobs_num": 2, "sampling_params": {"max_new_tokens": 2}}, "for prompts that are scored"),
     ]

@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from rlrun.plugins.generation import Sampling
-from rlrun.runner.contracts.carriers import GenerateRequest
-from rlrun.runner.engines.client.wire import generate_body
+from rlrun.runner.contracts.carriers import GenerateRequest, RequestOptions
+from rlrun.runner.engines.client.wire import generate_body, sample_body
 from rlrun.runner.engines.native.http.protocol import parse_generate_request
 from rlrun.runner.rollouts.settings import rollout_settings
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
@@ -45,7 +45,7 @@ def test_training_samples_as_the_spec_says() -> None:
     settings = rollout_settings(ROLLOUT)
     assert settings.sampling == NOT_DEFAULT
     assert (settings.samples, settings.max_sample_tokens, settings.max_turn_tokens) == (8, 60, 30)
-    assert settings.record_mask
+    assert settings.options.return_sampling_mask
 
 
 def test_an_evaluation_has_its_own_settings_and_those_of_rollout() -> None:
@@ -53,15 +53,24 @@ def test_an_evaluation_has_its_own_settings_and_those_of_rollout() -> None:
     assert settings.sampling == Sampling(24, 0.0, 1.0, 7, 2, ("y",), (8,))
     assert (settings.purpose, settings.samples) == ("eval-held-out", 2)
     assert (settings.max_sample_tokens, settings.max_turn_tokens) == (44, 24)
-    assert not settings.record_mask
+    assert not settings.options.return_sampling_mask
 
 
 @pytest.mark.parametrize("sampling", [NOT_DEFAULT, Sampling(7)])
 def test_the_native_engine_reads_every_setting_that_the_client_sends(sampling: Sampling) -> None:
-    request = GenerateRequest("r", np.array([5, 6], np.int32), (1,), sampling)
-    [sample], _ = parse_generate_request(orjson.loads(generate_body([request])), str, int)
-    names = [field.name for field in fields(Sampling)]
-    assert [getattr(sample.params, name) for name in names] == [getattr(sampling, name) for name in names]
+    options = RequestOptions(sampling.cuts_vocabulary, True, 1, 2)
+    request = GenerateRequest("r", np.array([5, 6], np.int32), (1,), sampling, options=options)
+    for body in (generate_body([request]), sample_body(request, 0)):
+        [sample], _ = parse_generate_request(orjson.loads(body), str, int)
+        names = [field.name for field in fields(Sampling)]
+        assert [getattr(sample.params, name) for name in names] == [getattr(sampling, name) for name in names]
+        assert sample.options == options
+
+
+def test_masks_are_asked_for_only_where_the_vocabulary_is_cut() -> None:
+    settings = rollout_settings(ROLLOUT)
+    assert settings.options_for(NOT_DEFAULT).return_sampling_mask
+    assert not settings.options_for(Sampling(7)).return_sampling_mask
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _mask_bytes(request: GenerateRequest, vocabulary: int) -> int:
 
     A mask may have more than k tokens, since it includes all that are as likely as the k-th.
     """
-    if not request.returns_mask:
+    if not request.options.return_sampling_mask:
         return 0
     most = vocabulary if request.sampling.top_k < 1 else min(vocabulary, 4 * request.sampling.top_k)
     return _CANDIDATE_BYTES * min(most, _MAX_CANDIDATES)
@@ -279,7 +279,7 @@ def _generation(
         raise BadAnswer(f"{sample} after a prompt of {prompt} tokens instead of {len(request.tokens)}")
     spans = read_spans(meta, len(tokens), sample) if adapters is None else _whole_span(adapters, len(tokens))
     mask = None
-    if request.returns_mask and len(tokens):
+    if request.options.return_sampling_mask and len(tokens):
         mask, log_probs = read_mask(meta, tokens, limits.vocabulary, sample)
     return Generation(
         tokens,

@@ -1,7 +1,8 @@
 """Writes requests in SGLang's JSON, without a Python step for each token; `parsing` reads the answers."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import orjson
 from numpy.typing import NDArray
 
 from rlrun.plugins.images import PlacedImage
-from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.carriers import NO_OPTIONS, GenerateRequest
 from rlrun.runner.contracts.placeholders import collapse
 from rlrun.runner.contracts.weight_updates import GroupAddress
 from rlrun.runner.engines.client.parsing import sample_ids
 from rlrun.runner.weights.carriers.bodies import adapter_name
+
+_OPTIONS = asdict(NO_OPTIONS)
+_DEFAULTS = {"image_data": None, **_OPTIONS}
 
 
 def generate_body(
@@ -31,35 +35,24 @@ def generate_body(
     A request of n samples becomes n entries with the same prompt, because each sample has its own seed;
     engines share the prefill of equal prompts.
     """
-    prompts: list[bytes] = []
-    params: list[dict[str, Any]] = []
-    ids: list[str] = []
-    masked: list[bool] = []
-    for request in requests:
-        prompts += [_tokens(request)] * len(request.seeds)
-        shared = _params(request)
-        params += [{**shared, "sampling_seed": int(seed)} for seed in request.seeds]
-        ids += sample_ids(request)
-        masked += [request.returns_mask] * len(request.seeds)
-    extras: dict[str, Any] = {"return_logprob": True}
-    extras |= {"return_routed_experts": True} if experts else {}
-    extras |= {"packed": True} if packed else {}
-    extras |= {"return_sampling_mask": masked} if any(masked) else {}
-    extras |= _adapters(adapters)
-    extras |= _image_data([request.images for request in requests for _ in request.seeds])
-    other_fields = orjson.dumps({"sampling_params": params, "rid": ids, **extras})
-    return b'{"input_ids":[' + b",".join(prompts) + b"]," + other_fields[1:]
+    columns = [_columns(request, range(len(request.seeds))) for request in requests]
+    prompts = chain.from_iterable([_tokens(request)] * len(request.seeds) for request in requests)
+    return orjson.dumps(
+        {
+            "input_ids": orjson.Fragment(b"[" + b",".join(prompts) + b"]"),
+            **_given({key: list(chain.from_iterable(part[key] for part in columns)) for key in columns[0]}),
+            "return_logprob": True,
+            **({"return_routed_experts": True} if experts else {}),
+            **({"packed": True} if packed else {}),
+            **_adapters(adapters),
+        }
+    )
 
 
 def sample_body(request: GenerateRequest, number: int) -> bytes:
     """Returns the body of a /generate call for sample `number` of a request."""
-    params = {**_params(request), "sampling_seed": int(request.seeds[number])}
-    sample_id = sample_ids(request)[number]
-    fields = {"sampling_params": params, "rid": sample_id, "return_logprob": True}
-    if request.images:
-        fields["image_data"] = _encoded(request.images)
-    other_fields = orjson.dumps(fields)
-    return b'{"input_ids":' + _tokens(request) + b"," + other_fields[1:]
+    fields = {key: value for key, [value] in _given(_columns(request, [number])).items()}
+    return orjson.dumps({"input_ids": orjson.Fragment(_tokens(request)), **fields, "return_logprob": True})
 
 
 def score_body(
@@ -78,17 +71,17 @@ def score_body(
     """
     own_images = images or [()] * len(sequences)
     ids = [_ids(collapse(tokens, own)) for tokens, own in zip(sequences, own_images, strict=True)]
-    other_fields = orjson.dumps(
+    return orjson.dumps(
         {
+            "input_ids": orjson.Fragment(b"[" + b",".join(ids) + b"]"),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": list(starts) or 0,
             **({"top_logprobs_num": num_top} if num_top else {}),
             **_adapters(adapters),
-            **_image_data(own_images),
+            **_given({"image_data": [_encoded(own) for own in own_images]}),
         }
     )
-    return b'{"input_ids":[' + b",".join(ids) + b"]," + other_fields[1:]
 
 
 def group_body(group: GroupAddress, rank: int) -> bytes:
@@ -119,15 +112,26 @@ def _ids(tokens: NDArray[np.int32]) -> bytes:
     return orjson.dumps(np.ascontiguousarray(tokens, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _image_data(images: Sequence[Sequence[PlacedImage]]) -> dict[str, Any]:
-    """Returns the images of each prompt; null for prompts without any, and nothing if none has images."""
-    return {"image_data": [_encoded(own) or None for own in images]} if any(images) else {}
+def _columns(request: GenerateRequest, numbers: Sequence[int]) -> dict[str, list[Any]]:
+    """Returns the fields of a call that have one value per sample, for the samples `numbers`."""
+    params, ids = asdict(request.sampling), sample_ids(request)
+    shared = {"image_data": _encoded(request.images)}
+    shared |= {key: getattr(request.options, key) for key in _OPTIONS}
+    return {
+        "sampling_params": [{**params, "sampling_seed": int(request.seeds[k])} for k in numbers],
+        "rid": [ids[k] for k in numbers],
+        **{key: [value] * len(numbers) for key, value in shared.items()},
+    }
 
 
-def _encoded(images: Sequence[PlacedImage]) -> list[str]:
-    return [placed.image.data_url() for placed in images]
+def _given(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Returns the columns without those in which every sample has the field's default."""
+    return {
+        key: values
+        for key, values in columns.items()
+        if key not in _DEFAULTS or values.count(_DEFAULTS[key]) < len(values)
+    }
 
 
-def _params(request: GenerateRequest) -> dict[str, Any]:
-    sampling = dataclasses.asdict(request.sampling)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items()}
+def _encoded(images: Sequence[PlacedImage]) -> list[str] | None:
+    return [placed.image.data_url() for placed in images] or None

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.contracts.carriers import GenerateRequest, RequestOptions, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.contracts.weight_updates import (
     Checksums,
@@ -138,16 +138,17 @@ async def test_a_request_is_one_entry_for_each_seed(make_peer: Any) -> None:
     assert (second.finish, second.tokens.shape, second.versions) == ("abort", (0,), ())
 
 
-async def test_masks_are_asked_for_where_the_vocabulary_is_cut(make_peer: Any) -> None:
+async def test_masks_are_asked_for_in_a_call_with_other_requests(make_peer: Any) -> None:
     async def answer(path: str, body: Any) -> web.Response:
         masks = {"output_token_sampling_mask": [[3, 5]], "output_token_sampling_logprobs": [-0.25]}
         return web.json_response([sglang_sample(name, [3], **masks) for name in body["rid"]])
 
     peer = await make_peer(answer)
-    cut = replace(REQUEST, id="8", sampling=Sampling(4, top_k=2), record_mask=True)
+    options = RequestOptions(return_sampling_mask=True)
+    cut = replace(REQUEST, id="8", sampling=Sampling(4, top_k=2), options=options)
     async with EngineClient(peer.url) as client:
-        whole, masked = await client.generate_batch([replace(REQUEST, record_mask=True), cut])
-        await client.generate(replace(cut, record_mask=False))
+        whole, masked = await client.generate_batch([REQUEST, cut])
+        await client.generate(replace(cut, options=RequestOptions()))
     (_, both), (_, unmasked) = peer.asked
     assert both["return_sampling_mask"] == [False, False, True, True]
     assert "return_sampling_mask" not in unmasked

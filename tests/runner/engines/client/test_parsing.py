@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, RequestOptions, Sampling
 from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.engines.client.parsing import (
     ModelLimits,
@@ -293,7 +293,9 @@ def test_packed_tokens_that_cannot_be(tokens: Any, log_probs: Any, why: str) -> 
     assert why in refusal(lambda: parse_generations(raw, [REQUEST], LIMITS, packed=True))
 
 
-MASKED = replace(REQUEST, sampling=Sampling(max_new_tokens=4, top_k=3), record_mask=True)
+MASKED = replace(
+    REQUEST, sampling=Sampling(max_new_tokens=4, top_k=3), options=RequestOptions(return_sampling_mask=True)
+)
 
 
 def with_mask(masks: Any, log_probs: Any) -> bytes:

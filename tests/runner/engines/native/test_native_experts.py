@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlrun.runner.contracts.carriers import RequestOptions
 from rlrun.runner.engines.client.answer_fields import read_experts
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
@@ -49,7 +50,7 @@ def test_answers_have_the_experts_of_transformers(tmp_path: Path, steps: int | N
         for k in range(3)
     ]
     for sample in samples:
-        sample.reports_experts = sample.id != "1-0"
+        sample.options = RequestOptions(return_routed_experts=sample.id != "1-0")
     scheduler.add(group_samples(samples))
     while scheduler.busy:
         for _ in range(steps or 100):
@@ -79,6 +80,6 @@ def peer_experts(peer: torch.nn.Module, sample: SampleInProgress) -> np.ndarray:
 def test_a_dense_model_has_no_experts_to_report(tmp_path: Path) -> None:
     engine = Engine(load(EngineSetup(str(make_tiny_model(tmp_path)), dtype="float32")))
     sample = new_sample([3, 4])
-    sample.reports_experts = True
+    sample.options = RequestOptions(return_routed_experts=True)
     with pytest.raises(ValueError, match="return_routed_experts: the model has no experts"):
         engine.check(sample)

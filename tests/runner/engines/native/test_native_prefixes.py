@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlrun.runner.contracts.carriers import RequestOptions
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
@@ -53,7 +54,7 @@ def turn(prompts: list[list[int]], *, experts: bool = False, greedy: bool = Fals
         for i, prompt in enumerate(prompts)
     ]
     for sample in samples:
-        sample.reports_experts = experts
+        sample.options = RequestOptions(return_routed_experts=experts)
     return samples
 
 

@@ -11,7 +11,7 @@ import torch
 
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.carriers import GenerateRequest, RequestOptions
 from rlrun.runner.engines.native.engine import sampler as sampler_module
 from rlrun.runner.engines.native.engine import scheduler as scheduler_module
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, SamplingParams, group_samples
@@ -355,7 +355,7 @@ def test_masks_are_recorded_of_masked_samples_alone_and_over_a_retraction(
     samples = [new_sample(prompt, k, f"{k}", **limits) for k, prompt in enumerate(PROMPTS[:4])]
     samples += [new_sample(PROMPTS[4], 4, "free"), new_sample(PROMPTS[5], 5, "unmasked", **limits)]
     for masked in samples[:4]:
-        masked.masked = True
+        masked.options = RequestOptions(return_sampling_mask=True)
     scheduler.add(group_samples(samples))
     for _ in range(5):
         scheduler.step()

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.contracts.carriers import GenerateRequest, RequestOptions, Sampling
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
@@ -444,7 +444,7 @@ async def test_an_engine_gives_its_memory_away_and_takes_it_back(tiny_folder: Pa
 
 async def test_a_client_gets_the_masks_it_asks_for(client: EngineClient) -> None:
     plain = request((1, 2), top_p=0.9, top_k=30)
-    masked, free = replace(plain, id="m", record_mask=True), replace(request(), id="f", record_mask=True)
+    masked, free = replace(plain, id="m", options=RequestOptions(return_sampling_mask=True)), request()
     (one, two), [whole] = await client.generate_batch([masked, free])
     for made, before in zip((one, two), await client.generate(plain), strict=True):
         assert made.tokens.tolist() == before.tokens.tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlrun.runner.contracts.carriers import RequestOptions
 from rlrun.runner.engines.native.engine import drafts as drafts_module
 from rlrun.runner.engines.native.engine import loading, speculation
 from rlrun.runner.engines.native.engine.drafts import Drafts, History
@@ -23,10 +24,7 @@ Guess = Callable[[History, int], list[int]]
 
 def copies(samples: list[SampleInProgress]) -> list[SampleInProgress]:
     """The same requests again."""
-    return [
-        SampleInProgress(s.id, s.prompt, s.params, s.seed, masked=s.masked, reports_experts=s.reports_experts)
-        for s in samples
-    ]
+    return [SampleInProgress(s.id, s.prompt, s.params, s.seed, options=s.options) for s in samples]
 
 
 def same_tokens(ours: list[SampleInProgress], theirs: list[SampleInProgress]) -> None:
@@ -122,7 +120,7 @@ def test_sampled_tokens_are_the_same(
     params: dict[str, Any] = {"max_new_tokens": 40} | LIMITS[limits]
     samples = [new_sample(p, seed=10 * i + k, **params) for i, p in enumerate(PROMPTS[:4]) for k in range(2)]
     for sample in samples:
-        sample.masked = "top-" in limits
+        sample.options = RequestOptions(return_sampling_mask="top-" in limits)
     plain = run(make_scheduler(), copies(samples))
     guess_from(plain)
     speculated = run(make_scheduler(draft_tokens=6), copies(samples))
@@ -261,7 +259,7 @@ def test_experts_of_right_tokens_are_reported(
     folder = make_tiny_model(tmp_path, "qwen3_moe")
     samples = [new_sample(p, i, max_new_tokens=30, stop_token_ids=(7, 70)) for i, p in enumerate(PROMPTS[:3])]
     for sample in samples:
-        sample.reports_experts = True
+        sample.options = RequestOptions(return_routed_experts=True)
     plain = run(make_scheduler(folder), copies(samples))
     guess_from(plain)
     speculated = run(make_scheduler(folder, draft_tokens=6), copies(samples))

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForImageTextToText
 
 from rlrun.models.families.by_transformers import TEXT_FAMILIES
+from rlrun.runner.contracts.carriers import RequestOptions
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
@@ -116,7 +117,7 @@ def test_longrope_is_computed_up_to_the_length_of_its_first_frequencies(tmp_path
 def test_layers_of_transformers_report_no_experts(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "mixtral", pad_token_id=None)
     sample = new_sample([5, 6])
-    sample.reports_experts = True
+    sample.options = RequestOptions(return_routed_experts=True)
     with pytest.raises(ValueError, match="return_routed_experts: transformers' layers report none"):
         Engine(load(EngineSetup(str(folder), dtype="float32"))).check(sample)
 

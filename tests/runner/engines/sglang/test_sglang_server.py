@@ -18,7 +18,13 @@ from transformers import AutoModelForCausalLM
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Prompt, Row
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling, TrainSequence
+from rlrun.runner.contracts.carriers import (
+    GenerateRequest,
+    Generation,
+    RequestOptions,
+    Sampling,
+    TrainSequence,
+)
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.engines.client.client import EngineClient
@@ -145,8 +151,10 @@ async def test_masks_are_top_k_and_top_p_of_the_model_and_log_probs_are_over_the
     pool = EnginePool([client])
     await pool.update_weights(policy.write(models[0], 50))
     policy.writer.close()
-    cut = replace(request(3, top_p=0.9, top_k=40, temperature=0.7), record_mask=True)
-    whole = replace(request(1), id="whole", record_mask=True)
+    cut = replace(
+        request(3, top_p=0.9, top_k=40, temperature=0.7), options=RequestOptions(return_sampling_mask=True)
+    )
+    whole = replace(request(1), id="whole")
     masked, [free] = await client.generate_batch([cut, whole])
     assert free.sampling_mask is None
     network = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.generation import Sampling
+from rlrun.runner.contracts.carriers import NO_OPTIONS, RequestOptions
 from rlrun.runner.engines.native.model.image_tower import NO_IMAGES, PromptImages
 
 MAX_N = 4096
@@ -108,14 +109,11 @@ class SampleInProgress:
     """`[R]` generated tokens, filled in when the sample is retracted or ends."""
     log_probs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     """`[R]`"""
-    masked: bool = False
-    """Record the tokens that each token is drawn from; top-k or top-p must limit them."""
+    options: RequestOptions = NO_OPTIONS
     masks: list[NDArray[np.int32]] = field(default_factory=list)
-    """For each of the R tokens, the tokens that it was drawn from; empty unless `masked`."""
+    """For each of the R tokens, the tokens that it was drawn from; empty unless it was asked for."""
     mask_log_probs: list[float] = field(default_factory=list)
-    """`[R]` log-probs of the tokens over the tokens that they were drawn from; empty unless `masked`."""
-    reports_experts: bool = False
-    """Record the experts that each token is routed to; the model must have experts."""
+    """`[R]` log-probs of the tokens over their masks; empty unless they were asked for."""
     experts: list[NDArray[np.int16]] = field(default_factory=list)
     """Pieces `[tokens, layers · K]` of the experts of the prompt's and the generated tokens, in order; dense
     layers have 0. The last token is never routed. Empty unless `reports_experts`."""
@@ -135,14 +133,20 @@ class SampleInProgress:
     """The images of the prompt, in which placeholders stand for each of their tokens."""
     prompt_log_probs: NDArray[np.float32] | None = None
     """`[P - 1]` log-probs of the prompt's tokens from the second one on, if the request scores its prompt."""
-    scored_from: int = 0
-    """The token of the prompt at which the scores in the answer begin."""
-    num_top: int = 0
-    """How many of the most probable tokens each scored position has; 0: none."""
     top_ids: NDArray[np.int32] | None = None
-    """`[P - 1, k]` these tokens, in the order of their probabilities."""
+    """`[P - 1, k]` the most probable tokens at each scored position, in the order of their probabilities."""
     top_log_probs: NDArray[np.float32] | None = None
     """`[P - 1, k]`"""
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most probable tokens each scored position has."""
+        return self.options.top_logprobs_num
+
+    @property
+    def reports_experts(self) -> bool:
+        """Whether the experts that each token is routed to are recorded."""
+        return self.options.return_routed_experts
 
     def record_experts(self, experts: NDArray[np.int16]) -> None:
         """Appends the experts of the tokens that have none yet, given those `[P', layers · K]` of the first

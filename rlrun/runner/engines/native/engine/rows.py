@@ -131,7 +131,7 @@ class Rows:
         column[Field.STRING_SET] = string_set
         column[Field.TOP_K] = params.top_k
         column[Field.CONSTRAINED] = params.cuts_vocabulary or params.min_new_tokens > done
-        column[Field.MASKED] = sample.masked
+        column[Field.MASKED] = sample.options.return_sampling_mask
         self.floats[:, row] = params.temperature, params.top_p
         self.entries.append(entry)
         self.count += 1

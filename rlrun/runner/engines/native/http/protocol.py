@@ -2,15 +2,17 @@
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.runner.contracts.carriers import RequestOptions
 from rlrun.runner.contracts.weight_updates import TensorSlot
-from rlrun.runner.engines.native.engine.requests import SampleInProgress, parse_sampling
+from rlrun.runner.engines.native.engine.requests import SampleInProgress, SamplingParams, parse_sampling
 from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles
 from rlrun.runner.weights.carriers.native.tensor_slots import ITEM_SIZE
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
@@ -20,17 +22,8 @@ MAX_SAMPLES = 65_536
 MAX_NAME = 256
 """Most characters of a `rid`."""
 _GENERATE_KEYS = {
-    "image_data",
-    "input_ids",
-    "sampling_params",
-    "return_logprob",
-    "return_routed_experts",
-    "return_sampling_mask",
-    "rid",
-    "stream",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "packed",
+    *RequestOptions.__dataclass_fields__,
+    *("image_data", "input_ids", "packed", "return_logprob", "rid", "sampling_params", "stream"),
 }
 
 
@@ -39,10 +32,9 @@ def parse_generate_request(
 ) -> tuple[list[SampleInProgress], bool]:
     """Returns the samples of a /generate request, in order, and whether the answer is a list.
 
-    `input_ids` is one prompt or a list of prompts; `sampling_params`, `return_sampling_mask`,
-    `return_routed_experts` and `rid` are one value for all prompts or a list with one value per prompt. The
-    `n` samples of a prompt follow each other and are named `<rid>-<k>`. Raises ValueError with the key that
-    is wrong.
+    `input_ids` is one prompt or a list of prompts; `sampling_params`, `rid` and the fields of
+    `RequestOptions` are one value for all prompts or a list with one value per prompt. The `n` samples of a
+    prompt follow each other and are named `<rid>-<k>`. Raises ValueError with the key that is wrong.
     """
     unknown = sorted(set(body) - _GENERATE_KEYS)
     if unknown:
@@ -54,34 +46,23 @@ def parse_generate_request(
             "stream is not supported: the native engine answers when a sample is done; remove it"
         )
     prompts, single = _prompts(body.get("input_ids"))
-    params = [parse_sampling(raw) for raw in _spread(body.get("sampling_params") or {}, len(prompts), dict)]
-    masked = _spread(body.get("return_sampling_mask") or False, len(prompts), bool)
-    starts = _spread(body.get("logprob_start_len") or 0, len(prompts), int)
-    num_top = _num_top(body.get("top_logprobs_num"))
-    routed = _spread(body.get("return_routed_experts") or False, len(prompts), bool)
-    ids = _spread(body.get("rid"), len(prompts), str, new_id)
+    params = [parse_sampling(raw) for raw in _spread(body, "sampling_params", len(prompts), dict, repeat({}))]
+    options = _options(body, len(prompts))
+    ids = _spread(body, "rid", len(prompts), str, iter(new_id, None))
     if (num_samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
         raise ValueError(
             f"{num_samples} samples in one call; at most {MAX_SAMPLES}: lower n, or send several calls"
         )
     if any(len(name) > MAX_NAME for name in ids):
         raise ValueError(f"a rid has at most {MAX_NAME} characters")
-    if any(mask and not sampling.cuts_vocabulary for mask, sampling in zip(masked, params, strict=True)):
-        raise ValueError(
-            "return_sampling_mask records the tokens within top_k or top_p: set one of them, or remove it"
-        )
     samples = []
-    named = zip(prompts, params, masked, routed, starts, ids, strict=True)
-    for prompt, sampling, mask, experts, start, name in named:
-        if not -1 <= start < max(len(prompt), 1):
-            raise ValueError(f"logprob_start_len {start} of a prompt of {len(prompt)} tokens: lower it")
+    for prompt, sampling, asked, name in zip(prompts, params, options, ids, strict=True):
+        _check_options(asked, sampling, len(prompt))
         first = new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
         for k in range(sampling.n):
             sample_id = name if sampling.n == 1 else f"{name}-{k}"
-            sample = SampleInProgress(sample_id, prompt, sampling, _signed(first + k), masked=mask)
-            sample.reports_experts = experts
-            sample.scored_from, sample.num_top = max(start, 0), num_top
-            samples.append(sample)
+            seed = _signed(first + k)
+            samples.append(SampleInProgress(sample_id, prompt, sampling, seed, options=asked))
     return samples, not (single and len(samples) == 1)
 
 
@@ -106,12 +87,12 @@ def sample_answer(sample: SampleInProgress, body: Mapping[str, Any], version: in
         "weight_versions": spans,
     }
     if sample.prompt_log_probs is not None:
-        first = sample.scored_from
+        first = max(sample.options.logprob_start_len, 0)
         log_probs_or_none = [None, *sample.prompt_log_probs[first:].tolist()]
         meta["input_token_logprobs"] = list(
             zip(log_probs_or_none, sample.prompt[first:].tolist(), repeat(None), strict=False)
         )
-        meta |= _top_log_probs(sample)
+        meta |= _top_log_probs(sample, first)
     tokens = _packed(sample.tokens, "<i4") if body.get("packed") else sample.tokens.tolist()
     if body.get("return_logprob") and body.get("packed"):
         meta["output_token_logprobs"] = _packed(sample.log_probs, "<f4")
@@ -119,7 +100,7 @@ def sample_answer(sample: SampleInProgress, body: Mapping[str, Any], version: in
         meta["output_token_logprobs"] = list(
             zip(sample.log_probs.tolist(), tokens, repeat(None), strict=False)
         )
-    if sample.masked:
+    if sample.options.return_sampling_mask:
         meta["output_token_sampling_mask"] = sample.masks
         meta["output_token_sampling_logprobs"] = sample.mask_log_probs
         meta["output_token_sampling_mask_length"] = len(sample.masks)
@@ -182,20 +163,33 @@ def parse_scale(raw: Any) -> float:
     return float(raw)
 
 
-def _num_top(raw: Any) -> int:
-    """Returns `top_logprobs_num`, one number for all prompts."""
-    if raw is None:
-        return 0
-    if not isinstance(raw, int) or isinstance(raw, bool) or raw < 0:
-        raise ValueError(f"top_logprobs_num {raw!r} is not a whole number, at least 0")
-    return raw
+def _options(body: Mapping[str, Any], count: int) -> list[RequestOptions]:
+    """Returns the options of each prompt."""
+    columns = [
+        _spread(body, item.name, count, item.type, repeat(item.default)) for item in fields(RequestOptions)
+    ]
+    return [RequestOptions(*values) for values in zip(*columns, strict=True)]
 
 
-def _top_log_probs(sample: SampleInProgress) -> dict[str, Any]:
-    """Returns the most probable tokens at each scored position, as SGLang writes them."""
+def _check_options(options: RequestOptions, sampling: SamplingParams, prompt_length: int) -> None:
+    """Raises ValueError if the options do not go with the rest of the request."""
+    if options.return_sampling_mask and not sampling.cuts_vocabulary:
+        raise ValueError(
+            "return_sampling_mask records the tokens within top_k or top_p: set one of them, or remove it"
+        )
+    if not -1 <= options.logprob_start_len < max(prompt_length, 1):
+        raise ValueError(
+            f"logprob_start_len {options.logprob_start_len} of a prompt of {prompt_length} tokens: lower it"
+        )
+    if options.top_logprobs_num < 0:
+        raise ValueError(f"top_logprobs_num {options.top_logprobs_num} is not a whole number, at least 0")
+
+
+def _top_log_probs(sample: SampleInProgress, first: int) -> dict[str, Any]:
+    """Returns the most probable tokens at each position after `first`, as SGLang writes them."""
     if sample.top_ids is None or sample.top_log_probs is None:
         return {}
-    values, ids = (each[sample.scored_from :].tolist() for each in (sample.top_log_probs, sample.top_ids))
+    values, ids = (each[first:, : sample.num_top].tolist() for each in (sample.top_log_probs, sample.top_ids))
     rows = [
         list(zip(of_token, ids_of_token, repeat(None), strict=False))
         for of_token, ids_of_token in zip(values, ids, strict=True)
@@ -223,13 +217,19 @@ def _prompt(ids: Any) -> NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def _spread(raw: Any, count: int, kind: type, default: Callable[[], Any] | None = None) -> Sequence[Any]:
-    """Returns one value per prompt, from a single value or a list."""
-    if raw is None and default is not None:
-        return [default() for _ in range(count)]
+def _spread(
+    body: Mapping[str, Any], key: str, count: int, kind: Any, default: Iterator[Any]
+) -> Sequence[Any]:
+    """Returns one value of type `kind` per prompt, from a single value or a list."""
+    raw = body.get(key)
+    if raw is None:
+        return list(islice(default, count))
     values = raw if isinstance(raw, list) else [raw] * count
-    if len(values) != count or not all(isinstance(value, kind) for value in values):
-        raise ValueError(f"expected one {kind.__name__}, or a list of {count}, one per prompt")
+    if len(values) != count or not all(
+        isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) for value in values
+    ):
+        name = getattr(kind, "__name__", kind)
+        raise ValueError(f"{key}: expected one {name}, or a list of {count}, one per prompt")
     return values
 
 

@@ -58,7 +58,7 @@ def test_an_evaluation_has_its_own_settings_and_those_of_rollout() -> None:
 
 @pytest.mark.parametrize("sampling", [NOT_DEFAULT, Sampling(7)])
 def test_the_native_engine_reads_every_setting_that_the_client_sends(sampling: Sampling) -> None:
-    options = RequestOptions(sampling.cuts_vocabulary, True, 1, 2)
+    options = RequestOptions(sampling.cuts_vocabulary, True, logprob_start_len=1, top_logprobs_num=2)
     request = GenerateRequest("r", np.array([5, 6], np.int32), (1,), sampling, options=options)
     for body in (generate_body([request]), sample_body(request, 0)):
         [sample], _ = parse_generate_request(orjson.loads(body), str, int)

@@ -8,7 +8,7 @@ from torch.nn.attention import restore_flash_attention_impl
 from benchmarks.gpu import kernels, step
 from benchmarks.gpu.models import DEVICE
 from benchmarks.gpu.results import Case, Measurement, Skipped
-from rlrun.runner.trainer.flash_attention import use_flash_attention
+from rlrun.runner.trainer.gpu_support import use_flash_attention
 
 
 def with_flash3(case: Callable[[], Measurement]) -> Measurement:

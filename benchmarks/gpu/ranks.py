@@ -29,7 +29,7 @@ from benchmarks.gpu.models import (
 from benchmarks.gpu.parity import difference, load_reference, log_probs_and_norm
 from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.trainer.layout_support import HOPPER
+from rlrun.runner.trainer.gpu_support import HOPPER
 from rlrun.specs.sections.job import Spec
 
 RANKS = min(torch.cuda.device_count(), 8) // 2 * 2 if ON_GPU else 2

@@ -7,7 +7,7 @@ import copy
 import torch
 
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.trainer.parameters.masters import no_rounding
+from rlrun.runner.trainer.parameters.parameters import no_rounding
 from tests.runner.trainer import lora_worker
 from tests.runner.trainer.parity_worker import keep, run_all, written
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan

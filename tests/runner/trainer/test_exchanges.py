@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlrun.runner.trainer.layout_support import check_support
+from rlrun.runner.trainer.gpu_support import check_support
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.runner.trainer.trainer_cases import MODELS, run_ranks
 from tests.tiny_models import make_tiny_model

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlrun.runner.trainer.parameters.masters import add_on_host
+from rlrun.runner.trainer.parameters.parameters import add_on_host
 from rlrun.runner.trainer.transfers import host_copy, stack_scalars, to_device, to_host, wait
 
 CPU = torch.device("cpu")

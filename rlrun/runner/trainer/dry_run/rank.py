@@ -43,8 +43,7 @@ from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.gradients import gradient_norm
 from rlrun.runner.trainer.optim.optimizer import Optimizer
-from rlrun.runner.trainer.parameters.freezing import freeze
-from rlrun.runner.trainer.parameters.parameters import Parameters, plain_name
+from rlrun.runner.trainer.parameters.parameters import Parameters, freeze, plain_name
 from rlrun.runner.trainer.passes.loss_pass import LossPass
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel

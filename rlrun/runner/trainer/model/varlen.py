@@ -17,7 +17,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from rlrun.runner.batches.branches import Level, cut_branches
 from rlrun.runner.trainer.compat.kernels import VarlenCall, varlen_backward, varlen_forward
-from rlrun.runner.trainer.ops.sinks import sink_gradients, with_sinks
+from rlrun.runner.trainer.ops.attention import sink_gradients, with_sinks
 from rlrun.runner.trainer.transfers import to_device
 
 

@@ -5,17 +5,21 @@ the masters, which are refreshed once per optimizer step; gradients are added up
 Everywhere else the model's own parameters are the masters, because FSDP casts and fetches by itself.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rlrun.converters.tensors.int4_groups import rounded_to_int4
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
+from rlrun.models.low_precision import is_int4_matrix
 from rlrun.models.tensor_names import hf_tensors, mtp_tensors
 from rlrun.runner.trainer.compat.meshes import local_part, mesh_device
 from rlrun.runner.trainer.parameters.gathering import (
@@ -23,15 +27,15 @@ from rlrun.runner.trainer.parameters.gathering import (
     Present,
     as_it_is,
 )
-from rlrun.runner.trainer.parameters.masters import masters_of, no_rounding, round_matrices
 from rlrun.runner.trainer.parameters.stored_layout import by_parameter, copy_part, to_parameter
-from rlrun.runner.trainer.transfers import host_copy, wait
+from rlrun.runner.trainer.transfers import host_copy, host_empty, wait
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
 """Torch inserts it into the names of layers whose activations are recomputed."""
 EMBEDDING, HEAD = "tok_embeddings.weight", "lm_head.weight"
 EXPERT_BIAS = ".moe.expert_bias_E"
 """The names of the biases that balance the load of experts end in this."""
+_Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 class Parameters:
@@ -84,7 +88,7 @@ class Parameters:
         self.stages = stages
         self._base = lora.base if lora else None
         self.int4_group = int4_group
-        self._round = no_rounding if int4_group is None else round_matrices(model, int4_group)
+        self._round = no_rounding if int4_group is None else _round_matrices(model, int4_group)
         self._gathering = Gathering(
             self._tensors,
             own_names,
@@ -96,7 +100,7 @@ class Parameters:
         )
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         if trained and self._needs_masters(on_host):
-            self.masters |= masters_of(self._trainable, on_host)
+            self.masters |= _masters_of(self._trainable, on_host)
 
     def _needs_masters(self, on_host: bool) -> bool:
         """Returns whether the optimizer needs copies in float32, or on the host.
@@ -275,3 +279,107 @@ def _named_tensors(
     parameters = {plain_name(name): each for decoder in decoders for name, each in decoder.named_parameters()}
     buffers = {plain_name(name): each for decoder in decoders for name, each in decoder.named_buffers()}
     return parameters, buffers
+
+
+# Float32 masters of parameters that a single rank computes with in bfloat16, or holds on the host.
+#
+# Gathered from them, matrices are rounded as the model rounds them for its products (`trainer.precision =
+# "int4_qat"`).
+def _masters_of(parameters: dict[str, nn.Parameter], on_host: bool) -> dict[str, nn.Parameter]:
+    """Returns float32 masters of parameters; gradients are moved to them as soon as they are complete."""
+    masters = {name: nn.Parameter(_master_of(parameter, on_host)) for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.register_post_accumulate_grad_hook(_gradient_mover(masters[name]))
+    return masters
+
+
+def _master_of(parameter: nn.Parameter, on_host: bool) -> torch.Tensor:
+    if on_host:
+        return host_empty(parameter.shape, torch.float32, parameter.device)
+    return torch.empty_like(parameter, dtype=torch.float32)
+
+
+def _gradient_mover(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
+    """Returns a hook that adds a parameter's new gradient to its float32 master and frees it."""
+
+    def move(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        if master.device != parameter.device:
+            add_on_host(master, parameter.grad)
+        elif master.grad is None:
+            master.grad = parameter.grad.to(torch.float32)
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return move
+
+
+def add_on_host(master: nn.Parameter, gradient: torch.Tensor) -> None:
+    """Adds a gradient on a GPU to that of a master in host memory, in the order of the GPU's work.
+
+    The GPU adds, so that the host need not wait for the gradient to arrive.
+    """
+    total = gradient.to(torch.float32)
+    if master.grad is None:
+        master.grad = host_empty(master.shape, torch.float32, gradient.device)
+    else:
+        total = total + master.grad.to(gradient.device, non_blocking=True)
+    master.grad.copy_(total, non_blocking=True)
+
+
+def no_rounding(tensors: _Tensors) -> _Tensors:
+    """Returns the tensors as they are."""
+    return tensors
+
+
+def _round_matrices(model: Architecture, group: int) -> Callable[[_Tensors], _Tensors]:
+    """Returns a function that rounds the matrices that INT4 engines have in four bits, by their names.
+
+    The model rounds what FSDP has cast to bfloat16, and so does this; float32 holds the results without loss.
+    """
+    routed = bool(model.experts)
+
+    def rounded(tensors: _Tensors) -> _Tensors:
+        for name, tensor in tensors:
+            if len(tensor) and is_int4_matrix(name, routed=routed):  # those of other stages are empty
+                yield name, rounded_to_int4(tensor.bfloat16(), group).to(tensor.dtype)
+            else:
+                yield name, tensor
+
+    return rounded
+
+
+def freeze(
+    tensors: Sequence[HfTensor],
+    patterns: Sequence[str],
+    *holders: Mapping[str, nn.Parameter],
+) -> set[str]:
+    """Turns gradients off for the parameters that the patterns match; returns their names.
+
+    `tensors` are those of the whole model, on whatever rank; `holders` are tables of this rank's parameters
+    by torchtitan's name. ValueError for a pattern that matches nothing, for patterns that match some experts
+    of a layer but not all, and for patterns that match everything.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(tensor.name, pattern) for tensor in tensors):
+            raise ValueError(
+                f'trainer.freeze: "{pattern}" matches no parameter; names look like {tensors[0].name}'
+            )
+    verdicts: defaultdict[str, set[bool]] = defaultdict(set)
+    for tensor in tensors:
+        frozen = any(fnmatchcase(tensor.name, pattern) for pattern in patterns)
+        verdicts[tensor.parameter].add(frozen)
+    if split := [name for name, answers in verdicts.items() if len(answers) > 1]:
+        raise ValueError(
+            f"trainer.freeze matches only some of the experts in {split[0]}, which are one parameter: match "
+            "all or none of them"
+        )
+    names = {name for name, answers in verdicts.items() if True in answers}
+    if names == verdicts.keys():
+        raise ValueError("trainer.freeze matches every parameter, so nothing would be trained")
+    for name in names:
+        for parameters in holders:
+            if name in parameters:
+                parameters[name].requires_grad_(False)
+    return names

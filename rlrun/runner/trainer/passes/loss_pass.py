@@ -8,9 +8,8 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import LossOutputs
 from rlrun.runner.contracts.carriers import DIFFERENCE, TrainSequence
 from rlrun.runner.trainer.passes.meter import Meter
-from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_loss
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
-from rlrun.runner.trainer.passes.packed_model import PackedModel
+from rlrun.runner.trainer.passes.packed_model import MtpOutputs, PackedModel, mtp_loss
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.passes.token_losses import last_scores, score_losses, token_losses
 from rlrun.specs.sections.trainer import TrainerSpec

@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.models.vision import VisionTower
+from rlrun.models.vision import VisionTower, image_positions
 from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.runner.batches.prefixes import Forest, forest_size, separate_forest, shared_forest
-from rlrun.runner.contracts.carriers import PER_TOKEN, TrainSequence
+from rlrun.runner.contracts.carriers import PER_TOKEN, ImagePatches, TrainSequence
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.top_tokens import TopTokens
 from rlrun.runner.trainer.model.vision_tower import PackedImages
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, cut_documents
-from rlrun.runner.trainer.passes.packed_images import document_positions, pack_images
 from rlrun.runner.trainer.transfers import to_device
 
 FILLER = 64
@@ -135,8 +134,8 @@ def make_pack(
         pack = replace(pack, documents=Documents.of(list(full.trees), device, full.ends), paths=forest.paths)
     if any(sequence.images for sequence in sequences):
         assert not share, "the rules refuse images with shared prefixes"
-        positions = document_positions(sequences, full.trees, tower)
-        images = pack_images(sequences, tower, device)
+        positions = _document_positions(sequences, full.trees, tower)
+        images = _pack_images(sequences, tower, device)
         pack = replace(pack, positions=to_device(positions, device), images=images)
     experts = _experts(sequences, forest, filling)
     if experts is None:
@@ -273,4 +272,66 @@ def make_loss_batch(
         weights=weights,
         sample=to_device(np.repeat(np.arange(len(sequences)), lengths), device),
         num_samples=len(sequences),
+    )
+
+
+def _pack_images(
+    sequences: Sequence[TrainSequence], tower: VisionTower | None, device: torch.device
+) -> PackedImages:
+    """Returns the images of packed sequences. Raises ValueError if the model has no tower for them."""
+    tower = _checked(tower)
+    distinct: dict[tuple[str, tuple[int, int, int]], ImagePatches] = {}
+    for sequence in sequences:
+        for image in sequence.images:
+            distinct.setdefault((image.digest, image.grid), image)
+    ends = np.cumsum([tower.num_tokens(grid) for _, grid in distinct])
+    ends_by_image = dict(zip(distinct, ends.tolist(), strict=True))
+    embeddings, tokens, offset = [], [], 0
+    for sequence in sequences:
+        for image, start in zip(sequence.images, sequence.image_starts, strict=True):
+            count, end = tower.num_tokens(image.grid), ends_by_image[image.digest, image.grid]
+            _check_placeholders(sequence, start, count, tower)
+            embeddings.append(np.arange(end - count, end))
+            tokens.append(np.arange(offset + start, offset + start + count))
+        offset += len(sequence.tokens)
+    images = distinct.values()
+    return PackedImages(
+        to_device(np.concatenate([image.values for image in images]), device),
+        to_device(np.array([image.grid for image in images], np.int64), device),
+        to_device(np.concatenate(embeddings), device),
+        to_device(np.concatenate(tokens), device),
+    )
+
+
+def _document_positions(
+    sequences: Sequence[TrainSequence], lengths: Sequence[int], tower: VisionTower | None
+) -> NDArray[np.int64]:
+    """Returns `[3, T]`: every token's positions in its document.
+
+    `lengths` are those of the sequences, and of the documents that fill up the pack.
+    """
+    merge = _checked(tower).merge
+    by_document = [
+        image_positions(
+            len(sequence.tokens), sequence.image_starts, [image.grid for image in sequence.images], merge
+        )
+        for sequence in sequences
+    ]
+    filling = [np.broadcast_to(np.arange(length), (3, length)) for length in lengths[len(sequences) :]]
+    return np.concatenate([*by_document, *filling], axis=1)
+
+
+def _checked(tower: VisionTower | None) -> VisionTower:
+    if tower is None:
+        raise ValueError(
+            "samples have images, and the trainer has no vision tower for them: set trainer.vision_tower to "
+            "frozen or trained, for a model whose family has one"
+        )
+    return tower
+
+
+def _check_placeholders(sequence: TrainSequence, start: int, count: int, tower: VisionTower) -> None:
+    shown = sequence.tokens[start : start + count]
+    assert len(shown) == count and (shown == tower.image_token).all(), (
+        f"tokens {start} to {start + count} of a sample are not the placeholders of its image"
     )

@@ -18,18 +18,33 @@ from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims, get_spmd_context
 from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.model.head import HeadQuery
+from rlrun.runner.trainer.model.mtp_block import MtpInputs
 from rlrun.runner.trainer.model.rope import RopeTable
 from rlrun.runner.trainer.model.routing import Routing, connect_routers, gathered, noted_experts
 from rlrun.runner.trainer.model.top_tokens import Comparison, TopTokens
 from rlrun.runner.trainer.model.vision_tower import blank_image
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, GatherResponses
-from rlrun.runner.trainer.passes.mtp_pass import MtpOutputs, mtp_inputs, mtp_outputs
-from rlrun.runner.trainer.passes.packed_batch import Pack, make_pack
+from rlrun.runner.trainer.passes.meter import Meter
+from rlrun.runner.trainer.passes.packed_batch import LossBatch, Pack, make_pack
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.transfers import to_device, to_host
 from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
 from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.sections.trainer import ParallelSpec
+
+
+# What an MTP layer is asked about a pack, and what its answers are worth.
+#
+# A response token is predicted from the hidden state two tokens before it and the embedding of the token
+# between. The loss is the cross-entropy at temperature 1, as Megatron-LM computes it, with the weights of the
+# policy's loss: masked tokens do not count.
+@dataclass(frozen=True, slots=True)
+class MtpOutputs:
+    """The predictions of a pack's R response tokens, `[R]` float32 each."""
+
+    log_probs: torch.Tensor
+    hits: torch.Tensor
+    """1 where the token is the most probable one, else 0."""
 
 
 class LossOf(Protocol):
@@ -179,10 +194,10 @@ class PackedModel:
         if not self._has_mtp:
             log_probs, entropy, *divergence = self._values(pack, inputs)
             return log_probs, entropy, None, divergence[0] if divergence else None
-        inputs = replace(inputs, mtp=mtp_inputs(pack, self._settings.chunk))
+        inputs = replace(inputs, mtp=_mtp_inputs(pack, self._settings.chunk))
         log_probs, entropy, *further = self._decode(pack, inputs)
         own = further.pop(0) if self._settings.comparison is not None else None
-        return log_probs, entropy, mtp_outputs(pack, *further), own
+        return log_probs, entropy, _mtp_outputs(pack, *further), own
 
     def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, ...]:
         return self.all_responses(pack, self._decode(pack, inputs))
@@ -328,3 +343,25 @@ class PackedModel:
         table = torch.stack(outputs)
         table = GatherResponses.apply(table, pack.own_responses, sum(pack.response_lengths), self._group)
         return tuple(table)
+
+
+def _mtp_inputs(pack: Pack, chunk: int) -> MtpInputs:
+    """Returns what the layer is asked; the logits of `chunk` tokens exist at a time."""
+    assert pack.paths is None and pack.own_responses is None, "the rules refuse cut and shared sequences"
+    rows = (pack.rows - 1).clamp(min=0)
+    return MtpInputs(pack.positions == 0, HeadQuery(rows, pack.targets, 1.0, chunk, hits=True))
+
+
+def _mtp_outputs(pack: Pack, log_probs: torch.Tensor, hits: torch.Tensor) -> MtpOutputs:
+    """Returns the layer's answers. The second token of a sequence has no prediction, because no hidden state
+    is two tokens before it: its log-prob and hit are 0.
+    """
+    is_predicted = pack.positions[pack.rows] > 0
+    return MtpOutputs(log_probs.where(is_predicted, 0.0), hits.where(is_predicted, 0.0))
+
+
+def mtp_loss(outputs: MtpOutputs, batch: LossBatch, meter: Meter) -> torch.Tensor:
+    """Returns the layer's loss, and adds it and the share of its hits to the metrics."""
+    loss = -(outputs.log_probs * batch.weights).sum()
+    meter.add({"train/mtp_loss": loss.detach(), "train/mtp_accuracy": (outputs.hits * batch.weights).sum()})
+    return loss

@@ -3,7 +3,8 @@
 sequences -> packs -> values;  steps -> the algorithm's value loss -> gradients -> the critic's optimizer
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from rlrun.models.architecture import Architecture, scoring_model
 from rlrun.models.hf_tensor import HfTensor
+from rlrun.models.tensor_names import SCORE
 from rlrun.plugins.protocols import ActorCritic
 from rlrun.plugins.types import ValueInputs
 from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainSequence, TrainStep
@@ -25,6 +27,7 @@ from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.updates import Updates, finite_metrics
 from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.trainer.parameters.starting_weights import Read, scoring_weights, starting_policy
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
 from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.packed_batch import make_loss_batch
@@ -175,3 +178,20 @@ def _packed_model(
     share = spec.trainer.share_prefixes
     settings = ModelSettings(1.0, 1, layout, device, dtype, precision=precision, share=share)
     return PackedModel(decoders, model, dims, settings)
+
+
+@contextmanager
+def starting_critic(
+    spec: Spec, model_folder: Path, critic_folder: Path | None, model: Architecture
+) -> Iterator[Read]:
+    """Yields a function that returns a tensor of the critic as it starts: of `critic_folder`, else of the
+    policy, with a value head of 0.
+
+    Raises ValueError if the folder's tensors are not those of the architecture.
+    """
+    if critic_folder is None:
+        with starting_policy(spec, model_folder, model) as read:
+            yield lambda tensor: torch.zeros(tensor.shape) if tensor.name == SCORE else read(tensor)
+        return
+    with scoring_weights(critic_folder, model) as read:
+        yield read

@@ -18,7 +18,6 @@ from rlrun.runner.contracts.seeds import update_seed
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.trainer.checkpoints.distributed import load_checkpoint, training_state
 from rlrun.runner.trainer.compat.data_parallel import reshard
-from rlrun.runner.trainer.model.decoders import build_decoders
 from rlrun.runner.trainer.model.expert_load import ExpertLoad
 from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.optimizer import Optimizer
@@ -33,6 +32,7 @@ from rlrun.runner.trainer.passes.routing_replay import Replay
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.process import build_mesh, seed_generators
 from rlrun.runner.trainer.roles.policy_parts import (
+    build_decoders,
     model_settings,
     policy_parameters,
     records_experts,

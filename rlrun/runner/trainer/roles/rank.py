@@ -28,15 +28,13 @@ from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
 from rlrun.runner.trainer.compat.server_kernels import use_server_kernels
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
-from rlrun.runner.trainer.flash_attention import use_flash_attention
-from rlrun.runner.trainer.layout_support import check_support
+from rlrun.runner.trainer.gpu_support import check_support, use_flash_attention
 from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.process import start_process, stop_process
 from rlrun.runner.trainer.profiling import StepProfiler
-from rlrun.runner.trainer.roles.critic import Critic
-from rlrun.runner.trainer.roles.critic_weights import starting_critic
+from rlrun.runner.trainer.roles.critic import Critic, starting_critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
 from rlrun.runner.trainer.roles.teacher import (

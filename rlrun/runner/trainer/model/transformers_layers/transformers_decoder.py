@@ -27,8 +27,7 @@ from rlrun.runner.trainer.model.attention import AttentionSettings, CutDocuments
 from rlrun.runner.trainer.model.decoder import DecoderInputs
 from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.head import ResponseHead
-from rlrun.runner.trainer.model.transformers_layers.transformers_experts import replace_experts
-from rlrun.runner.trainer.model.transformers_layers.transformers_layout import lay_out
+from rlrun.runner.trainer.model.transformers_layers.transformers_layout import lay_out, replace_experts
 
 ATTENTION = "rlrun_packed"
 

@@ -9,6 +9,7 @@ A parameter outside of the plan is the same on all ranks, and so is its gradient
 """
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear
 
+from rlrun.runner.trainer.compat.experts import AllToAllTokenDispatcher
 from rlrun.runner.trainer.compat.layouts import Placement, place_expert_parameters, place_parameter
 from rlrun.runner.trainer.compat.meshes import ParallelDims
-from rlrun.runner.trainer.model.transformers_layers.transformers_experts import RoutedExperts
+from rlrun.runner.trainer.model.layers import Experts
 
 STYLES: Mapping[str, tuple[Placement, Placement]] = {
     "colwise": ("rows", "rows"),
@@ -39,7 +41,7 @@ def lay_out(decoder: Any, config: Any, dims: ParallelDims) -> None:
     group = None if tensor is None else tensor.get_group("tp")
     styles = {} if group is None else _styles(decoder.model, config)
     for name, module in decoder.model.named_modules():
-        if isinstance(module, RoutedExperts):
+        if isinstance(module, _RoutedExperts):
             _lay_out_experts(module, dims, group)
         elif ".experts.inner_experts" not in name:
             weight, bias = STYLES[styles[name]] if name in styles else ("same", "same")
@@ -68,7 +70,7 @@ def _styles(model: nn.Module, config: Any) -> dict[str, str]:
     styles = {}
     for name, module in model.named_modules():
         style = plan.get(".".join("*" if part.isdecimal() else part for part in name.split(".")))
-        if style is None or isinstance(module, RoutedExperts | nn.Embedding):
+        if style is None or isinstance(module, _RoutedExperts | nn.Embedding):
             continue  # laid out below, whatever the plan says
         if style not in STYLES:
             raise ValueError(
@@ -101,7 +103,39 @@ def _forward(style: str, module: nn.Module, group: dist.ProcessGroup) -> Callabl
     return plain_forward
 
 
-def _lay_out_experts(experts: RoutedExperts, dims: ParallelDims, group: dist.ProcessGroup | None) -> None:
+# Puts rlrun's experts in the place of transformers', whose router chooses them.
+#
+#     transformers' router -> experts of each token -> exchange -> rlrun's experts -> exchange -> weighted sum
+#
+# So experts can be sharded over ranks, and checkpoints have a tensor for each of an expert's matrices.
+class _RoutedExperts(nn.Module):
+    """A layer's experts, with the interface of transformers' modules of that kind."""
+
+    def __init__(self, num_experts: int, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.inner_experts = Experts.Config(
+            dim=hidden, hidden_dim=intermediate, num_experts=num_experts, param_init={}
+        ).build()
+        # the number of experts per token is that of the tokens at hand
+        self.token_dispatcher = AllToAllTokenDispatcher.Config(num_experts=num_experts, top_k=1).build()
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the weighted sums `[T, D]` of the experts `[T, K]` of each token `[T, D]`."""
+        dispatcher = self.token_dispatcher
+        dispatcher.top_k = top_k_index.shape[1]
+        chosen = top_k_index.flatten()
+        counts = chosen.new_zeros(dispatcher.num_experts)  # bincount would wait for the GPU
+        counts.scatter_add_(0, chosen, torch.ones_like(chosen))
+        tokens, counts, way_back = dispatcher.dispatch(hidden_states, top_k_weights, top_k_index, counts)
+        combined: torch.Tensor = dispatcher.combine(
+            self.inner_experts(tokens, counts), way_back, hidden_states
+        )
+        return combined
+
+
+def _lay_out_experts(experts: _RoutedExperts, dims: ParallelDims, group: dist.ProcessGroup | None) -> None:
     """Gives each rank whole experts, or without expert parallelism a slice of every expert."""
     place_expert_parameters(experts.inner_experts, dims)
     experts.token_dispatcher.wire_meshes(ep_mesh=dims.get_optional_mesh("ep"))
@@ -213,3 +247,30 @@ def _gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor
 
 def _part(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     return x.chunk(group.size(), dim)[group.rank()].contiguous()
+
+
+def replace_experts(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replaces the experts of every sparse layer.
+
+    Raises ValueError for experts that are not SwiGLUs whose gate and up are one stacked matrix.
+    """
+    for layer in model.layers:
+        for name, block in list(layer.named_modules()):
+            experts = getattr(block, "experts", None)
+            if not isinstance(experts, nn.Module):
+                continue
+            block.experts = _like(experts, f"{name}.experts").to(dtype)
+            # the names by which torchtitan's data parallelism finds a layer's experts
+            layer.__dict__["moe_enabled"] = True
+            layer.__dict__["moe"] = SimpleNamespace(routed_experts=block.experts)
+
+
+def _like(experts: nn.Module, name: str) -> _RoutedExperts:
+    parameters = dict(experts.named_parameters())
+    is_swiglu = (
+        isinstance(getattr(experts, "act_fn", None), nn.SiLU) or "SiLU" in type(experts.act_fn).__name__
+    )
+    if parameters.keys() != {"gate_up_proj", "down_proj"} or not is_swiglu:
+        raise ValueError(f"{name} is not a stack of SwiGLUs: such experts cannot be trained here")
+    num_experts, hidden, intermediate = parameters["down_proj"].shape
+    return _RoutedExperts(num_experts, hidden, intermediate)

@@ -1,13 +1,16 @@
-"""Checks that this rank's GPU and packages can run what `[trainer.parallel]` asks for."""
+"""Checks that this rank's GPU and packages can run what `[trainer]` and `[trainer.parallel]` ask for."""
 
 from importlib import import_module
 
 import torch
+from torch.nn.attention import activate_flash_attention_impl
 
 from rlrun.specs.sections.trainer import ParallelSpec
 
 HOPPER = (9, 0)
-"""The compute capability from which GPUs have the kernels of DeepEP and NCCL's symmetric memory."""
+"""The compute capability of H100, H200 and H800: the first with the kernels of DeepEP and NCCL's symmetric
+memory, and the only major number with those of FlashAttention 3.
+"""
 DEEPEP = "https://github.com/deepseek-ai/DeepEP"
 
 
@@ -41,4 +44,28 @@ def _check_deepep() -> None:
             'trainer.parallel.token_dispatcher = "deepep" needs DeepEP 2, whose package deep_ep cannot be '
             f"used here ({error}): install it from {DEEPEP} on every node of the trainer, or remove "
             "token_dispatcher"
+        ) from error
+
+
+def use_flash_attention(version: str, device: torch.device) -> None:
+    """Makes this process use `trainer.flash_attention`. Raises ValueError, with the remedy, if it cannot.
+
+    torch's own kernel of variable-length attention is FlashAttention 2. FlashAttention 3 is a package of its
+    own, which torch registers in its place for the whole process, as torchtitan does too.
+    """
+    if version == "FA2":
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER[0]:
+        found = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+        raise ValueError(
+            f'trainer.flash_attention = "{version}" needs a Hopper GPU (H100, H200), and this rank has '
+            f"{found}: remove trainer.flash_attention"
+        )
+    try:
+        activate_flash_attention_impl(version)
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            f'trainer.flash_attention = "{version}" needs the package flash_attn_3, whose module '
+            f"flash_attn_interface cannot be used here ({error}): install it on every node of the trainer, "
+            "or remove trainer.flash_attention"
         ) from error

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.trainer.model import compiling
+from rlrun.runner.trainer.model import build_decoder
 from tests.runner.trainer.trainer_cases import (
     Reference,
     make_rank,
@@ -98,11 +98,11 @@ def test_layers_are_not_compiled_again_for_other_numbers_of_documents(folder):
 
 @pytest.mark.parametrize(("on_cpu", "cure"), [(True, "install g\\+\\+"), (False, "needs triton")])
 def test_what_is_missing_is_said(monkeypatch, on_cpu, cure):
-    monkeypatch.setattr(compiling, "ON_CPU", on_cpu)
-    monkeypatch.setattr(compiling, "find_compiler", lambda: None)
-    monkeypatch.setattr(compiling, "has_triton", lambda: False)
+    monkeypatch.setattr(build_decoder, "ON_CPU", on_cpu)
+    monkeypatch.setattr(build_decoder, "find_compiler", lambda: None)
+    monkeypatch.setattr(build_decoder, "has_triton", lambda: False)
     with pytest.raises(ValueError, match=cure):
-        compiling.check_compiler()
+        build_decoder.check_compiler()
 
 
 def on_ranks(folder, tmp_path, cases):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 
-from rlrun.runner.trainer.flash_attention import use_flash_attention
+from rlrun.runner.trainer.gpu_support import use_flash_attention
 
 GPU = torch.device("cuda", 0)
 

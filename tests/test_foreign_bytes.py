@@ -82,7 +82,7 @@ from rlrun.runner.view.page import to_json
 from rlrun.runner.view.viewed_run import ViewedRun
 from rlrun.runner.weights.form import engine_form
 from rlrun.specs.reading.loading import load_spec
-from rlrun.specs.rules.served_model import served_model
+from rlrun.specs.rules.engine_rules import served_model
 from rlrun.specs.sections.job import Spec
 from tests.foreign_bytes import Reader, foreign_bytes, ours_or_a_result
 from tests.pictures import picture

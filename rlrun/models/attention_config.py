@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
-from rlrun.models.checked_numbers import check_numbers
+from rlrun.models.checked_values import check_numbers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MAX_PAIRS = 1 << 16

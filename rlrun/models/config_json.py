@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_numbers import check_numbers
+from rlrun.models.checked_values import check_numbers
 from rlrun.models.config_defaults import refuse_nulls, with_family_defaults
 from rlrun.models.families.table import NATIVE, family_named, family_of, why_no_mtp
 from rlrun.models.family import Family

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.checked_names import file_inside
+from rlrun.models.checked_values import file_inside
 from rlrun.models.foreign_files import open_regular, read_bytes
 
 _MAX_DEPTH = 200

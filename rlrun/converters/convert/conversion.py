@@ -6,6 +6,7 @@ Planning reads only headers. Every mistake in the source's names and shapes is f
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,16 @@ from rlrun.converters.convert.copying import Advance, ResourceLimits
 from rlrun.converters.convert.destination import write_atomically
 from rlrun.converters.convert.sources import cast_weight, checked_contents, config_of, optimizer_contents
 from rlrun.converters.convert.verification import verify_folder
-from rlrun.converters.families.adapted import group_bytes
+from rlrun.converters.families.adapters import group_bytes
 from rlrun.converters.families.expected_tensors import STRICT, Lenience
 from rlrun.converters.families.families import alias_names, check_family, map_to_parameters
 from rlrun.converters.families.lora import merge_adapter
 from rlrun.converters.families.mapping import Mapped
-from rlrun.converters.families.tying import set_tying
 from rlrun.converters.folders.hf_folder import files_beside_weights
 from rlrun.converters.folders.locate import Checkpoint, Format
 from rlrun.converters.folders.output_files import OutputFile, distcp_files, safetensors_files, small_file
 from rlrun.converters.quantised.kinds import Kind, quantise
-from rlrun.converters.tensors.content import Content, Plain
+from rlrun.converters.tensors.content import Content, Plain, as_bytes, blocks
 from rlrun.converters.tensors.precision import is_code
 from rlrun.converters.tensors.stored import Files
 from rlrun.models.config_json import read_config
@@ -37,6 +37,8 @@ _OPTIMIZER = "optimizer"
 _MODEL_TABLES = ("text_config", "vision_config")
 """Tables of a multimodal config.json, each the config of a model."""
 _DTYPE_KEYS = {"dtype", "torch_dtype"}
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def plan_conversion(source: Checkpoint, target: Format, options: Options) -> Con
     contents = mapped.contents
     if options.adapter is not None:
         contents = merge_adapter(contents, options.adapter)
-    contents, config = set_tying(contents, config, options.tied)
+    contents, config = _set_tying(contents, config, options.tied)
     contents = {name: cast_weight(name, content, options.dtype) for name, content in contents.items()}
     if target == "hf":
         contents, config = _quantised(contents, config, options)
@@ -219,3 +221,36 @@ def _identity(
         "layout": layout,
         "options": settings,
     }
+
+
+def _set_tying(
+    contents: dict[str, Content], config: dict[str, Any], tied: bool | None
+) -> tuple[dict[str, Content], dict[str, Any]]:
+    """Returns tensors and config, tied or untied (None: unchanged).
+
+    Raises ValueError if embedding and head differ, so that they cannot be tied.
+    """
+    if tied is None or tied == bool(config.get("tie_word_embeddings", False)):
+        return contents, config
+    if _EMBEDDING not in contents:
+        raise ValueError(f"the model has no {_EMBEDDING} to tie or untie")
+    config = config | {"tie_word_embeddings": tied}
+    if not tied:
+        return contents | {_HEAD: contents[_EMBEDDING]}, config
+    _check_same(contents)
+    return {name: content for name, content in contents.items() if name != _HEAD}, config
+
+
+def _check_same(contents: Mapping[str, Content]) -> None:
+    """Raises ValueError if the head differs from the embedding."""
+    embedding, head, files = contents[_EMBEDDING], contents.get(_HEAD), Files()
+    same = head is None or (
+        embedding.tensor == head.tensor
+        and all(
+            torch.equal(as_bytes(embedding.rows(files, *block)), as_bytes(head.rows(files, *block)))
+            for block in blocks(embedding, _BLOCK_BYTES)
+        )
+    )
+    files.close()
+    if not same:
+        raise ValueError(f"{_HEAD} and {_EMBEDDING} differ, so they cannot be tied: omit --tie")

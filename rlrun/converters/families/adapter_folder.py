@@ -19,7 +19,7 @@ from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo, read_header
 from rlrun.converters.tensors.stored import OpenFiles
 from rlrun.models.adapters import Adapter, AnyAdapter, ExpertAdapter, LoraShape, adapter_tensors
-from rlrun.models.checked_names import file_inside
+from rlrun.models.checked_values import file_inside
 
 
 class AdapterFolder(OpenFiles):

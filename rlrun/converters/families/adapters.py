@@ -8,23 +8,27 @@ is written. Therefore one layer must fit into memory, but not the model.
 
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from rlrun.converters.families.adapted import AdapterGroup, Convert, Table, Zeros, meta_tensor
 from rlrun.converters.families.expected_tensors import Lenience
 from rlrun.converters.families.mapping import Mapped, StoredParameters, check_names
 from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.converters.tensors.stored import Files
+from rlrun.models.checked_values import abbreviated
 from rlrun.models.families.table import family_of
 
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _DERIVED = ".rotary_emb.inv_freq"
 _LAYER = re.compile(r"^(.*?)(?:layers|blocks)\.(\d+)\.")
+_Table = dict[str, torch.Tensor]
+_Convert = Callable[[_Table], _Table]
 
 
 class AdaptedFamily:
@@ -68,7 +72,7 @@ class _Flavor:
         unknown = {name: content.tensor.shape for name, content in contents.items() if name not in names}
         mapped = check_names(expected, shapes | unknown, where, lenience)
         mapped.contents = results | {
-            name: Zeros(tensor) for name, tensor in self.buffers.items() if name not in results
+            name: _Zeros(tensor) for name, tensor in self.buffers.items() if name not in results
         }
         return mapped
 
@@ -83,27 +87,82 @@ class _Flavor:
             mapped.contents |= group.results()
         return mapped
 
-    def _from_hf(self, tensors: Table, has_head: bool) -> Table:
+    def _from_hf(self, tensors: _Table, has_head: bool) -> _Table:
         """Calls the adapter. Some adapters need a head in every dict, or copy the embedding into one."""
         embedding = any(name.endswith(_EMBEDDING) for name in tensors)
         if _any_head(tensors) or (embedding and not has_head):
             return self.adapter.from_hf(tensors)
-        converted: Table = self.adapter.from_hf(tensors | {_HEAD: torch.empty(0)})
+        converted: _Table = self.adapter.from_hf(tensors | {_HEAD: torch.empty(0)})
         return {name: tensor for name, tensor in converted.items() if name != _HEAD}
 
     def hf_names(self) -> set[str]:
         """Returns the Hugging Face names of all tensors of the model."""
-        tensors = {name: meta_tensor(tensor) for name, tensor in (self.parameters | self.buffers).items()}
+        tensors = {name: _meta_tensor(tensor) for name, tensor in (self.parameters | self.buffers).items()}
         return set(self.adapter.to_hf(tensors))
 
 
-def _groups(contents: Mapping[str, Content], convert: Convert) -> Iterator[AdapterGroup]:
+class _AdapterGroup:
+    """Tensors that an adapter converts together."""
+
+    def __init__(self, members: dict[str, Content], convert: _Convert) -> None:
+        self._members = members
+        self._convert = convert
+        self._empty = {name: _meta_tensor(content.tensor) for name, content in members.items()}
+        self._renamed: dict[str, str] = {}
+        self._results: _Table = {}
+        """Converted tensors that have not been written yet."""
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that are read for the conversion."""
+        return sum(content.tensor.nbytes for name, content in self._members.items() if self._is_read(name))
+
+    def results(self) -> dict[str, Content]:
+        """Returns the contents of the results by name; a tensor that is only renamed keeps its content."""
+        try:
+            results = self._convert(dict(self._empty))
+        except (RuntimeError, LookupError, AssertionError) as error:
+            names = abbreviated(list(self._members))
+            raise ValueError(f"torchtitan's adapter cannot convert {names}: {error}") from error
+        contents: dict[str, Content] = {}
+        for name, tensor in results.items():
+            source = next((old for old, meta in self._empty.items() if meta is tensor), None)
+            if source is not None:
+                self._renamed[source] = name
+                contents[name] = self._members[source]
+            else:
+                contents[name] = _AdaptedTensor(self, name, TensorInfo(tensor.dtype, tuple(tensor.shape)))
+        return contents
+
+    def result(self, files: Files, name: str) -> torch.Tensor:
+        """Returns a converted tensor. The first call converts all tensors of the group."""
+        with self._lock:
+            if name not in self._results:
+                self._results = self._convert(
+                    {
+                        name: _read_whole(files, content) if self._is_read(name) else self._empty[name]
+                        for name, content in self._members.items()
+                    }
+                )
+            return self._results[name]
+
+    def drop(self, name: str) -> None:
+        """Frees a converted tensor."""
+        with self._lock:
+            del self._results[name]
+
+    def _is_read(self, name: str) -> bool:
+        return name not in self._renamed
+
+
+def _groups(contents: Mapping[str, Content], convert: _Convert) -> Iterator[_AdapterGroup]:
     """Returns a group for each layer, and one for each tensor outside of the layers."""
     members: dict[str, dict[str, Content]] = {}
     for name, content in contents.items():
         layer = _LAYER.match(name)
         members.setdefault(layer[0] if layer else name, {})[name] = content
-    return (AdapterGroup(group, convert) for group in members.values())
+    return (_AdapterGroup(group, convert) for group in members.values())
 
 
 def _any_head(names: Iterable[str]) -> bool:
@@ -143,3 +202,49 @@ def _flavor(spec: Any) -> _Flavor:
         {name: tensor for name, tensor in tensors.items() if name not in buffers},
         {name: tensor for name, tensor in tensors.items() if name in buffers},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _AdaptedTensor:
+    """One tensor that an adapter computes from a group."""
+
+    group: "_AdapterGroup"
+    name: str
+    tensor: TensorInfo
+    step: int = 1
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Returns rows of the tensor. After the last row, the group frees the tensor."""
+        whole = self.group.result(files, self.name)
+        count = self.tensor.shape[0] if self.tensor.shape else 1
+        if last == count:
+            self.group.drop(self.name)
+        return whole.reshape(count, *self.tensor.shape[1:])[first:last]
+
+
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """A buffer of zeros, for buffers of torchtitan that Hugging Face checkpoints do not have."""
+
+    tensor: TensorInfo
+    step: int = 1
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Returns zeros for rows `first` to `last`."""
+        return torch.zeros((last - first, *self.tensor.shape[1:]), dtype=self.tensor.dtype)
+
+
+def group_bytes(contents: Mapping[str, Content]) -> int:
+    """Returns the maximum bytes that one thread holds: the tensors of a group and their results."""
+    groups = [content.group for content in contents.values() if isinstance(content, _AdaptedTensor)]
+    return max((2 * group.nbytes for group in groups), default=0)
+
+
+def _meta_tensor(tensor: TensorInfo) -> torch.Tensor:
+    """Returns a tensor on the meta device, which has no data."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _read_whole(files: Files, content: Content) -> torch.Tensor:
+    shape = content.tensor.shape
+    return content.rows(files, 0, shape[0] if shape else 1).view(shape)

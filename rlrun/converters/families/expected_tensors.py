@@ -8,7 +8,7 @@ from rlrun.converters.families.expert_storage import expert_parts
 from rlrun.converters.folders.hf_folder import entries_of
 from rlrun.converters.tensors.safetensors_header import ITEM_BYTES, HeaderEntry
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_names import abbreviated
+from rlrun.models.checked_values import abbreviated
 from rlrun.models.config_json import read_config
 from rlrun.models.decoder_config import quantisation
 from rlrun.models.tensor_names import hf_tensors, is_derived

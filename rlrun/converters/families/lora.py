@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from rlrun.converters.families.merged_weights import MergedWeight, experts_of, merge_experts
+from rlrun.converters.families.model_folder import WeightFolder
 from rlrun.converters.families.stored_adapter import ADAPTER_WEIGHTS, read_adapter_config, stacked_targets
 from rlrun.converters.tensors.base_blocks import BaseKind, decode, encode
 from rlrun.converters.tensors.content import Cast, Content, RowByRow, cast, plain
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import Files, StoredTensor
 from rlrun.models.adapters import PEFT_PREFIX, quantised_matrices
-from rlrun.models.checked_names import abbreviated, file_inside
+from rlrun.models.architecture import Architecture
+from rlrun.models.checked_values import abbreviated, file_inside
 from rlrun.models.config_json import architecture
 from rlrun.models.tensor_names import text_tensors
 
@@ -169,3 +171,25 @@ def _pattern(patterns: Mapping[str, float], module: str, default: float) -> floa
         if re.fullmatch(rf"(.*\.)?({pattern})", module):
             return value
     return default
+
+
+class MergedFolder(WeightFolder):
+    """The merged weights; a context manager."""
+
+    def __init__(self, folder: Path, model: Architecture, adapter: Path) -> None:
+        """Opens the files. Raises ValueError if model and adapter do not fit each other."""
+        super().__init__(folder, model)
+        stored = {name: plain(tensor) for name, tensor in self._tensors.items()}
+        merged = merge_adapter(stored, adapter)
+        self._merged = {name: content for name, content in merged.items() if content is not stored[name]}
+
+    @property
+    def adapted(self) -> Set[str]:
+        """The names of the tensors that the adapter changes."""
+        return self._merged.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        """Returns the tensor, in the precision of the folder."""
+        if (content := self._merged.get(name)) is None:
+            return super().read(name)
+        return content.rows(self._files, 0, content.tensor.shape[0])

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from rlrun.converters.families.expected_tensors import Lenience, check_shapes, hf_shapes
 from rlrun.converters.families.expert_storage import each_expert
-from rlrun.converters.tensors.arranged import Paired, stack_contents, transpose
+from rlrun.converters.tensors.arranged import Paired, reorder, stack_contents, transpose
 from rlrun.converters.tensors.content import Content, Plain, plain
-from rlrun.converters.tensors.heads import reorder
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.architecture import Architecture

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlrun.models.adapters import EXPERT_TARGETS, AnyAdapter, LoraShape, adapters
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_names import abbreviated, file_inside
+from rlrun.models.checked_values import abbreviated, file_inside
 from rlrun.models.json_files import read_json_object, tensor_shapes
 
 ADAPTER_CONFIG = "adapter_config.json"

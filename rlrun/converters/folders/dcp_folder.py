@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import metadata
 from rlrun.converters.folders.dcp_metadata import METADATA, first_line, read_metadata
 from rlrun.converters.tensors.safetensors_format import CODES, TensorInfo
 from rlrun.converters.tensors.stored import Chunk, StoredTensor
-from rlrun.models.checked_names import check_tensor_name, file_inside
+from rlrun.models.checked_values import check_tensor_name, file_inside
 from rlrun.models.foreign_files import open_regular
 
 _RECORD_HEADER = 30

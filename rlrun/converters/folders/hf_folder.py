@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.converters.tensors.safetensors_header import HeaderEntry, read_entries
-from rlrun.models.checked_names import abbreviated, file_inside
+from rlrun.models.checked_values import abbreviated, file_inside
 from rlrun.models.json_files import read_json
 
 if TYPE_CHECKING:

@@ -8,10 +8,15 @@ from typing import Any
 from rlrun.converters.imports.secrets import without_credentials
 from rlrun.converters.imports.setting_table import Row, SettingTable
 from rlrun.converters.imports.settings import Setting
-from rlrun.converters.imports.spec_defaults import spec_default
-from rlrun.converters.imports.spec_draft import SpecDraft
+from rlrun.converters.imports.spec_draft import SpecDraft, plain_name
+from rlrun.specs.problems.suggestions import section_models
+from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.section import is_derived
 
 _MAX_WHOLE = 1 << 62
+_UNKNOWN = object()
+"""The default of keys that plugins add, and of those that follow from other keys."""
+_REWARDS_FILE = "rewards.py"
 
 
 @dataclass(kw_only=True)
@@ -159,7 +164,7 @@ def _copy(draft: ImportDraft, name: str, row: Row) -> None:
             draft.drop(f"has no counterpart (available: {', '.join(row.values)})", name)
             return
         value = row.values[text]
-    if setting is not None or value != spec_default(row.key):
+    if setting is not None or value != _spec_default(row.key):
         draft.put(row.key, value, name)
 
 
@@ -170,3 +175,37 @@ def _safe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_safe(item) for item in value]
     return value
+
+
+def _spec_default(key: str) -> Any:
+    """Returns the default of a dotted key, or `_UNKNOWN`."""
+    model: Any = Spec
+    *parents, leaf = key.split(".")
+    for part in parents:
+        field = model.model_fields.get(part)
+        model = next(section_models(field.annotation), None) if field else None
+        if model is None:
+            return _UNKNOWN
+    field = model.model_fields.get(leaf)
+    if field is None or is_derived(field) or field.is_required():
+        return _UNKNOWN
+    return field.get_default(call_default_factory=True)
+
+
+def name_after_file(draft: ImportDraft) -> None:
+    """Names the run after the imported file, the first of several."""
+    stem = draft.source.partition(" ")[0].rpartition(".")[0]
+    draft.set("name", plain_name(stem, "run"), (), "the file's name")
+
+
+def own_reward(function: str) -> str:
+    """Returns the `type` of a reward that the user has to write."""
+    return f"{_REWARDS_FILE}:{function}"
+
+
+def how_to_write(functions: Sequence[str]) -> str:
+    """Returns the note about functions of the user's."""
+    return (
+        f"write {', '.join(functions)} in {_REWARDS_FILE} as rlrun's rewards: `@rlrun.reward`, a function of "
+        "one sample that returns a number (docs/plugins.md); then say --allow-local-plugins"
+    )

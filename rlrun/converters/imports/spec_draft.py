@@ -3,6 +3,7 @@
 In the end it is written as TOML, with a comment on each key.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ from rlrun.specs.sections.job import Spec
 
 _MAX_COLUMN = 60
 """The column at which comments begin, at most."""
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+_UNRESOLVED = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
 
 
 class Origin(Protocol):
@@ -141,3 +144,42 @@ def _lines(table: Mapping[str, Any], prefix: str, comments: Mapping[str, str]) -
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def plain_name(text: str, default: str = "") -> str:
+    """Returns a text as a name; `default` if nothing is left of it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or default
+
+
+def refer_to_variables(draft: SpecDraft) -> None:
+    """Makes values from the script's environment refer to variables of the spec, and notes which ones."""
+    unset: set[str] = set()
+    draft.values = _with_variables(draft.values, unset)
+    draft.notes += [
+        f"{name} is not set in the script: add `{name} = …` under [vars], or pass --set vars.{name}=…"
+        for name in sorted(unset)
+    ]
+    for key, text in _texts(draft.values, ""):
+        if _UNRESOLVED.search(text):
+            draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
+
+
+def _with_variables(value: Any, unset: set[str]) -> Any:
+    """Returns the document with `${NAME}` replaced by `${var:NAME}`, and adds the names to `unset`."""
+    if isinstance(value, dict):
+        return {key: _with_variables(inner, unset) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_variables(inner, unset) for inner in value]
+    if not isinstance(value, str):
+        return value
+    unset.update(_VARIABLE.findall(value))
+    return _VARIABLE.sub(r"${var:\1}", value)
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, inner in items:
+            yield from _texts(inner, f"{key}.{name}".lstrip("."))

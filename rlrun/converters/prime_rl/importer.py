@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlrun.converters.imports.import_draft import ImportDraft, translate
 from rlrun.converters.imports.setting_table import SettingTable, read_table
-from rlrun.converters.imports.shell_variables import refer_to_variables
+from rlrun.converters.imports.spec_draft import refer_to_variables
 from rlrun.converters.prime_rl import source_rules as sources
 from rlrun.converters.prime_rl import training_rules as training
 from rlrun.converters.prime_rl.reading import PrimeSource, read_source

@@ -11,10 +11,8 @@ from typing import Any
 
 import tomli
 
-from rlrun.converters.imports.settings import Setting, add_setting
-from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.settings import Setting, add_setting, source_text, written_value
 from rlrun.converters.imports.training_command import read_training_command
-from rlrun.converters.imports.written_values import written_value
 from rlrun.converters.shell.script import Word
 from rlrun.specs.problems.positions import KeyPath, find_positions, line_and_column
 

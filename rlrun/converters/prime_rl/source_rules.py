@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft
-from rlrun.converters.imports.run_names import plain_name
+from rlrun.converters.imports.spec_draft import plain_name
 from rlrun.converters.prime_rl.training_rules import chosen
 
 _TRAIN, _EVAL = "orchestrator.train.source", "orchestrator.eval.source"

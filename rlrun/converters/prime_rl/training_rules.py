@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rlrun.converters.imports.import_draft import ImportDraft
-from rlrun.converters.imports.run_names import name_after_file, plain_name
+from rlrun.converters.imports.import_draft import ImportDraft, name_after_file
+from rlrun.converters.imports.spec_draft import plain_name
 from rlrun.specs.sections.rollout import USUAL_PROMPT_TOKENS
 
 _BATCH = 128

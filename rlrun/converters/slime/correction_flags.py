@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.converters.slime.draft import Draft, Flag
+from rlrun.converters.slime.draft import Draft, Flag, file_settings
 from rlrun.converters.slime.flag_table import flag_table
-from rlrun.converters.slime.settings_file import file_settings
 
 _DEFAULT_DELTA = 1e-4
 _MIS = "mis.compute_mis_weights"

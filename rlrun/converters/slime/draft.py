@@ -9,6 +9,7 @@ from typing import Any
 from rlrun.converters.imports.secrets import is_secret, without_credentials
 from rlrun.converters.imports.server_arguments import why_reserved
 from rlrun.converters.imports.spec_draft import SpecDraft
+from rlrun.converters.imports.yaml_table import yaml_table
 from rlrun.models.families.table import TABLES
 from rlrun.models.family import Support
 from rlrun.models.json_files import parse_json
@@ -168,3 +169,19 @@ def _is_unused_by_sft(key: str) -> bool:
     """Returns whether a key is about rollouts or a policy loss."""
     section = key.partition(".")[0]
     return key not in _DEMONSTRATION_KEYS and (section in _ROLLOUT_SECTIONS or key in _POLICY_LOSS_KEYS)
+
+
+def file_settings(draft: Draft, name: str) -> dict[str, Any] | None:
+    """Returns the table in a flag's YAML file; if it cannot be read, adds a note and returns None."""
+    flag = draft.flags.get(name)
+    if flag is None:
+        return None
+    text = draft.read_file(draft.text(name) or "")
+    if text is None:
+        draft.note(flag, "the file was not found: its settings are left out")
+        return None
+    try:
+        return yaml_table(text)
+    except ValueError as error:
+        draft.note(flag, f"the file {error}")
+        return None

@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.draft import Draft, file_settings
 from rlrun.converters.slime.flag_table import flag_table
-from rlrun.converters.slime.settings_file import file_settings
 from rlrun.converters.slime.sources_flags import named_reward, set_rows
 
 _DATASET_KEYS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {

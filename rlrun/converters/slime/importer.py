@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlrun.converters.imports.run_names import plain_name
 from rlrun.converters.imports.secrets import is_secret
-from rlrun.converters.imports.shell_variables import refer_to_variables
+from rlrun.converters.imports.spec_draft import plain_name, refer_to_variables
 from rlrun.converters.imports.training_command import last_training_command
 from rlrun.converters.shell.files import candidate_files
 from rlrun.converters.shell.script import Script, Word, read_script

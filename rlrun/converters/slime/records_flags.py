@@ -1,6 +1,6 @@
 """Translates slime's flags about a run's records: checkpoints, trackers and its name."""
 
-from rlrun.converters.imports.run_names import plain_name
+from rlrun.converters.imports.spec_draft import plain_name
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
 

@@ -7,8 +7,7 @@ import re
 from typing import Any
 
 from rlrun.converters.imports.secrets import bare_address
-from rlrun.converters.slime.draft import Draft, Flag
-from rlrun.converters.slime.settings_file import file_settings
+from rlrun.converters.slime.draft import Draft, Flag, file_settings
 
 Settings = dict[str, Any]
 DEFAULT_CONCURRENCY = 512

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.checked_names import check_tensor_name
+from rlrun.models.checked_values import check_tensor_name
 from rlrun.models.foreign_files import open_regular
 
 ITEM_BYTES = {

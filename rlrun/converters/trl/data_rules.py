@@ -3,8 +3,7 @@
 from pathlib import PurePath
 from typing import Any
 
-from rlrun.converters.imports.import_draft import ImportDraft
-from rlrun.converters.imports.own_rewards import how_to_write, own_reward
+from rlrun.converters.imports.import_draft import ImportDraft, how_to_write, own_reward
 from rlrun.converters.trl.python_script import DatasetCall, RewardCall
 from rlrun.converters.trl.trainer_rules import interval
 

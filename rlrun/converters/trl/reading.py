@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlrun.converters.imports.settings import Setting, add_setting
-from rlrun.converters.imports.source_text import source_text
+from rlrun.converters.imports.settings import Setting, add_setting, source_text, written_value
 from rlrun.converters.imports.training_command import TrainingCommand, read_training_command
-from rlrun.converters.imports.written_values import written_value
 from rlrun.converters.imports.yaml_table import yaml_table
 from rlrun.converters.shell.script import Word
 from rlrun.converters.trl.python_script import read_python

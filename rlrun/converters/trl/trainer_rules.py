@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from rlrun.converters.imports.import_draft import ImportDraft
-from rlrun.converters.imports.run_names import name_after_file, plain_name
+from rlrun.converters.imports.import_draft import ImportDraft, name_after_file
+from rlrun.converters.imports.spec_draft import plain_name
 from rlrun.converters.trl.batch_rules import optimizer_steps
 
 _OPTIMIZERS = {

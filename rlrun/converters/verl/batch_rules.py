@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from rlrun.converters.imports.import_draft import ImportDraft
-from rlrun.converters.imports.run_names import name_after_file, plain_name
+from rlrun.converters.imports.import_draft import ImportDraft, name_after_file
+from rlrun.converters.imports.spec_draft import plain_name
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MINI_BATCH = f"{_ACTOR}.ppo_mini_batch_size"

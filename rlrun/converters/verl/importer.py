@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlrun.converters.imports.import_draft import ImportDraft, translate
 from rlrun.converters.imports.setting_table import SettingTable, read_table
-from rlrun.converters.imports.shell_variables import refer_to_variables
+from rlrun.converters.imports.spec_draft import refer_to_variables
 from rlrun.converters.verl import batch_rules as batches
 from rlrun.converters.verl import objective_rules as objective
 from rlrun.converters.verl import source_rules as sources

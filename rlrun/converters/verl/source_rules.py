@@ -3,10 +3,9 @@
 from pathlib import PurePath
 from typing import Any
 
-from rlrun.converters.imports.import_draft import ImportDraft
-from rlrun.converters.imports.own_rewards import how_to_write, own_reward
-from rlrun.converters.imports.run_names import plain_name
+from rlrun.converters.imports.import_draft import ImportDraft, how_to_write, own_reward
 from rlrun.converters.imports.server_arguments import why_reserved
+from rlrun.converters.imports.spec_draft import plain_name
 
 _TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 _ROLLOUT = "actor_rollout_ref.rollout"

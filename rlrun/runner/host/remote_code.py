@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.models.checked_names import abbreviated
+from rlrun.models.checked_values import abbreviated
 from rlrun.models.json_files import read_json_object
 
 _CLASSES = {"tokenizer_config.json": "AutoTokenizer", "config.json": "AutoConfig"}

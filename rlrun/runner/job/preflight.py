@@ -34,8 +34,8 @@ from rlrun.specs.local_code import is_own_interpreter
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, Problem, SpecError, coded
 from rlrun.specs.reading.loading import LoadedSpec
-from rlrun.specs.rules.engines.router_rules import launched_arguments
 from rlrun.specs.rules.family_rules import family_findings
+from rlrun.specs.rules.router_rules import launched_arguments
 from rlrun.specs.sections.job import Spec
 
 

@@ -48,8 +48,8 @@ from rlrun.specs.reading.overlay import Origin
 from rlrun.specs.reading.repair import rule_findings
 from rlrun.specs.reading.secret_references import unset_references, wrong_references
 from rlrun.specs.reading.strict import validate_spec
-from rlrun.specs.rules.engines.router_rules import unasked_interpreters
 from rlrun.specs.rules.exact_rules import untried_on_gpus
+from rlrun.specs.rules.router_rules import unasked_interpreters
 from rlrun.specs.rules.term_rules import stale_ratio
 from rlrun.specs.rules.trainer_rules import external_heads, large_learning_rates
 from rlrun.specs.sections.job import Spec

@@ -18,17 +18,15 @@ from rlrun.specs.problems.findings import Finding, coded
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.reading.sweep_rules import SWEEP_RULES
-from rlrun.specs.rules.adapter_rules import ADAPTER_RULES
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
-from rlrun.specs.rules.engines.engine_rules import ENGINE_RULES
-from rlrun.specs.rules.engines.router_rules import ROUTER_RULES
+from rlrun.specs.rules.engine_rules import ENGINE_RULES
 from rlrun.specs.rules.exact_rules import EXACT_RULES
 from rlrun.specs.rules.lora_rules import LORA_RULES
 from rlrun.specs.rules.model_folder import model_findings
-from rlrun.specs.rules.parallel_rules import PARALLEL_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
+from rlrun.specs.rules.router_rules import ROUTER_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
-from rlrun.specs.rules.trainer_rules import TRAINER_RULES
+from rlrun.specs.rules.trainer_rules import PARALLEL_RULES, TRAINER_RULES
 from rlrun.specs.sections.job import Spec
 
 _RULES = (
@@ -37,7 +35,7 @@ _RULES = (
     (Code.ENGINE, (*ENGINE_RULES, *ROUTER_RULES)),
     (Code.LAYOUT, PARALLEL_RULES),
     (Code.TRAINER, (*EXACT_RULES, *TRAINER_RULES)),
-    (Code.ADAPTER, (*LORA_RULES, *ADAPTER_RULES)),
+    (Code.ADAPTER, LORA_RULES),
     (Code.SWEEP, SWEEP_RULES),
 )
 """The rules that do not depend on the algorithm, with the code of what they find."""

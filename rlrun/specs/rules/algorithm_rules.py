@@ -1,10 +1,12 @@
-"""Rules that depend on what the algorithm needs: the batch equation, the layout, rewards, schedules."""
+"""Rules that depend on what the algorithm needs: the batch equation, layout, rewards, filters, schedules."""
 
 from collections.abc import Callable, Iterator
 
 from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers, nearest_batches
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
+from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding
@@ -17,14 +19,7 @@ from rlrun.specs.rules.auxiliary_rules import (
     teacher,
     teacher_prompt,
 )
-from rlrun.specs.rules.curriculum_rules import curriculum_budget, curriculum_without_results
-from rlrun.specs.rules.filter_rules import (
-    already_dropped_samples,
-    filters_of_single_samples,
-    filters_without_rewards,
-)
-from rlrun.specs.rules.mask_rules import MASK_RULES
-from rlrun.specs.rules.shared_rules import is_given
+from rlrun.specs.rules.shared_rules import is_given, no_effect
 from rlrun.specs.rules.term_rules import interpolated_log_probs, log_ratio_penalty, replayed_routing
 from rlrun.specs.sections.job import Spec
 
@@ -43,6 +38,15 @@ LAYOUT_KEYS: tuple[KeyPath, ...] = (
 
 
 Rule = Callable[[Spec, Needs], Iterator[Finding]]
+_BY_REWARD = {"nonzero_std", "reward_range", "online_difficulty"}
+"""The filters shipped with rlrun that only read rewards."""
+_MASK: KeyPath = ("rollout", "sampling_mask")
+_TOP_P: KeyPath = ("rollout", "top_p")
+_TOP_K: KeyPath = ("rollout", "top_k")
+_CAP = "sampling-mask-max-tokens"
+_SGLANG_CAP = 4096
+"""SGLang's own value of that argument."""
+_OFF = "or set rollout.sampling_mask = false with an algorithm.correction"
 
 
 def batch_equation(spec: Spec, needs: Needs) -> Iterator[Finding]:
@@ -161,6 +165,101 @@ def warm_up(spec: Spec, needs: Needs) -> Iterator[Finding]:
             yield Finding(path, message, cure, None, decay, related=(*related, (name, warmup_key)))
 
 
+def curriculum_without_results(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """A curriculum needs rewards, and groups of several samples, to compare."""
+    if spec.data.type != "curriculum":
+        return
+    path, cure = ("data", "type"), "name the type of `[data.source]` instead, with its keys under `[data]`"
+    if not needs.rollout or not (spec.rewards or needs.rewards):
+        message = "chooses rows by their rewards, and this job has none"
+        yield Finding(path, message, cure, found="curriculum", related=(("algorithm", "type"),))
+    elif spec.rollout.samples_per_prompt == 1 and not needs.group_relative:
+        message = "chooses rows by how rewards differ within a group, and rollout.samples_per_prompt is 1"
+        related = (("rollout", "samples_per_prompt"),)
+        yield Finding(path, message, f"raise it, or {cure}", found="curriculum", related=related)
+
+
+def curriculum_budget(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """The mean number of samples per prompt is below the largest one."""
+    budget, most = spec.data.params.get("mean_samples"), spec.rollout.samples_per_prompt
+    if spec.data.type != "curriculum" or not isinstance(budget, int | float) or budget < most:
+        return
+    message = f"must be below rollout.samples_per_prompt, which is {most:g}, found {budget:g}"
+    cure = "lower it, or raise rollout.samples_per_prompt, the most samples of a prompt"
+    related = (("rollout", "samples_per_prompt"),)
+    yield Finding(("data", "mean_samples"), message, cure, found=budget, related=related)
+
+
+def filters_of_single_samples(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """A filter that needs rewards to differ within a group would drop every group of one sample.
+
+    Silent where the algorithm compares samples itself: then `samples_per_prompt` is the mistake.
+    """
+    if spec.rollout.samples_per_prompt > 1 or needs.group_relative or not needs.rollout:
+        return
+    for path, name in _named_filters(spec):
+        if name == "nonzero_std":
+            message = "would drop every group: with rollout.samples_per_prompt = 1 rewards cannot differ"
+            cure = "remove it, or raise rollout.samples_per_prompt"
+            related: tuple[KeyPath, ...] = (("rollout", "samples_per_prompt"),)
+            yield Finding(path, message, cure, found=name, related=related)
+
+
+def filters_without_rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """A filter that reads rewards needs at least one.
+
+    Silent where the algorithm needs rewards itself: their absence is reported once.
+    """
+    if spec.rewards or needs.rewards or not needs.rollout:
+        return
+    for path, name in _named_filters(spec):
+        if name in _BY_REWARD:
+            cure = 'remove it, or add a table [[rewards]] with `type = "…"`'
+            message = f'"{name}" reads rewards, and the spec has none'
+            yield Finding(path, message, cure, found=name)
+
+
+def already_dropped_samples(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """The filter of truncated samples has no effect where they are dropped anyway."""
+    for path, name in _named_filters(spec):
+        if needs.rollout and name == "truncated" and spec.rollout.truncated == "drop":
+            why = 'rollout.truncated = "drop" already drops truncated samples'
+            yield no_effect(path, why, "remove one of the two", (("rollout", "truncated"),))
+
+
+def truncated_sampling(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """Samples are drawn from the distribution whose log-probs are trained, or something corrects for it."""
+    corrects = not needs.old_log_probs or needs.trainer_log_probs or records_mask(spec, needs)
+    if cuts_vocabulary(spec) and not corrects:
+        message = (
+            "samples are drawn from a part of the vocabulary (top_p, top_k), and "
+            f"{spec.algorithm.type} would train log-probs over the whole of it"
+        )
+        cure = "remove it, or add algorithm.correction"
+        yield Finding(_MASK, message, cure, "true", False, related=(_TOP_P, _TOP_K))
+
+
+def mask_size(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """SGLang records masks only with a finite top-k, up to the size that its memory is allocated for."""
+    if not records_mask(spec, needs) or spec.engine.type not in ("sglang", "external"):
+        return
+    related: tuple[KeyPath, ...] = (_TOP_P, _TOP_K, ("engine", "type"))
+    own = {flag_name(name): value for name, value in spec.engine.sglang.items()}
+    cap, top_k = own.get(_CAP, _SGLANG_CAP), spec.rollout.top_k
+    if not isinstance(cap, int):
+        return
+    if top_k < 1:
+        message = "SGLang records sampling masks only where top_k bounds their size"
+        cure = f"add `top_k = 512` (at most {cap}), {_OFF}"
+        yield Finding(_TOP_P, message, cure, found=spec.rollout.top_p, related=related)
+    elif top_k > cap:
+        message = f"SGLang records sampling masks of at most {cap} tokens"
+        cure = f"at most {cap}, or raise sampling_mask_max_tokens under [engine.sglang]"
+        if spec.engine.type == "external":
+            cure = f"at most {cap}"
+        yield Finding(_TOP_K, message, cure, found=top_k, related=related)
+
+
 ALGORITHM_RULES: tuple[Rule, ...] = (
     batch_equation,
     layout,
@@ -171,7 +270,8 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     log_ratio_penalty,
     interpolated_log_probs,
     replayed_routing,
-    *MASK_RULES,
+    truncated_sampling,
+    mask_size,
     filters_of_single_samples,
     filters_without_rewards,
     already_dropped_samples,
@@ -186,3 +286,8 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     layouts,
     critic_only_steps,
 )
+
+
+def _named_filters(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
+    for number, section in enumerate(spec.filters):
+        yield ("filters", number, "type"), section.type

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
-from rlrun.models.config_json import architecture, with_vision_tower
-from rlrun.models.families.table import TABLES, family_of, similar_families
+from rlrun.models.config_json import architecture, read_vision_tower, with_vision_tower
+from rlrun.models.families.table import TABLES, WITH_TOWER, family_of, similar_families, why_no_mtp
 from rlrun.models.family import Support
 from rlrun.models.transformers_models import read_transformers_model
 from rlrun.specs.derived.conflicts.feature import Job
@@ -15,13 +15,14 @@ from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.speculation import mtp_layers
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.rules.image_rules import image_findings
-from rlrun.specs.rules.mtp_rules import mtp_findings
+from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
 
 MODEL: KeyPath = ("model", "path")
 DEGREES = ("tensor", "context", "pipeline", "expert")
 """The kinds of parallelism that not every family has."""
+_IMAGES_KEY = "images_key"
+_MTP_LOSS: KeyPath = ("trainer", "mtp_loss")
 
 
 def family_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -92,3 +93,60 @@ def _speculation(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
 def _instead(family: Support) -> str:
     offered = ("fsdp", "replicate", *(name for name in DEGREES if name in family.layouts))
     return f"use {', '.join(offered[:-1])} or {offered[-1]} instead"
+
+
+def image_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Checks every dataset that has images against the contents of the model's `config.json`."""
+    datasets: list[tuple[KeyPath, DataSpec]] = [(("data",), spec.data)]
+    datasets += [(("eval", "datasets", number), data) for number, data in enumerate(spec.eval.datasets)]
+    for table, data in datasets:
+        for path in _paths_of_keys(table, data.params):
+            if reason := _unread(spec, config):
+                yield Finding(path, *reason, related=(("model", "path"), ("trainer", "vision_tower")))
+            elif not data.apply_chat_template:
+                message = (
+                    "images are put into the prompt by the chat template, which apply_chat_template turns off"
+                )
+                cure = "set apply_chat_template = true"
+                yield Finding(path, message, cure, related=((*table, "apply_chat_template"),))
+
+
+def _paths_of_keys(table: KeyPath, params: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """Yields the positions of the keys that say where images are, also in the sources of a mixture."""
+    if params.get(_IMAGES_KEY) is not None:
+        yield (*table, _IMAGES_KEY)
+    sources = params.get("sources")
+    for number, source in enumerate(sources if isinstance(sources, list) else ()):
+        if isinstance(source, Mapping) and source.get(_IMAGES_KEY) is not None:
+            yield (*table, "sources", number, _IMAGES_KEY)
+
+
+def _unread(spec: Spec, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns why the trained model does not read images, and the cure; None if it does."""
+    families = ", ".join(WITH_TOWER)
+    try:
+        tower = read_vision_tower(config)
+    except (KeyError, TypeError):
+        return None  # reported when the architecture is read
+    if tower is None:
+        message = f"the model's family, {config.get('model_type')}, reads no images in rlrun"
+        return message, f"remove it, or choose a model of {families}"
+    if spec.model.implementation == "transformers":
+        return "the layers of transformers compute text only", 'set model.implementation = "torchtitan"'
+    setting = spec.trainer.given("vision_tower")
+    if setting == "none" or (setting is None and not tower.loaded):
+        message = "the vision tower is not loaded"
+        return message, 'set trainer.vision_tower = "frozen" or "trained"'
+    return None
+
+
+def mtp_findings(spec: Spec, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Checks that a model has an MTP layer that the trainer computes; `config` is that of `config.json`."""
+    if not spec.trainer.mtp_loss or spec.model.implementation == "transformers":
+        return
+    count = with_family_defaults(config).get("num_nextn_predict_layers")
+    reason = why_no_mtp(str(config.get("model_type")), count if isinstance(count, int) else 0)
+    if reason is not None:
+        yield Finding(
+            _MTP_LOSS, reason, "remove it", found=spec.trainer.mtp_loss, related=(("model", "path"),)
+        )

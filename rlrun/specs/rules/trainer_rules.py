@@ -1,4 +1,4 @@
-"""Rules and warnings about `[trainer]`, and about engines that the job does not start."""
+"""Rules about `[trainer]` and `[trainer.parallel]`, and about engines that the job does not start."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,7 @@ from rlrun.specs.sections.job import Spec
 HEAD_DTYPE: KeyPath = ("trainer", "head_dtype")
 MAX_LR, LARGE_LR = 1.0, 0.01
 _USUAL_LR = "1e-6 to 1e-5 for language models, 1e-5 to 1e-4 for adapters"
+_PARALLEL: KeyPath = ("trainer", "parallel")
 
 
 def learning_rates(spec: Spec) -> Iterator[Finding]:
@@ -48,3 +49,56 @@ def external_heads(spec: Spec) -> Iterator[Finding]:
             )
             cure = "start them with --enable-fp32-lm-head (SGLang) or --head-dtype float32 (rlrun's engine)"
             yield Finding(HEAD_DTYPE, message, cure, at_value=False, related=((*path, "type"),))
+
+
+def expert_ranks(spec: Spec) -> Iterator[Finding]:
+    """The degree of expert parallelism divides the ranks that experts are sharded over."""
+    parallel = spec.trainer.parallel
+    ranks = parallel.fsdp * parallel.context * parallel.tensor
+    if ranks % parallel.expert:
+        message = (
+            f"must divide the {ranks} ranks that hold experts (fsdp {parallel.fsdp} × context "
+            f"{parallel.context} × tensor {parallel.tensor}), found {parallel.expert}"
+        )
+        divisors = " or ".join(str(degree) for degree in range(1, ranks + 1) if ranks % degree == 0)
+        related = tuple((*_PARALLEL, name) for name in ("fsdp", "context", "tensor"))
+        yield Finding(
+            (*_PARALLEL, "expert"), message, f"use {divisors}", found=parallel.expert, related=related
+        )
+
+
+def async_tensor(spec: Spec) -> Iterator[Finding]:
+    """Overlapped exchanges are among GPUs of one node."""
+    parallel, path, tensor = spec.trainer.parallel, (*_PARALLEL, "async_tensor"), (*_PARALLEL, "tensor")
+    gpus = spec.cluster.gpus_per_node
+    if parallel.async_tensor and 0 < gpus < parallel.tensor:
+        message = (
+            f"needs tensor-parallel ranks on one node, and tensor = {parallel.tensor} is more than "
+            f"cluster.gpus_per_node = {gpus}"
+        )
+        related = (tensor, ("cluster", "gpus_per_node"))
+        yield Finding(path, message, "remove it, or lower tensor", found=True, related=related)
+
+
+def pipeline_stages(spec: Spec) -> Iterator[Finding]:
+    """Every pipeline stage is given a number of layers."""
+    parallel = spec.trainer.parallel
+    sizes = parallel.pipeline_layers
+    if parallel.pipeline == 1 or sizes is None or len(sizes) == parallel.stages:
+        return
+    each = "one stage" if parallel.stages == parallel.pipeline else "two stages"
+    message = (
+        f"has {len(sizes)} numbers, and {parallel.pipeline} ranks with {each} each "
+        f"({parallel.pipeline_schedule}) have {parallel.stages} stages"
+    )
+    related = ((*_PARALLEL, "pipeline"), (*_PARALLEL, "pipeline_schedule"))
+    yield Finding(
+        (*_PARALLEL, "pipeline_layers"), message, f"give {parallel.stages} numbers", related=related
+    )
+
+
+PARALLEL_RULES: tuple[Rule, ...] = (
+    expert_ranks,
+    async_tensor,
+    pipeline_stages,
+)

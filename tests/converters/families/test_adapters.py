@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlrun.converters.convert.copying import ResourceLimits
-from rlrun.converters.families.adapted import group_bytes
+from rlrun.converters.families.adapters import group_bytes
 from rlrun.converters.families.expected_tensors import Lenience
 from rlrun.models.families.table import family_named
 from tests.converters.conversions import convert, equal_bits, read_dcp, read_hf, same

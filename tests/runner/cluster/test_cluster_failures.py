@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.models.checked_names import check_tensor_name
+from rlrun.models.checked_values import check_tensor_name
 from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.ray_session import join
 from rlrun.runner.contracts.errors import JobError, NodeLost

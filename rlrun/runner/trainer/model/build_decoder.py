@@ -300,9 +300,9 @@ def _row_parallel(matrix: Any) -> RowParallelLinear.Config:
     )
 
 
-# torch.compile fuses the arithmetic between attention and experts. All layers share one compilation. Attention
-# and experts are left out: they already are kernels, and depend on lengths that differ in every micro-batch,
-# so that they would be compiled again and again.
+# torch.compile fuses the arithmetic between attention and experts. All layers share one compilation.
+# Attention and experts are left out: they already are kernels, and depend on lengths that differ in every
+# micro-batch, so that they would be compiled again and again.
 def _compile_layers(decoder: PackedDecoder) -> None:
     """Has every layer compiled at its first use. Raises ValueError if this machine cannot compile."""
     check_compiler()

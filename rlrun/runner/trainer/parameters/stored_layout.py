@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlrun.converters.tensors.arranged import by_head, by_section
 from rlrun.converters.tensors.base_blocks import BaseKind, encode
-from rlrun.converters.tensors.heads import by_head, by_section
 from rlrun.models.hf_tensor import HfTensor
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.converters.families.adapter_folder import AdapterFolder
-from rlrun.converters.families.merged_folder import MergedFolder
+from rlrun.converters.families.lora import MergedFolder
 from rlrun.converters.families.model_folder import WeightFolder
 from rlrun.converters.families.stored_adapter import read_stored_adapter
 from rlrun.models.adapters import LoraShape, adapter_tensors, adapters

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlrun.converters.families.merged_folder import MergedFolder
+from rlrun.converters.families.lora import MergedFolder
 from rlrun.models.adapters import adapters
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling, TrainSequence

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import torch
 
-from rlrun.converters.families.merged_folder import MergedFolder
+from rlrun.converters.families.lora import MergedFolder
 from rlrun.models.architecture import Architecture
 from rlrun.runner.engines.native.engine.rows import Rows
 from rlrun.runner.engines.native.engine.scheduler import Scheduler

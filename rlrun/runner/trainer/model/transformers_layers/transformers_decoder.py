@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_names import abbreviated
+from rlrun.models.checked_values import abbreviated
 from rlrun.models.computation.transformers_network import build_network, check_modules, fill_buffers
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.planning.rank_layout import check_layout

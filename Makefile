@@ -81,18 +81,22 @@ JOBS := tests/integration tests/fault
 PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest
 # Each file's tests in one process. A process that a test kills ends the run: xdist would replace it and wait for ever.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart=0
+# Which rows of docs/slime-features.md the tests prove.
+FEATURES := TRANSFORMERS_VERBOSITY=error $(BIN)/python -m tests.docs.slime_features
 
 test: setup sglang  ## Run all tests but the slow ones (about 18 minutes on two cores)
 	$(PYTEST) $(PARALLEL) $(JOBS:%=--ignore=%) --junitxml=build/tests.xml
 	$(PYTEST) $(PARALLEL) $(JOBS) --junitxml=build/jobs.xml
 	@$(BIN)/python scripts/touched_tests.py --compare build/tests.xml build/jobs.xml
+	@$(FEATURES) build/tests.xml build/jobs.xml
 
 durations:  ## Write how long each test file took in the last `make test` into tests/durations.json
 	$(BIN)/python scripts/touched_tests.py --record build/tests.xml build/jobs.xml
 
 test-all: setup sglang  ## Run all tests, slow ones included
-	$(PYTEST) $(PARALLEL) $(JOBS:%=--ignore=%) -m 'not gpu'
-	$(PYTEST) $(PARALLEL) $(JOBS) -m 'not gpu'
+	$(PYTEST) $(PARALLEL) $(JOBS:%=--ignore=%) -m 'not gpu' --junitxml=build/all-tests.xml
+	$(PYTEST) $(PARALLEL) $(JOBS) -m 'not gpu' --junitxml=build/all-jobs.xml
+	@$(FEATURES) build/all-tests.xml build/all-jobs.xml
 
 # Everything whose numbers come from the C++ operators, oneDNN or torch's own vectors (CONTRIBUTING.md).
 ARITHMETIC := tests/runner/kernels tests/runner/engines/native tests/runner/trainer tests/runner/weights \

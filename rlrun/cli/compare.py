@@ -43,8 +43,7 @@ def command(
 
 
 def _evaluation(name: str, runs_dir: Path) -> "Evaluation":
-    from rlrun.cli.run_states import find_run
-    from rlrun.cli.run_steps import BEST, LATEST, best_step, split_step
+    from rlrun.cli.run_states import BEST, LATEST, best_step, find_run, split_step
     from rlrun.runner.records.compared_evaluations import read_evaluation
     from rlrun.runner.records.run_folder import RunFolder
 

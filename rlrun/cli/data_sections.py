@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.plugins.data.columns import LABEL_NAMES, PROMPT_NAMES, likely
 from rlrun.plugins.data.csv import DELIMITERS
 from rlrun.plugins.data.hf import is_saved, splits_of
+from rlrun.plugins.data.rows import LABEL_NAMES, PROMPT_NAMES, likely
 from rlrun.plugins.registry import PluginError, build, checked_params, load
 from rlrun.plugins.types import Row
 

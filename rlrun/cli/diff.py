@@ -68,8 +68,7 @@ def _lock(path: Path) -> dict[str, Any]:
 
 def _results(name: str, runs_dir: Path) -> dict[str, float]:
     """Returns the results of a run; none for a spec, a lock, or a run without metrics."""
-    from rlrun.runner.records.metrics_file import read_metrics
-    from rlrun.runner.records.results import results_of
+    from rlrun.runner.records.metrics_file import read_metrics, results_of
 
     folder = _run_folder(name, runs_dir)
     return {} if folder is None else results_of(read_metrics(folder / "metrics.jsonl"))

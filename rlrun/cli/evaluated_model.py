@@ -14,7 +14,7 @@ from typing import Any
 
 from rlrun.cli.arguments import spec_path
 from rlrun.cli.data_sections import evaluation_of_data
-from rlrun.cli.run_steps import BEST, best_step, run_of, split_step
+from rlrun.cli.run_states import BEST, best_step, run_of, split_step
 from rlrun.runner.records.lock import launched_spec, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.paths import display_path

@@ -22,7 +22,7 @@ from rlrun.cli.arguments import (
     load,
     run_argument,
 )
-from rlrun.cli.run_steps import checkpoint_at
+from rlrun.cli.run_states import checkpoint_at
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.reading.reference import as_toml

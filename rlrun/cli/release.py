@@ -18,7 +18,7 @@ def command(
     For schedulers that run a command on a machine before they take it away, as Kubernetes does (preStop).
     """
     from rlrun.runner.submission.folder import SubmissionFolder
-    from rlrun.runner.submission.release import release_machine
+    from rlrun.runner.submission.node import release_machine
 
     ended = release_machine(SubmissionFolder(folder.parent.parent, folder.name), seconds)
     raise typer.Exit(ExitCode.DONE if ended else ExitCode.FAILED)

@@ -5,14 +5,13 @@ The messages of a chat are checked here: a chat template would render malformed 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import AfterValidator, model_validator
 
 from rlrun.models.json_files import check_depth, parse_json
-from rlrun.plugins.data.columns import PROMPT_NAMES, likely
 from rlrun.plugins.data.row_images import ImageKeys, with_images
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.types import Row
@@ -24,6 +23,14 @@ _SHOWN = 60
 """Number of characters at the end of a label that an error message quotes."""
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
 """Role names of other formats, which chat templates do not know, and the names to use instead."""
+PROMPT_NAMES = (
+    *("prompt", "question", "problem", "instruction", "query", "input", "messages", "conversations", "text"),
+)
+LABEL_NAMES = (
+    *("label", "answer", "final_answer", "ground_truth", "target", "gold", "solution", "expected_answer"),
+    *("output", "tests"),
+)
+RESPONSE_NAMES = ("response", "completion", "output", "chosen", "answer", "solution")
 
 
 def split_slice(path: str) -> tuple[str, slice]:
@@ -313,3 +320,9 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     raise ValueError(
         f"{where}: its content has a part of type {kind!r}, and prompts can only hold text and images"
     )
+
+
+def likely(columns: Collection[str], names: Sequence[str]) -> str | None:
+    """Returns the column whose name comes first in `names`, ignoring case; None if no name matches."""
+    by_name = {column.lower(): column for column in columns}
+    return next((by_name[name] for name in names if name in by_name), None)

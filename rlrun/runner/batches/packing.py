@@ -6,7 +6,8 @@ micro-batches, because FSDP's collectives are issued micro-batch by micro-batch.
 prefixes decide, so the order of the samples does not matter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.models.config_defaults import with_family_defaults
+from rlrun.plugins.types import Group
 from rlrun.runner.batches.bins import Bin, Work, best_fit_decreasing, loads_of, share_bins, share_items
+from rlrun.runner.batches.prefixes import shared_with_last, sharing_order
 from rlrun.runner.batches.reduction import Reduction, token_scales
-from rlrun.runner.batches.units import Units, WorkOf, neighbours, separate_units
 from rlrun.runner.contracts.carriers import MicroBatches, TrainSequence, TrainStep
 
 FLAT = 1.002
 """If waiting for each other costs ranks at most this factor, no other assignment is tried."""
+WorkOf = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""Returns the work of sequences of given lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,26 @@ def _split_executions(executions: Sequence[str], parts: int) -> list[list[int]]:
     return steps
 
 
+# Units: the sequences that packing keeps in one micro-batch.
+#
+# A unit is a sequence, or all sequences of an execution; where prefixes are shared, it is several of these.
+@dataclass(frozen=True, slots=True)
+class Units:
+    """N units, and what each takes of a micro-batch."""
+
+    members: list[list[int]]
+    """`[N]` indices of each unit's sequences."""
+    tokens: NDArray[np.int64]
+    """`[N]`; where prefixes are shared, each of their tokens counts once."""
+    work: NDArray[np.float64]
+    """`[N]`"""
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """`[N]` the number of sequences of each unit."""
+        return np.array([len(unit) for unit in self.members], dtype=np.int64)
+
+
 def pack_by_prefix(
     separate: Units, sequences: Sequence[TrainSequence], cost: WorkOf, budget: Budget, data_degree: int
 ) -> Packed:
@@ -220,3 +244,90 @@ def _members(ranks: Sequence[Sequence[Bin]], units: Sequence[Sequence[int]]) -> 
     return tuple(
         tuple(tuple(index for unit in batch for index in units[unit]) for batch in rank) for rank in ranks
     )
+
+
+def ranks_by_prompt(
+    groups: Sequence[Group], steps: Sequence[TrainStep], data_ranks: Sequence[int]
+) -> dict[int, list[int]]:
+    """Returns the ranks that train on samples of each group, by the index of its prompt.
+
+    `steps`: as packed for the sequences of these groups. `data_ranks`: the part of the data that each rank
+    sees.
+    """
+    prompts = [group.prompt.index for group in groups for _ in group.samples]
+    parts: defaultdict[int, set[int]] = defaultdict(set)
+    for step in steps:
+        for part, batches in enumerate(step.micro_batches):
+            for batch in batches:
+                for sequence in batch:
+                    parts[prompts[sequence]].add(part)
+    return {
+        prompt: [rank for rank, part in enumerate(data_ranks) if part in trained_parts]
+        for prompt, trained_parts in parts.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbours:
+    """N units in the order of their tokens, in which those that share a prefix are neighbours."""
+
+    units: Units
+    shared: NDArray[np.int64]
+    """`[N]` the number of tokens that each unit shares with the one before it."""
+    shared_work: NDArray[np.float64]
+    """`[N]` the work of these tokens."""
+
+    def joined(self, most_sequences: int, max_batch_tokens: int) -> Units:
+        """Returns units of neighbours that share a prefix, with at most so many sequences and tokens.
+
+        A unit that is larger by itself stays alone.
+        """
+        members: list[list[int]] = []
+        tokens: list[int] = []
+        work: list[float] = []
+        for place, unit in enumerate(self.units.members):
+            own, shared = int(self.units.tokens[place]), int(self.shared[place])
+            fits = shared > 0 and len(members[-1]) + len(unit) <= most_sequences
+            if fits and tokens[-1] + own - shared <= max_batch_tokens:
+                members[-1] += unit
+                tokens[-1] += own - shared
+                work[-1] += float(self.units.work[place] - self.shared_work[place])
+            else:
+                members.append(list(unit))
+                tokens.append(own)
+                work.append(float(self.units.work[place]))
+        return Units(members, np.array(tokens, dtype=np.int64), np.array(work))
+
+
+def separate_units(
+    members: Sequence[int], sequences: Sequence[TrainSequence], work_of: WorkOf, *, together: bool
+) -> Units:
+    """Returns each of the sequences as a unit, or all of an execution if they are kept `together`."""
+    units = _executions(members, sequences) if together else [[member] for member in members]
+    lengths = [np.array([len(sequences[member].tokens) for member in unit]) for unit in units]
+    tokens = np.array([own.sum() for own in lengths], dtype=np.int64)
+    return Units(units, tokens, np.array([work_of(own).sum() for own in lengths]))
+
+
+def neighbours(units: Units, sequences: Sequence[TrainSequence], work_of: WorkOf) -> _Neighbours:
+    """Returns the units in the order of their tokens, with what each shares with the one before it."""
+    order, _ = sharing_order([sequences[unit[0]].tokens for unit in units.members])
+    ordered = [units.members[index] for index in order]
+    flat = [sequences[member].tokens for unit in ordered for member in unit]
+    shared, lengths = shared_with_last(flat), np.array([len(each) for each in flat], dtype=np.int64)
+    added, added_work = lengths - shared, work_of(lengths) - work_of(shared)
+    firsts = np.cumsum([0, *map(len, ordered)])[:-1]
+    borders, border_work = shared[firsts], work_of(shared[firsts])
+    own = Units(
+        ordered,
+        np.add.reduceat(added, firsts) + borders,
+        np.add.reduceat(added_work, firsts) + border_work,
+    )
+    return _Neighbours(own, borders, border_work)
+
+
+def _executions(members: Sequence[int], sequences: Sequence[TrainSequence]) -> list[list[int]]:
+    units: dict[str, list[int]] = {}
+    for member in members:
+        units.setdefault(sequences[member].execution, []).append(member)
+    return list(units.values())

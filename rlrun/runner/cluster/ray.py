@@ -8,7 +8,7 @@ Only the modules `ray*` of this folder talk to Ray.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from math import ceil
 from typing import Any, TypeVar
 
@@ -29,13 +29,13 @@ from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
 from rlrun.runner.cluster.ray_thread import RayThread
 from rlrun.runner.cluster.scratch import Scratch
-from rlrun.runner.cluster.variables import variables_of
 from rlrun.runner.contracts.errors import MachinesFailed
 from rlrun.runner.host.background import cancel_all, in_background
 from rlrun.runner.host.child_processes import children, end_or_kill, kill
 from rlrun.runner.host.failures import ProcessFailure
 from rlrun.runner.host.segment_files import remove_segments_of
 from rlrun.specs.local_code import allowance
+from rlrun.specs.reading.secret_references import reveal
 from rlrun.specs.sections.cluster import ClusterSpec
 
 Result = TypeVar("Result")
@@ -292,3 +292,13 @@ class Cluster:
 def _can_be_fork(request: Request) -> bool:
     """Returns whether a process imports something beforehand, and uses no GPU."""
     return bool(request.kind.imports) and not request.slot.gpus
+
+
+def variables_of(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the variables without secrets, and the values of those that refer to secrets.
+
+    Raises ValueError with the name of a variable that is not set here.
+    """
+    revealed: dict[str, str] = reveal(environment)
+    plain = {name: value for name, value in revealed.items() if value == environment[name]}
+    return plain, {name: value for name, value in revealed.items() if name not in plain}

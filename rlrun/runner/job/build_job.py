@@ -22,11 +22,11 @@ from rlrun.runner.host.memory import host_memory
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.batch_sources import demonstration_source, policy_source
-from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
 from rlrun.runner.job.device_sharing import DeviceSharing, SharedDevices
 from rlrun.runner.job.job import BatchSource, Job, NoBatches, RolloutJob
 from rlrun.runner.job.model_exports import ExportsByStep
+from rlrun.runner.job.performance import ComputeBudget, gpus_of_job
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.planning.device_map import available_cores

@@ -11,9 +11,9 @@ from rlrun.runner.job.build_job import make_evaluation_job
 from rlrun.runner.job.job import Progress
 from rlrun.runner.job.step_end import evaluate_first, saved_when_stopped
 from rlrun.runner.job.stopping import StopRequest
-from rlrun.runner.records.evaluated_samples import read_earlier
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.sample_files import read_earlier
 from rlrun.runner.records.statistics import detectable_difference
 from rlrun.runner.rollouts.evaluation import EvalSet
 from rlrun.specs.sections.job import Spec

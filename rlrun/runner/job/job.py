@@ -15,10 +15,9 @@ from rlrun.runner.contracts.carriers import ImagePatches
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import FrozenModel, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
-from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
 from rlrun.runner.job.device_sharing import DeviceSharing
-from rlrun.runner.job.performance import StepUsage
+from rlrun.runner.job.performance import ComputeBudget, StepUsage
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.job.sync_probe import SyncProbe
 from rlrun.runner.records.journal import Journal

@@ -56,9 +56,8 @@ from rlrun.runner.records.claim import check_name, claim_folder
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, start_logging
 from rlrun.runner.records.journal import Journal
-from rlrun.runner.records.kept_choices import keep_choices
 from rlrun.runner.records.learning_curve import write_curve
-from rlrun.runner.records.lock import check_same_run, make_lock, read_lock
+from rlrun.runner.records.lock import check_same_run, keep_choices, make_lock, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.scoring.scorer import unique_names
 from rlrun.specs.derived.agent_programs import program_limit

@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import partial
 
 from rlrun.runner.batches.model_handle import PackedSteps
+from rlrun.runner.batches.packing import ranks_by_prompt
 from rlrun.runner.batches.passes import Passes
-from rlrun.runner.batches.ranks_by_prompt import ranks_by_prompt
 from rlrun.runner.batches.sequences import (
     images_of,
     to_sequences,

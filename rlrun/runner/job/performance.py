@@ -1,16 +1,56 @@
 """Computes the metrics `perf/…` of a step. Pure functions."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 
+from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import ENGINE_WORK, Span, StepClock
-from rlrun.runner.job.compute_budget import ComputeBudget
-from rlrun.runner.job.time_spans import gaps, overlap
+from rlrun.runner.planning.hardware import Device
+from rlrun.runner.planning.model_size import token_operations
+from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.metrics import add_prefix
 from rlrun.runner.rollouts.rollout_source import Batch
+from rlrun.specs.sections.trainer import TrainerSpec
 
 _TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
+Times = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeBudget:
+    """How many GPUs trainer and engines have, and how many operations a token costs.
+
+    Example: `ComputeBudget(trainer=8, engines=8, flops=989e12, token_operations=45_600_000_000,
+    attention=100_352)`
+    """
+
+    trainer: int
+    engines: int
+    """GPUs of the policy's engines. GPUs that engines share with the trainer count for both."""
+    flops: float | None
+    """Dense bfloat16 operations per second of one GPU, as its maker states; None for an unknown GPU."""
+    token_operations: int
+    """Operations of matrix products per token in a forward and backward pass: six for each parameter that a
+    token is multiplied by, and four if it is frozen."""
+    attention: int
+    """layers × heads × head_dim: the additional cost of a token for each token before it."""
+
+    def training_flops(self, lengths: Iterable[int]) -> float:
+        """Returns the operations of forward and backward passes over sequences of these lengths, with causal
+        attention. Recomputation (`activation_checkpointing`) is not counted.
+        """
+        return float(
+            sum(length * (self.token_operations + 6 * self.attention * length) for length in lengths)
+        )
+
+    def utilisation(self, training_flops: float, seconds: float) -> float | None:
+        """Returns the model FLOPs utilisation (https://arxiv.org/abs/2204.02311), the share of the operations
+        that the trainer's GPUs could have done in this time; None for an unknown GPU.
+        """
+        return training_flops / (seconds * self.trainer * self.flops) if self.flops else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +157,42 @@ def reward_wait(spans: Sequence[Span]) -> dict[str, float]:
 def memory_metrics(peaks: Mapping[str, float]) -> dict[str, float]:
     """Returns `perf/peak_memory/<role>` in bytes."""
     return {f"perf/peak_memory/{role}": peak for role, peak in peaks.items()}
+
+
+def merge(times: Iterable[tuple[float, float]]) -> Times:
+    """Returns the same times in order, where none overlap."""
+    merged: Times = []
+    for start, end in sorted(times):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def overlap(first: Iterable[tuple[float, float]], second: Iterable[tuple[float, float]]) -> Times:
+    """Returns the times that are in both."""
+    others = merge(second)
+    both = ((max(a, c), min(b, d)) for a, b in merge(first) for c, d in others)
+    return [(start, end) for start, end in both if start < end]
+
+
+def gaps(times: Iterable[tuple[float, float]]) -> Times:
+    """Returns all other times, from minus to plus infinity."""
+    bounds = [(-inf, -inf), *merge(times), (inf, inf)]
+    return [(end, start) for (_, end), (start, _) in pairwise(bounds)]
+
+
+def gpus_of_job(
+    plan: Plan, model: Architecture, trainer: TrainerSpec, gpu: Device | None
+) -> ComputeBudget | None:
+    """Returns the budget of a plan whose GPUs are all like `gpu`; None for a job on CPUs."""
+    if not any(rank.location.gpu is not None for rank in plan.ranks):
+        return None
+    return ComputeBudget(
+        trainer=len(plan.ranks),
+        engines=sum(len(engine.locations) for engine in plan.engines),
+        flops=gpu.flops if gpu else None,
+        token_operations=token_operations(model, trainer),
+        attention=model.attention_layers * model.heads * model.head_dim,
+    )

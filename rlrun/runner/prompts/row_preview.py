@@ -5,13 +5,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlrun.plugins.data.columns import LABEL_NAMES, RESPONSE_NAMES, likely
-from rlrun.plugins.data.rows import RowKeys
+from rlrun.plugins.data.rows import LABEL_NAMES, RESPONSE_NAMES, RowKeys, likely
 from rlrun.plugins.registry import PluginError, checked_params, load
 from rlrun.plugins.row_checks import is_good, row_check
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.prompts.teacher_rows import teacher_check
+from rlrun.runner.prompts.teacher_prompts import teacher_check
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest

@@ -8,7 +8,7 @@ policy's tokens of the same text, and those that the policy does not have count 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rlrun.plugins.types import Group, Row, Sample
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.teacher_reading import Reading
-from rlrun.runner.prompts.token_texts import NO_TOKEN, aligned, text_runs, token_map
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.needs import LEAST_REST
 
@@ -27,6 +26,8 @@ Tokens = NDArray[np.int32]
 Array = NDArray[np.float32]
 _PROBE = "Two words, 12 numbers: é, 猫\n\n  and an end."
 """A text that a tokenizer must give back byte for byte."""
+_NO_TOKEN = -1
+"""The number of a token that the other tokenizer does not have, and of a position without its like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class TeacherTokens:
         if prompt is None or not len(prompt) or len(prompt) + len(response) > self.max_length:
             prompt, response = np.zeros(1, np.int32), np.zeros(0, np.int32)
         positions = aligned(self._widths(self.policy, sample.tokens), self._widths(self.teacher, response))
-        is_aligned = positions != NO_TOKEN
+        is_aligned = positions != _NO_TOKEN
         is_same = np.zeros(len(positions), np.bool_)
         next_tokens = self.numbers[response[positions[is_aligned]]]
         is_same[is_aligned] = next_tokens == sample.tokens[is_aligned]
@@ -141,8 +142,8 @@ class TeacherTokens:
             if is_text:
                 tokens = self.teacher.encode(run.decode()).tolist()
             else:
-                tokens = [self._bytes.get(run[at : at + 1], NO_TOKEN) for at in range(len(run))]
-                tokens = tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
+                tokens = [self._bytes.get(run[at : at + 1], _NO_TOKEN) for at in range(len(run))]
+                tokens = tokens[: tokens.index(_NO_TOKEN)] if _NO_TOKEN in tokens else tokens
             at = 0
             for token, piece in zip(tokens, self.teacher.pieces(tokens), strict=True):
                 if token in self.teacher.special_ids or not piece or not run.startswith(piece, at):
@@ -167,14 +168,14 @@ class TeacherTokens:
         column. At positions that are not compared, all others together are certain.
         """
         numbers = self.numbers[ids]
-        unknown, of_ids, rest = numbers == NO_TOKEN, log_probs[:, :-1], log_probs[:, -1]
+        unknown, of_ids, rest = numbers == _NO_TOKEN, log_probs[:, :-1], log_probs[:, -1]
         added = np.where(unknown, of_ids, -np.inf).astype(np.float64)
         with_unknown = np.logaddexp.reduce(np.concatenate([added, rest[:, None]], 1), axis=1)
         of_others = np.where(unknown.any(1), np.minimum(with_unknown, 0.0), rest)
         of_known = np.where(unknown, LEAST_REST, of_ids)
         mapped = np.concatenate([of_known, of_others[:, None]], 1).astype(np.float32)
-        is_read = reading.positions != NO_TOKEN
-        all_ids = np.full((len(is_read), ids.shape[1]), NO_TOKEN, np.int32)
+        is_read = reading.positions != _NO_TOKEN
+        all_ids = np.full((len(is_read), ids.shape[1]), _NO_TOKEN, np.int32)
         all_log_probs = np.full((len(is_read), ids.shape[1] + 1), LEAST_REST, np.float32)
         all_log_probs[:, -1] = 0.0
         all_ids[is_read] = numbers[reading.positions[is_read]]
@@ -199,3 +200,70 @@ def _sequence(prompt: Tokens, response: Tokens, execution: str) -> TrainSequence
     zeros = np.zeros(len(response), np.float32)
     tokens = np.concatenate([prompt, response])
     return TrainSequence(tokens, len(prompt), zeros + 1, zeros, zeros, execution)
+
+
+# Compares the tokens of two tokenizers by the text that they stand for. Pure, but for the tokenizers.
+#
+#     text      T   h   e   ·   c   a   t   .
+#     policy    [The       ][·cat      ][.  ]      positions  0 1 2
+#     teacher   [The       ][·  ][cat  ][.  ]      positions  0 1 2 3
+#
+# Policy's 0, 1 and 2 are the teacher's 0, 1 and 3: there both have read the same text. The token that follows
+# is the same one at 0 and 2.
+def token_map(teacher: Tokenizer, policy: Tokenizer, size: int) -> Tokens:
+    """Returns `[size]` the policy's token with the text of each of the teacher's; NO_TOKEN: it has none.
+
+    No two have the same. Special tokens have no text: the token that ends the teacher's responses is the
+    policy's that ends its own, and others are those of the same name. `size`: the teacher's vocabulary, with
+    the tokens that pad it.
+    """
+    result = np.full(size, _NO_TOKEN, np.int32)
+    theirs, ours = (_by_text(one, special=True) for one in (teacher, policy))
+    end, ends = teacher.eos_token_ids[0], policy.eos_token_ids
+    same_name = ours.get(teacher.pieces([end])[0])
+    mine = same_name if same_name in ends else ends[0]
+    result[end] = mine
+    for name, number in theirs.items():
+        if number != end and ours.get(name, mine) != mine:
+            result[number] = ours[name]
+    texts = _by_text(policy, special=False)
+    for text, number in _by_text(teacher, special=False).items():
+        result[number] = texts.get(text, _NO_TOKEN)
+    return result
+
+
+def _by_text(tokenizer: Tokenizer, *, special: bool) -> dict[bytes, int]:
+    """Returns the special or the other tokens by their bytes. Of several with the same bytes, the last one:
+    SentencePiece's tokens of single bytes come before those of characters.
+    """
+    pieces = enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))
+    chosen = ((piece, number) for number, piece in pieces if (number in tokenizer.special_ids) == special)
+    return {piece: number for piece, number in chosen if piece}
+
+
+def aligned(policy: Sequence[int], teacher: Sequence[int]) -> Tokens:
+    """Returns the teacher's position that has read the same text as each of the policy's; NO_TOKEN: none.
+
+    Both arguments are the widths of a response's tokens, in bytes and at least 1, from its beginning.
+    """
+    starts = np.cumsum([0, *teacher])[:-1]
+    positions = {start: position for position, start in enumerate(starts.tolist())}
+    own = np.cumsum([0, *policy])[:-1].tolist()
+    return np.array([positions.get(start, _NO_TOKEN) for start in own], np.int32)
+
+
+def text_runs(text: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yields the parts of a byte string in order, and whether each is UTF-8. Parts that are not have at most
+    a part of one character.
+    """
+    while text:
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            if error.start:
+                yield text[: error.start], True
+            yield text[error.start : error.end], False
+            text = text[error.end :]
+        else:
+            yield text, True
+            return

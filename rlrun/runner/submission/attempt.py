@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from rlrun.runner.checkpoints.folder import newest_step
 from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import print_text
-from rlrun.runner.submission.again import Next, after_attempt
 from rlrun.runner.submission.folder import Attempt, SubmissionFolder
 from rlrun.runner.submission.node import END, HEAD, TAKEN, has_file, make_token, ray_variables
 from rlrun.specs.reading.reference import as_toml
@@ -34,6 +34,8 @@ _END_SECONDS = 60.0
 """How long the nodes may take to end."""
 _REQUEUE_SECONDS = 300.0
 """How long a scheduler may take to end this attempt after it was asked for another one."""
+_WORTH_ANOTHER = (ExitCode.START_AGAIN, ExitCode.MACHINES_FAILED, -signal.SIGUSR1)
+"""The last: asked before it had a handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +210,26 @@ def _wait_for_nodes(
 
 def _say(text: str) -> None:
     print_text(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+class Next(Enum):
+    """What follows an attempt."""
+
+    END = "end"
+    """The job is done, failed, or was stopped by its user or the scheduler."""
+    AGAIN = "again"
+    IDLE = "idle"
+    """It would be started again, but too many attempts have saved no new step."""
+
+
+def after_attempt(attempts: Sequence[Attempt], *, idle_attempts: int, ended_from_outside: bool) -> Next:
+    """Returns what follows the last attempt.
+
+    `ended_from_outside`: the scheduler or the user ends the job itself, and decides what happens to it.
+    """
+    if ended_from_outside or attempts[-1].code not in _WORTH_ANOTHER:
+        return Next.END
+    steps = [0, *(attempt.step for attempt in attempts)]
+    recent = steps[-idle_attempts - 1 :]
+    idle = len(attempts) >= idle_attempts and recent[0] == recent[-1]
+    return Next.IDLE if idle else Next.AGAIN

@@ -25,6 +25,7 @@ from rlrun.runner.cluster.scratch import remove_leftovers, scratch_folder
 from rlrun.runner.host.atomic_files import write_text
 from rlrun.runner.host.network import free_port
 from rlrun.runner.host.printed_text import print_text
+from rlrun.runner.submission.folder import SubmissionFolder
 from rlrun.specs.safe_python import own_python
 
 TOKEN, HEAD, TAKEN, END = "token", "head", "taken", "end"
@@ -32,6 +33,7 @@ _SHIELDED = (signal.SIGTERM, signal.SIGUSR1)
 _POLL_S = 0.3
 _START_SECONDS = 300.0
 """How long a node waits for the head of its cluster."""
+_RELEASE_POLL_S = 0.2
 
 
 def run_node(control: Path, rank: int, head: str, cpus: int, gpus: int) -> int:
@@ -128,3 +130,20 @@ def _note_signals(control: Path) -> None:
         print_text(f"got {signal.Signals(received.si_signo).name}", flush=True)
         with suppress(OSError):
             (control / TAKEN).touch()
+
+
+def release_machine(folder: SubmissionFolder, seconds: float) -> bool:
+    """Asks the attempt that runs to save, and waits until it has ended.
+
+    Returns whether it has within `seconds`.
+    """
+    controls = folder.controls()
+    for control in controls:
+        with suppress(OSError):  # it may have ended since
+            (control / TAKEN).touch()
+    deadline = time.monotonic() + seconds
+    while any(control.exists() for control in controls):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_RELEASE_POLL_S)
+    return True

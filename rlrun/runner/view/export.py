@@ -10,11 +10,11 @@ from itertools import permutations
 from typing import Any, get_args
 
 from rlrun.runner.view import queries
+from rlrun.runner.view.answers import SweepReader, sweep_tables
 from rlrun.runner.view.curves import reduce
 from rlrun.runner.view.index import connect
 from rlrun.runner.view.page import to_json
 from rlrun.runner.view.summary import as_list, quote
-from rlrun.runner.view.sweep_tables import SweepReader, sweep_tables
 from rlrun.runner.view.viewed_run import ViewedRun, spec_differences
 from rlrun.specs.step_names import Kind
 

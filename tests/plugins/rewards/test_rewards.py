@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.rewards.extraction import last_boxed, last_match
-from rlrun.plugins.rewards.math_grading.answer_parts import split_elements
-from rlrun.plugins.rewards.math_grading.equivalence import same_answer
+from rlrun.plugins.rewards.math_grading.equivalence import same_answer, split_elements
 from rlrun.plugins.rewards.math_grading.latex import normalise
 from rlrun.plugins.testing import check_reward, sample
 from rlrun.plugins.types import Sample

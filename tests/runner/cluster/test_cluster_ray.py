@@ -10,11 +10,18 @@ import psutil
 import pytest
 
 from rlrun.runner.cluster import ray_health, ray_session
+from rlrun.runner.cluster.ray import variables_of
 from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server, end_ray, take_started
 from rlrun.runner.contracts.errors import JobError
 
 TOO_SLOW = Exception("The current node timed out during startup.")
 FULL = OSError(28, "No space left on device")
+CHILD = """
+import os, sys
+from rlrun.runner.cluster.actor import Actor
+Actor(sys.argv[1], {"TOKEN": "secret of a test"})
+print(os.environ["TOKEN"] == "secret of a test")
+"""
 
 
 @pytest.fixture
@@ -128,3 +135,20 @@ def test_a_cluster_is_lost_after_several_refused_connections_in_a_row() -> None:
     cluster = JoinedCluster("127.0.0.1:9")
     assert [cluster.lost() is None for _ in range(3)] == [True, True, False]
     assert "127.0.0.1:9 cannot be reached" in (cluster.lost() or "")
+
+
+def test_secrets_are_apart_from_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "abc")
+    given = {"NCCL_DEBUG": "WARN", "TOKEN": "${env:OURS}", "HEADER": "Bearer ${env:OURS}"}
+    assert variables_of(given) == ({"NCCL_DEBUG": "WARN"}, {"TOKEN": "abc", "HEADER": "Bearer abc"})
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    with pytest.raises(ValueError, match="NOWHERE_SET is not set"):
+        variables_of({"TOKEN": "${env:NOWHERE_SET}"})
+
+
+def test_a_process_has_its_secrets_before_anything_else_and_prints_none(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    subprocess.run([sys.executable, "-c", CHILD, str(log)], check=True)
+    assert log.read_text().split() == ["True"]

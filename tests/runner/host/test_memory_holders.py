@@ -9,7 +9,16 @@ import pytest
 
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.failures import ProcessFailure
-from rlrun.runner.host.memory import GroupMemory, Memory, MemoryWatch, describe, host_memory, job_memory
+from rlrun.runner.host.memory import (
+    GroupMemory,
+    Memory,
+    MemoryWatch,
+    describe,
+    host_memory,
+    job_memory,
+    largest_gpu_memory,
+    used_memory,
+)
 from rlrun.specs.problems.codes import Code
 
 GIB = 2**30
@@ -22,6 +31,7 @@ TOLD = (
     "memory was scarce (23.0 GiB of 24.0 GiB used): programs of the agent 16.0 GiB in 267 processes, "
     "engine 3.0 GiB, driver 0.5 GiB"
 )
+OUTPUT = "101, 2048\n102, 512\n101, 1024\n103, [N/A]\n"
 
 
 def watch(used: int) -> MemoryWatch:
@@ -82,3 +92,23 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, limit: str, is_containe
     else:
         assert memory.total == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         assert 0 < memory.share < 1
+
+
+def test_a_processs_memory_is_summed_over_its_gpus() -> None:
+    assert used_memory(OUTPUT) == {101: 3072 * 2**20, 102: 512 * 2**20}
+    assert used_memory("No running processes found\n") == {}
+
+
+def test_the_largest_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(f"#!/bin/sh\ncat <<'END'\n{OUTPUT}END\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert largest_gpu_memory({102, 103}) == 512 * 2**20
+    assert largest_gpu_memory({101, 102}) == 3072 * 2**20
+    assert largest_gpu_memory({7}) == 0.0
+
+
+def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert largest_gpu_memory({1}) == 0.0

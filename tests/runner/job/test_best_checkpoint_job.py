@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlrun.cli.run_steps import checkpoint_at
+from rlrun.cli.run_states import checkpoint_at
 from rlrun.runner.checkpoints.folder import checkpoints_in
 from tests.local_job import Lines, run_local
 from tests.tiny_models import make_tiny_model

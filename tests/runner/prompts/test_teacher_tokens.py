@@ -8,8 +8,7 @@ import pytest
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status
 from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.contracts.teacher_reading import Reading
-from rlrun.runner.prompts.teacher_tokens import TeacherTokens
-from rlrun.runner.prompts.token_texts import aligned, text_runs, token_map
+from rlrun.runner.prompts.teacher_tokens import TeacherTokens, aligned, text_runs, token_map
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.needs import LEAST_REST
 from tests.merging_tokenizers import make_merging_tokenizer

@@ -4,8 +4,7 @@ import threading
 from pathlib import Path
 
 from rlrun.runner.submission.folder import SubmissionFolder
-from rlrun.runner.submission.node import TAKEN
-from rlrun.runner.submission.release import release_machine
+from rlrun.runner.submission.node import TAKEN, release_machine
 from tests.waiting import wait_until
 
 

@@ -9,18 +9,11 @@ same_answer("\{1, \frac12\}", "\{0.5, 1\}")
 """
 
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import gcd
 
-from rlrun.plugins.rewards.math_grading.answer_parts import (
-    expand_signs,
-    is_unordered,
-    match_answers,
-    matrix_rows,
-    split_elements,
-    split_union,
-)
 from rlrun.plugins.rewards.math_grading.latex import normalise
 
 MAX_ANSWER_LENGTH = 2000
@@ -40,6 +33,12 @@ _FRACTION = re.compile(
     rf"[({{]*[-+]*[({{]*(?:{_TERM}/{_TERM}|\\frac\{{{_TERM}\}}\{{{_TERM}\}})[)}}]*{_SCALE}[)}}]*"
 )
 """A fraction of whole numbers or their powers; a power of ten may follow."""
+_MAX_UNORDERED = 12
+"""Longer sets are compared in order, because comparing them in any order compares every pair of elements."""
+
+_BRACKET_PAIRS = (("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), (r"\{", r"\}"))
+_EITHER_SIGN = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
+_MATRIX = re.compile(r"\\begin\{([pvV]matrix)\}(.*)\\end\{\1\}")
 
 
 def same_answer(answer: str, label: str) -> bool:
@@ -78,7 +77,7 @@ def _without_percent(answer: str, left: str, label: str, right: str) -> tuple[st
 
 
 def _same_unions(left: str, right: str) -> bool:
-    return match_answers(split_union(left), split_union(right), _same_elements)
+    return _match_answers(_split_union(left), _split_union(right), _same_elements)
 
 
 def _same_elements(left: str, right: str) -> bool:
@@ -86,14 +85,14 @@ def _same_elements(left: str, right: str) -> bool:
     right_brackets, right_parts = split_elements(right)
     if left_brackets != right_brackets:
         return False
-    if is_unordered(left) or is_unordered(right):
-        return match_answers(expand_signs(left_parts), expand_signs(right_parts), _same_part)
+    if _is_unordered(left) or _is_unordered(right):
+        return _match_answers(_expand_signs(left_parts), _expand_signs(right_parts), _same_part)
     return len(left_parts) == len(right_parts) and all(map(_same_part, left_parts, right_parts))
 
 
 def _same_part(answer: str, label: str) -> bool:
     """Compares matrices cell by cell, and anything else by value."""
-    rows, label_rows = matrix_rows(answer), matrix_rows(label)
+    rows, label_rows = _matrix_rows(answer), _matrix_rows(label)
     if rows is None or label_rows is None:
         return _same_value(answer, label)
     if [len(row) for row in rows] != [len(row) for row in label_rows]:
@@ -126,3 +125,88 @@ def _is_worked_out(answer: str, label: str) -> bool:
         return _NUMBER.fullmatch(answer) is not None
     over, under = (int(digits) for digits in fraction.groups() if digits is not None)
     return under > 1 and gcd(over, under) == 1
+
+
+# Splits a mathematical answer into elements of lists and sets, intervals of a union, and cells of a matrix.
+#
+# "(1,2]" -> ordered 1, 2 in "(]"    "\{1,2\}" -> 1 and 2 in any order    "3\pm x" -> 3+x and 3-x in any order
+def split_elements(text: str) -> tuple[str, list[str]]:
+    """Returns the brackets around a list, pair or interval, and its elements; `("", [text])` for one value.
+
+    `"(1,2]"` -> `("(]", ["1", "2"])`, `"1,2"` and `"\\{1,2\\}"` -> `("", ["1", "2"])`
+    """
+    for opening, closing in _BRACKET_PAIRS:
+        if text.startswith(opening) and text.endswith(closing):
+            inner = _split(text[len(opening) : -len(closing)], ",")
+            if len(inner) > 1:
+                return ("" if opening == r"\{" else opening + closing), inner
+    return "", _split(text, ",")
+
+
+def _is_unordered(text: str) -> bool:
+    r"""Returns whether the text is a set, or contains a `\pm`, which gives two values."""
+    return (text.startswith(r"\{") and text.endswith(r"\}")) or _EITHER_SIGN.search(text) is not None
+
+
+def _expand_signs(parts: Sequence[str]) -> list[str]:
+    r"""Returns the parts, with each `a\pm b` expanded to `a+b` and `a-b`."""
+    values: list[str] = []
+    for part in parts:
+        if _EITHER_SIGN.search(part) is None:
+            values.append(part)
+        else:
+            upper, lower = (_choose_sign(part, sign) for sign in "+-")
+            values.extend((upper, lower))
+    return values
+
+
+def _split_union(text: str) -> list[str]:
+    r"""Returns the sets that `\cup` joins; [text] where there is only one."""
+    return _split(text, r"\cup")
+
+
+def _matrix_rows(text: str) -> list[list[str]] | None:
+    """Returns the rows of a matrix or column; None if the text is not a matrix."""
+    matrix = _MATRIX.fullmatch(text)
+    return [row.split("&") for row in matrix[2].split(r"\\")] if matrix else None
+
+
+def _match_answers(answers: Sequence[str], labels: Sequence[str], same: Callable[[str, str], bool]) -> bool:
+    """Returns whether answers and labels can be paired, in any order, so that each pair is the same."""
+    if len(answers) != len(labels):
+        return False
+    if len(labels) > _MAX_UNORDERED:
+        return all(map(same, answers, labels))
+    remaining = list(answers)
+    for label in labels:
+        position = next((i for i, answer in enumerate(remaining) if same(answer, label)), None)
+        if position is None:
+            return False
+        del remaining[position]
+    return True
+
+
+def _choose_sign(text: str, plus: str) -> str:
+    minus = "-" if plus == "+" else "+"
+    signed = _EITHER_SIGN.sub(lambda match: plus if match[0] == r"\pm" else minus, text)
+    return signed.removeprefix("+")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Returns the parts between separators outside of brackets, or all of the text if its brackets do not
+    match.
+
+    Any closing bracket closes any opening one, because half-open intervals mix them.
+    """
+    parts, depth, begin = [], 0, 0
+    for position, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth < 0:
+                return [text]
+        elif depth == 0 and text.startswith(separator, position):
+            parts.append(text[begin:position])
+            begin = position + len(separator)
+    return [*parts, text[begin:]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlrun.runner.engines.process.command_line import die_with_parent, inherited_variables, options
 from rlrun.runner.engines.process.server_process import ServerProcess
 from rlrun.runner.engines.sglang.setup import SglangSetup
-from rlrun.runner.host.gpu_memory import largest_gpu_memory
+from rlrun.runner.host.memory import largest_gpu_memory
 from rlrun.runner.host.network import interface_variables
 from rlrun.runner.host.remote_code import check_code
 from rlrun.specs.derived.sglang_arguments import flag_name

@@ -1,6 +1,6 @@
 """Attention on GPUs in half precision, by torch's variable-length kernel: documents, windows, sinks, trees.
 
-A tree of sequences that share prefixes takes several calls (`rlrun.runner.batches.branches`): one in which
+A tree of sequences that share prefixes takes several calls (`rlrun.runner.batches.prefixes`): one in which
 every segment is a document, and one for each level, whose queries see all keys of a segment before them.
 Their results are merged by their log-sum-exp. Given the merged output and log-sum-exp, the gradients of each
 call are those of its part.
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.varlen import varlen_attn
 
-from rlrun.runner.batches.branches import Level, cut_branches
+from rlrun.runner.batches.prefixes import Level, cut_branches
 from rlrun.runner.trainer.compat.kernels import VarlenCall, varlen_backward, varlen_forward
 from rlrun.runner.trainer.ops.attention import sink_gradients, with_sinks
 from rlrun.runner.trainer.transfers import to_device

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.run_steps import checkpoint_at
+from rlrun.cli.run_states import checkpoint_at
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Group
-from rlrun.runner.records.evaluated_samples import append_groups, read_earlier
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.sample_files import append_groups, read_earlier
 from tests.runner.loop_fakes import prompt, sample
 
 

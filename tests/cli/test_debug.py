@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlrun.cli.trace_text import describe_trace
+from rlrun.cli.debug import describe_trace
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.job.debugging.prompt_trace import PromptTrace
 

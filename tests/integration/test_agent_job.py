@@ -15,7 +15,7 @@ from rlrun.runner.records.saved_rollouts import rollout_path
 from tests.integration.jobs import Jobs
 
 AGENT = """
-import json, sys
+import json, sys, time
 
 task, rewards = json.load(sys.stdin), {}
 say = task["messages"][0]["content"]
@@ -51,6 +51,9 @@ match task["seed"] % 3:
             rewards[last.response.id] = -len(rewards) / 2 - task["seed"] % 5
             output = [item.model_dump(exclude_none=True) for item in last.response.output]
             items += [*output, {"role": "user", "content": say}]
+if task["id"].startswith("2-"):
+    hoard = bytearray(512 << 20)
+    time.sleep(6000)
 first, second = rewards
 weights = {first: 0.5, second: task["seed"] % 3}
 print(json.dumps({"turn_rewards": rewards, "policy_weights": weights, "wire": task["seed"] % 3}))
@@ -75,7 +78,12 @@ def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -
         rollout__max_response_tokens=96,
         rollout__max_turn_tokens=6,
         rewards=[{"type": "noted"}],
-        rollout__function={"type": "agent", "command": [sys.executable, str(agent)], "max_programs": 3},
+        rollout__function={
+            "type": "agent",
+            "command": [sys.executable, str(agent)],
+            "max_programs": 3,
+            "limits": {"memory": 500},
+        },
     )
     assert ended.code == 0, ended.output
     for line in ended.metrics:
@@ -83,13 +91,16 @@ def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -
         assert line["rollout/info/samples"] == 1.0
         assert 0.0 < line["rollout/info/wire"] < 2.0
         assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-4
-    check_credit(list(read_records(rollout_path(ended.folder.rollouts, 1))))
+    records = list(read_records(rollout_path(ended.folder.rollouts, 1)))
+    assert len(records) == 6
+    check_credit(records[:4])
+    for record in records[4:]:  # programs that exceeded their memory
+        assert (record["reward"], record["info"]["over_limit"]) == (0.0, 1)
 
 
 def check_credit(records: list[dict[str, Any]]) -> None:
     """The advantage of a turn is that of its reward and those after it, times the turn's weight."""
-    assert len(records) == 6
-    for pair in (records[0:2], records[2:4], records[4:6]):
+    for pair in (records[0:2], records[2:4]):
         rewards = np.array([[reward for _, reward in record["turn_rewards"]] for record in pair])
         to_go = np.cumsum(rewards[:, ::-1], axis=1)[:, ::-1]
         assert [record["reward"] for record in pair] == pytest.approx(to_go[:, 0])

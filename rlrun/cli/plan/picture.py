@@ -6,6 +6,7 @@ from itertools import groupby
 
 from rich.table import Table
 
+from rlrun.plugins.rollouts.agent.rollout import AgentParams
 from rlrun.runner.host.memory import host_memory
 from rlrun.runner.planning.device_map import DeviceLocation, available_cores
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
@@ -49,8 +50,7 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("tokens per sample, at most", plan.max_sample_tokens, "prompt + response, also in evaluation"),
         ("tokens per micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
-    if (programs := program_limit(spec.rollout.function, available_cores(), host_memory().total)) is not None:
-        rows.append(("programs of the agent at once", programs.number, programs.reason))
+    rows += _agent_rows(spec)
     if plan.rollout and cuts_vocabulary(spec):
         rows.append(("log-probs are relative to", _support(spec), "rollout.sampling_mask"))
     if plan.engines:
@@ -58,6 +58,21 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         rows.append(("tokens of samples in KV cache", plan.cache_tokens, source))
     product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
     return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
+
+
+def _agent_rows(spec: Spec) -> list[tuple[object, ...]]:
+    """Returns what limits an agent; nothing for other rollouts."""
+    function = spec.rollout.function
+    if function.type != "agent":
+        return []
+    agent = AgentParams.model_validate(function.params)
+    rows: list[tuple[object, ...]] = [
+        ("answers per execution, at most", agent.max_turns, "rollout.function.max_turns")
+    ]
+    if (programs := program_limit(function, available_cores(), host_memory().total)) is not None:
+        rows.append(("programs of the agent at once", programs.number, programs.reason))
+        rows.append(("a program, at most", "\n".join(agent.limits.described()), "rollout.function.limits"))
+    return rows
 
 
 def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:

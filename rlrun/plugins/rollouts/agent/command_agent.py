@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from rlrun.models.json_files import parse_json
 from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.failures import Failure, InfrastructureError, PolicyError
 from rlrun.plugins.launch_variable import LAUNCH_VARIABLE
+from rlrun.plugins.rollouts.agent.program_limits import MIB, LimitExceeded, ProgramLimits
+from rlrun.plugins.rollouts.agent.program_watch import ProgramWatch, WatchedProgram
 
 _TAIL = 64 * 1024
 """Number of bytes at the end of the output in which the last line is looked for."""
@@ -34,20 +37,26 @@ _FAILURES: Mapping[int, Failure] = {
 }
 """Failures of the infrastructure by a program's exit status: those of sysexits.h, and deaths by a signal from
 outside, which shells and container runtimes report as 128 + its number."""
+_FILE_TOO_LARGE = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
 
 running_programs: set[int] = set()
 """Ids of the programs that run now; each has its own session."""
 
 
 async def run_command(
-    command: Sequence[str], task: AgentTask, passed: Sequence[str] = ()
+    command: Sequence[str],
+    task: AgentTask,
+    limits: ProgramLimits,
+    watch: ProgramWatch,
+    passed: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """Returns the JSON object in the program's last line of output; an empty table if that is not an object.
 
     The program gets the endpoint's address and key as OpenAI's and Anthropic's SDKs read them, a few usual
-    variables of this process and those that `passed` names. It has its own process group and runs in an empty
-    folder. When it ends or this call is cancelled, every process in its group is killed. Raises the error of
-    `error_of_status` if its exit status is not 0, and InfrastructureError if the host cannot start it.
+    variables of this process and those that `passed` names. It has its own session and runs in an empty
+    folder. When it ends or this call is cancelled, all its processes are killed. Raises the error of
+    `error_of_status` if its exit status is not 0, LimitExceeded if it exceeded a limit, and
+    InfrastructureError if the host cannot start it.
     """
     environment = environment_for(task, os.environ, passed)
     with ExitStack() as stack:
@@ -57,17 +66,34 @@ async def run_command(
             command, stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err, env=environment, cwd=folder
         )
         running_programs.add(process.pid)
+        program = WatchedProgram(process.pid, limits, (out.fileno(), err.fileno()))
+        _limit_files(process.pid, limits)
         try:
-            await process.communicate(json.dumps(task.as_json(), default=str).encode())
+            with watch.watching(program):
+                await process.communicate(json.dumps(task.as_json(), default=str).encode())
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            running_programs.discard(process.pid)
+            try:
+                await asyncio.to_thread(program.end)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+                running_programs.discard(process.pid)
+        if program.problem:
+            raise LimitExceeded(f"{command[0]} {program.problem}")
         info = _parse_reward_line(_last_line(out))
         if process.returncode:
             raise error_of_status(command[0], process.returncode, _last_line(err), info)
         return info
+
+
+def _limit_files(process: int, limits: ProgramLimits) -> None:
+    """Limits what a program may write. It asks the policy later, so that all that follows has the limits."""
+    with suppress(ProcessLookupError):
+        for kind, limit in ((resource.RLIMIT_FSIZE, limits.file * MIB), (resource.RLIMIT_CORE, 0)):
+            _, hard = resource.prlimit(process, kind)
+            lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.prlimit(process, kind, (lowest, lowest))
 
 
 async def _start(command: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
@@ -89,6 +115,8 @@ def error_of_status(program: str, status: int, last_line: str, info: Mapping[str
     if status == _POLICY_STATUS:
         reward = info.get("reward")
         return PolicyError(message, reward if isinstance(reward, int | float) else 0.0)
+    if status in _FILE_TOO_LARGE:
+        return LimitExceeded(f"{program} wrote a file larger than limits.file allows")
     if status in _FAILURES:
         return InfrastructureError(message, _FAILURES[status])
     return RuntimeError(message)

@@ -7,6 +7,7 @@ response ◀── deliver, by the wire, in one piece or as a stream ◀──�
 import asyncio
 import hashlib
 import secrets
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +50,12 @@ class Served:
     syntax: Syntax
     other_settings: Settings = "refuse"
     """What becomes of a request that sets what the job decides."""
+    max_turns: int = sys.maxsize
+    """The number of answers that the agent may ask for."""
+    questions: int = 0
+    """Requests that the policy answers or has answered."""
+    out_of_turns: bool = False
+    """Whether the agent asked for more answers than `max_turns`."""
     answers: int = 0
     sampled_tokens: int = 0
     """Tokens that the policy generated, whether or not they are trained."""
@@ -202,18 +209,28 @@ def _exchange(
                 if known.question == question:
                     known.request = request
                     return known
+        _check_turns(served)
         if asked.tokens:
             conversation = served.record.ask_tokens(asked.tokens, asked.model)
         else:
             conversation = served.record.ask(messages, asked.tools, asked.model)
     except _WRONG as error:
         raise _as_refused(error) from error
+    served.questions += 1
     answer = asyncio.create_task(_generate(served, asked, conversation))
     served.running.add(answer)
     answer.add_done_callback(partial(_ended, served))
     exchange = Exchange(_question(asked, () if asked.tokens else conversation.asking), answer, request)
     served.exchanges.append(exchange)
     return exchange
+
+
+def _check_turns(served: Served) -> None:
+    """Raises Refused if the execution has had all its answers."""
+    if served.questions >= served.max_turns:
+        served.out_of_turns = True
+        message = f"this execution has had its {served.max_turns} answers (rollout.function.max_turns)"
+        raise Refused(400, message, "max_turns_exceeded")
 
 
 def _question(asked: AgentRequest, keys: tuple[Key, ...]) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rlrun.plugins.agent_task import AgentTask
-from rlrun.plugins.failures import PolicyError
+from rlrun.plugins.failures import PolicyError, failure_of
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Agent as AgentPlugin
 from rlrun.plugins.registry import build
@@ -18,6 +18,8 @@ from rlrun.plugins.rollouts.agent.credit import give_credit
 from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served
 from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
+from rlrun.plugins.rollouts.agent.program_limits import LimitExceeded, ProgramLimits
+from rlrun.plugins.rollouts.agent.program_watch import ProgramWatch
 from rlrun.plugins.rollouts.agent.record import Conversation, Record, Thinking
 from rlrun.plugins.rollouts.agent.request import Settings
 from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
@@ -48,6 +50,12 @@ class AgentParams(Section):
     request, and from its last answer to its end. The time of the policy's answers does not count. An
     execution that takes longer ends, is counted as late and is not trained. None: only
     `rollout.request_timeout` ends it."""
+    limits: ProgramLimits = ProgramLimits()
+    """What a program may take of the driver's host, as a table. A program that exceeds a limit is ended with
+    all its processes, as an error of the policy."""
+    max_turns: int = Field(default=1000, ge=1)
+    """Number of answers of the policy in an execution, in all its conversations together. Further requests
+    are refused, and the execution is truncated."""
     environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
     """Further variables of rlrun's environment to pass to the program, such as `["HTTPS_PROXY"]`. PATH, HOME,
     USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM are always passed; others, which may hold
@@ -84,8 +92,8 @@ class AgentParams(Section):
             raise ValueError(
                 "needs either a table [rollout.function.agent] or a command, not both or neither"
             )
-        for name in ("environment", "max_programs"):
-            if getattr(self, name) and self.command is None:
+        for name in ("environment", "max_programs", "limits"):
+            if name in self.model_fields_set and getattr(self, name) and self.command is None:
                 raise ValueError(f"{name} is for a command; an agent's class runs in rlrun's own process")
         return self
 
@@ -111,6 +119,9 @@ class Agent:
         self.params = params
         self._endpoint = Endpoint(address_in(params.host))
         self._agent: AgentPlugin | None = None
+        self._watch = ProgramWatch()
+        self._has_warned = False
+        """Whether the console says that a program exceeded a limit; the log has all of them."""
         if params.agent is not None:
             self._agent = build("agents", params.agent.type, params.agent.params)
 
@@ -122,7 +133,8 @@ class Agent:
         """
         record = Record(session.chat, self.params.thinking, History(self.params.same_history))
         turns = TurnDeadline(self.params.turn_timeout)
-        served = Served(session, record, turns, self.params.syntax, self.params.other_settings)
+        params = self.params
+        served = Served(session, record, turns, params.syntax, params.other_settings, params.max_turns)
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
@@ -132,9 +144,8 @@ class Agent:
             if not served.turns.expired:
                 raise
             served.aborted, info = True, {"turn_timeout": 1}
-        except PolicyError as error:
-            logger.info("execution %s ends with an error of the policy: %s", session.id, error)
-            info = error.info()
+        except Exception as error:  # the boundary to the agent
+            info = self._info_after(error, served)
         finally:
             self._endpoint.close_key(key)
             conversations = record.close()
@@ -153,7 +164,29 @@ class Agent:
             trajectory.info = {**info, "samples": len(trajectories), "trained_share": share}
             if served.aborted:
                 trajectory.status = Status.ABORTED
+            elif served.out_of_turns and trajectory.status is Status.COMPLETED:
+                trajectory.status = Status.TRUNCATED
         return trajectories
+
+    def _info_after(self, error: Exception, served: Served) -> Mapping[str, Any]:
+        """Returns what the samples note if the agent's error is one of the policy; raises any other error.
+
+        An agent that fails after it was refused a turn has exceeded this limit.
+        """
+        if served.out_of_turns and not failure_of(error).is_infrastructure:
+            error = LimitExceeded(
+                f"it asked for more than max_turns = {self.params.max_turns} and failed: {error}"
+            )
+        if not isinstance(error, PolicyError):
+            raise error
+        if isinstance(error, LimitExceeded) and not served.answers:  # the policy has no part in it
+            raise RuntimeError(
+                f"{error}, before the policy answered: raise rollout.function.limits"
+            ) from None
+        level = logging.WARNING if isinstance(error, LimitExceeded) and not self._has_warned else logging.INFO
+        self._has_warned |= level == logging.WARNING
+        logger.log(level, "execution %s ends with an error of the policy: %s", served.session.id, error)
+        return error.info()
 
     def _trained(self, conversations: Sequence[Conversation]) -> list[Trajectory]:
         """Returns the samples of the conversations that are trained. Raises ValueError if there are none."""
@@ -181,8 +214,9 @@ class Agent:
     async def _act(self, task: AgentTask) -> Mapping[str, Any]:
         if self._agent is not None:
             return dict(await self._agent.run(task) or {})
-        assert self.params.command is not None, "an agent or a command is set"
-        return await run_command(self.params.command, task, self.params.environment)
+        params = self.params
+        assert params.command is not None, "an agent or a command is set"
+        return await run_command(params.command, task, params.limits, self._watch, params.environment)
 
 
 def _task(session: Session, url: str, key: str) -> AgentTask:

@@ -29,6 +29,23 @@ def uses_more_than(limit: int, init: int) -> bool:
     return _sum(init, _quick) > limit and _sum(init, _exact) > limit
 
 
+def together_use_more_than(limit: int, processes: list[int]) -> bool:
+    """Returns whether these processes together use more than `limit` bytes of memory without a file behind
+    it, resident or swapped out. As above, pages that they share are counted once.
+    """
+    return _total(processes, _quick) > limit and _total(processes, _exact) > limit
+
+
+def _total(processes: list[int], measure: Callable[[int], int]) -> int:
+    total = 0
+    for process in processes:
+        try:
+            total += measure(process)
+        except OSError:  # the process has ended
+            continue
+    return total
+
+
 def _sum(init: int, measure: Callable[[int], int]) -> int:
     total, process_count, waiting = 0, 0, _children(init)
     while waiting:

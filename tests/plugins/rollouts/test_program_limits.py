@@ -1,0 +1,152 @@
+"""Programs of agents that exceed their limits, as real processes: they end, and the policy answers for it."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlrun.plugins.authoring.rollout_testing import ScriptedSession
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.registry import build
+from rlrun.plugins.rollouts.agent.program_limits import ProgramLimits
+from rlrun.plugins.rollouts.agent.program_watch import HostProcess, WatchedProgram
+from rlrun.plugins.types import Row, Status
+from tests.plugins.rollouts.test_agent import HI, Client, run
+from tests.waiting import wait_for_ends
+
+ASK = """
+import json, os, subprocess, sys, urllib.request
+
+task = json.load(sys.stdin)
+
+def ask():
+    body = json.dumps({"messages": task["messages"]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))
+
+def child(program, **options):
+    return subprocess.Popen([sys.executable, "-c", program], **options)
+"""
+WAIT = "import time; time.sleep(6000)"
+
+
+async def run_program(program: str, **limits: int) -> list[Trajectory]:
+    command = [sys.executable, "-c", ASK + program]
+    rollout = build("rollouts", "agent", {"command": command, "limits": limits})
+    try:
+        return await rollout.run(ScriptedSession(["4"], row=Row("0", [HI])))
+    finally:
+        await rollout.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "limits", "problem"),
+    [
+        pytest.param(
+            f"child('x = bytearray(40 << 20); {WAIT}'); child('x = bytearray(40 << 20); {WAIT}').wait()",
+            {"memory": 64},
+            "used more than limits.memory = 64 MiB",
+            id="memory of all processes together",
+        ),
+        pytest.param(
+            f"[child('{WAIT}', start_new_session=True) for _ in range(6)][0].wait()",
+            {"processes": 4},
+            "processes, and limits.processes = 4",
+            id="processes that begin sessions",
+        ),
+        pytest.param(
+            f"os.write(1, bytes(600_000)); os.write(2, bytes(600_000)); {WAIT}",
+            {"output": 1},
+            "printed more than limits.output = 1 MiB",
+            id="output",
+        ),
+        pytest.param(
+            "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
+            "open('big', 'wb').write(bytes(2 << 20))",
+            {"file": 1},
+            "wrote a file larger than limits.file allows",
+            id="file",
+        ),
+    ],
+)
+async def test_a_program_over_a_limit_is_an_error_of_the_policy(
+    program: str, limits: dict[str, int], problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    [one] = await run_program(f"ask()\n{program}", **limits)
+    assert one.status is Status.COMPLETED
+    expected = {"reward": 0.0, "policy_error": 1, "over_limit": 1, "samples": 1, "trained_share": 1.0}
+    assert one.info == expected
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert problem in record.getMessage()
+
+
+async def test_all_processes_of_a_program_end_with_it_also_those_in_other_sessions(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = f"""
+first = child("{WAIT}", start_new_session=True)
+second = child("{WAIT}")
+open({str(pids)!r}, "w").write(f"{{first.pid}} {{second.pid}}")
+ask()
+[os.write(1, bytes(1 << 20)) for _ in range(2)]
+{WAIT}
+"""
+    await run_program(program, output=1)
+    started = [int(pid) for pid in pids.read_text().split()]
+    wait_for_ends([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)])
+
+
+async def test_a_program_that_exceeds_a_limit_before_the_policy_answered_names_the_limit() -> None:
+    with pytest.raises(RuntimeError, match=r"limits\.output = 1 MiB, before the policy answered: raise"):
+        await run_program(f"os.write(1, bytes(2 << 20)); {WAIT}", output=1)
+
+
+def test_a_program_is_its_sessions_and_their_children_also_without_their_parents() -> None:
+    program = WatchedProgram(10, ProgramLimits(), ())
+    before = [(1, 0, 1), (10, 1, 10), (11, 10, 10), (12, 11, 12), (13, 12, 12), (20, 1, 20)]
+    assert program.members([HostProcess(*one) for one in before]) == {10, 11, 12, 13}
+    orphaned = [(1, 0, 1), (13, 1, 12), (14, 13, 14), (20, 1, 20)]
+    assert program.members([HostProcess(*one) for one in orphaned]) == {13, 14}
+    assert program.sessions == {12, 14}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"processes": 512, "output": 64 << 20, "uses_more_memory": False}, ""),
+        ({"processes": 513, "output": 0, "uses_more_memory": False}, "had 513 processes, and limits.process"),
+        ({"processes": 1, "output": (64 << 20) + 1, "uses_more_memory": False}, "limits.output = 64 MiB"),
+        ({"processes": 1, "output": 0, "uses_more_memory": True}, "limits.memory = 4096 MiB"),
+    ],
+)
+def test_the_first_limit_that_is_exceeded_is_named(values: dict[str, Any], problem: str) -> None:
+    assert problem in ProgramLimits().exceeded(**values)
+    assert bool(ProgramLimits().exceeded(**values)) == bool(problem)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_execution_that_asks_for_more_turns_is_truncated(fails: bool) -> None:
+    async def act(client: Client) -> dict[str, float]:
+        first = await client.say(HI)
+        await client.say(HI, first, HI)
+        status, answer = await client.post({"messages": [HI, first, HI, first, HI]})
+        assert (status, answer["error"]["code"]) == (400, "max_turns_exceeded")
+        assert (
+            answer["error"]["message"] == "this execution has had its 2 answers (rollout.function.max_turns)"
+        )
+        if fails:
+            raise OSError("no answer")
+        return {"reward": 0.5}
+
+    [one], _ = await run(act, ["four", "yes"], max_turns=2)
+    assert one.status is Status.TRUNCATED
+    noted = {"reward": 0.0, "policy_error": 1, "over_limit": 1} if fails else {"reward": 0.5}
+    assert one.info == noted | {"samples": 1, "trained_share": 1.0}
+
+
+def test_limits_are_for_a_command() -> None:
+    with pytest.raises(ValueError, match="limits is for a command; an agent's class runs in rlrun's own"):
+        build("rollouts", "agent", {"agent": {"type": "solve_and_select"}, "limits": {"memory": 1}})

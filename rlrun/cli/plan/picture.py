@@ -83,7 +83,7 @@ def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
     ]
     if plan.rollout:
         if rollout.function.type != "single_turn" or rollout.max_turn_tokens is not None:
-            turn = rollout.max_turn_tokens or rollout.max_response_tokens
+            turn = rollout.turn_tokens(rollout.max_response_tokens)
             limits.append(("tokens per turn", turn, "rollout.max_turn_tokens, or as for the response"))
         seconds = f"{rollout.seconds_for(rollout.max_response_tokens):g}"
         limits.append(("seconds per sample", seconds, "rollout.request_timeout, or 600 and 5 tokens/s"))

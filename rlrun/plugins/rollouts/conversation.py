@@ -22,9 +22,9 @@ class TurnByTurn:
 
     @property
     def room(self) -> int:
-        """Number of tokens that the response may still get."""
-        used = len(self.trajectory) - len(self.trajectory.prompt)
-        return self.session.sampling.max_new_tokens - used
+        """Number of tokens that the response may still get, in all its further turns together."""
+        longest = len(self.trajectory.prompt) + self.session.sampling.max_new_tokens
+        return min(longest, self.session.max_tokens) - len(self.trajectory)
 
     async def ask(self) -> str:
         """Returns the policy's next answer, with special tokens except the end token; "" if it is empty."""

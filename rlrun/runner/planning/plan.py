@@ -135,7 +135,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     layout = layout_of(spec, rollout)
     locations = place_ranks(spec, layout), place_engines(spec, layout), place_named_engines(spec, layout)
     threads = share_threads(spec, layout, locations, cores or available_cores())
-    longest = spec.rollout.max_prompt_tokens + longest_response(spec)
+    longest = spec.rollout.sample_tokens(longest_response(spec))
     engines = tuple(_engines("engine", spec.engine, locations[1], threads[1]))
     return Plan(
         batch=batch,

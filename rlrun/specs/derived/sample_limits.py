@@ -11,7 +11,9 @@ def sample_limits(spec: Spec, *, rollout: bool) -> str:
     """
     settings = spec.rollout
     prompt, response = settings.max_prompt_tokens, settings.max_response_tokens
-    length_limits = f"{prompt + response} tokens: a prompt of {prompt} (longer ones are dropped)"
+    length_limits = (
+        f"{settings.sample_tokens(response)} tokens: a prompt of {prompt} (longer ones are dropped)"
+    )
     if not rollout:
         return (
             f"a demonstration may have {length_limits}, and a response of {response} "
@@ -23,10 +25,7 @@ def sample_limits(spec: Spec, *, rollout: bool) -> str:
 def _turns(spec: Spec) -> str:
     if spec.rollout.function.type == "single_turn" and spec.rollout.max_turn_tokens is None:
         return ""
-    turn = min(
-        spec.rollout.max_turn_tokens or spec.rollout.max_response_tokens, spec.rollout.max_response_tokens
-    )
-    return f" over all turns, {turn} per turn"
+    return f" over all turns, {spec.rollout.turn_tokens(spec.rollout.max_response_tokens)} per turn"
 
 
 def _time(spec: Spec) -> str:
@@ -35,8 +34,7 @@ def _time(spec: Spec) -> str:
     seconds = f"; it may take {rollout.seconds_for(rollout.max_response_tokens):g} s"
     if longest == rollout.max_response_tokens:
         return seconds
-    sample = rollout.max_prompt_tokens + longest
     return (
-        f"{seconds} (in evaluations {sample} tokens, with a response of {longest}, and "
-        f"{rollout.seconds_for(longest):g} s)"
+        f"{seconds} (in evaluations {rollout.sample_tokens(longest)} tokens, with a response of {longest}, "
+        f"and {rollout.seconds_for(longest):g} s)"
     )

@@ -127,6 +127,14 @@ class RolloutSpec(Section):
     """Maximum number of samples that are requested from all engines together at the same time; whole groups
     wait. None: no limit."""
 
+    def sample_tokens(self, response_tokens: int) -> int:
+        """Returns the maximum length of a sample whose response has at most `response_tokens` tokens."""
+        return self.max_prompt_tokens + response_tokens
+
+    def turn_tokens(self, response_tokens: int) -> int:
+        """Returns the maximum length of a turn of a response of at most `response_tokens` tokens."""
+        return min(self.max_turn_tokens or response_tokens, response_tokens)
+
     def seconds_for(self, response_tokens: int) -> float:
         """Returns the seconds that a sample may take whose response has at most `response_tokens` tokens."""
         if self.request_timeout is not None:

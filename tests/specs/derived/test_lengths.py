@@ -55,6 +55,13 @@ def test_long_responses_have_more_time(rollout: dict[str, Any], tokens: int, sec
     assert spec(rollout).rollout.seconds_for(tokens) == seconds
 
 
+@pytest.mark.parametrize(
+    ("rollout", "tokens"), [({}, 28), ({"max_turn_tokens": 9}, 9), ({"max_turn_tokens": 99}, 28)]
+)
+def test_a_turn_is_never_longer_than_its_response(rollout: dict[str, Any], tokens: int) -> None:
+    assert spec(rollout).rollout.turn_tokens(28) == tokens
+
+
 TOOLS = {"type": "multi_turn_tools", "tools": [{"type": "python"}]}
 
 

@@ -27,6 +27,7 @@ from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.agent.wires.anthropic_messages import AnthropicMessages
 from rlrun.plugins.rollouts.agent.wires.table import WIRES, read_request
 from rlrun.plugins.rollouts.agent.wires.wire import Wire
+from rlrun.plugins.rollouts.conversation import TurnByTurn
 from rlrun.plugins.rollouts.tool_calls import Syntax
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Message
@@ -248,8 +249,8 @@ async def _generate(served: Served, asked: AgentRequest, conversation: Conversat
     """Lets the policy answer, and records it. Raises Refused if it cannot."""
     session = served.session
     tokens = conversation.trajectory.tokens()
-    token_limit = _token_limit(session, conversation)
-    room = max(0, min(token_limit - len(tokens), session.max_turn_tokens))
+    response_room = TurnByTurn(session, conversation.trajectory).room
+    room = max(0, min(response_room, session.max_turn_tokens))
     try:
         sampling = asked.sampling(session.sampling, room)
         with served.turns.answering():
@@ -266,7 +267,7 @@ async def _generate(served: Served, asked: AgentRequest, conversation: Conversat
     if generation.finish == "length" and not len(generation.tokens):
         raise Refused(
             400,
-            f"prompt is too long: {len(tokens)} tokens > {token_limit} maximum",
+            f"prompt is too long: {len(tokens)} tokens > {len(tokens) + response_room} maximum",
             "context_length_exceeded",
         )
     return Answer(
@@ -278,15 +279,6 @@ async def _generate(served: Served, asked: AgentRequest, conversation: Conversat
         number=served.answers,
         model=asked.model,
     )
-
-
-def _token_limit(session: Session, conversation: Conversation) -> int:
-    """Returns the number of tokens that a conversation may have.
-
-    All its turns together are one response, so `max_new_tokens` limits their sum.
-    """
-    longest_response = len(conversation.trajectory.prompt) + session.sampling.max_new_tokens
-    return min(session.max_tokens, longest_response)
 
 
 def _text(session: Session, generation: Generation) -> str:

@@ -104,7 +104,7 @@ def build_decoders(
 
 
 def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOptions:
-    trainer, longest = spec.trainer, spec.rollout.max_prompt_tokens + longest_response(spec)
+    trainer, longest = spec.trainer, spec.rollout.sample_tokens(longest_response(spec))
     return DecoderOptions(
         parallel=trainer.parallel,
         dtype=dtype,

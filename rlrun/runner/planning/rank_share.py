@@ -83,7 +83,7 @@ class Gathered:
 
 def policy_share(model: Architecture, trainer: TrainerSpec) -> RankShare:
     """Returns the share of the policy's rank that holds most."""
-    lora = trainer.lora.shape if trainer.lora else None
+    lora = trainer.lora_shape
     if lora is not None and lora.base is not None:
         check_base(model, lora.base, trainer.parallel.tensor)
     if (precision := trainer.low_precision) is not None:

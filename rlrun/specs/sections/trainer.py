@@ -257,6 +257,11 @@ class TrainerSpec(OptimizerSpec):
     """The parallel layout of the trainer ranks."""
 
     @property
+    def lora_shape(self) -> LoraShape | None:
+        """The settings of the adapters; None: the whole model is trained."""
+        return None if self.lora is None else self.lora.shape
+
+    @property
     def rounded_group(self) -> int | None:
         """How many numbers of a rounded matrix share a scale; None: matrices are not rounded."""
         return self.int4_group if self.precision == "int4_qat" else None

@@ -88,7 +88,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             checkpointing=spec.trainer.activation_checkpointing,
             router_dtype=spec.trainer.moe.router_dtype,
             head_dtype=spec.trainer.head_dtype,
-            lora=spec.trainer.lora.shape if spec.trainer.lora else None,
+            lora=spec.trainer.lora_shape,
             precision=precision,
             as_target=rounds_as_target(spec),
         )
@@ -124,7 +124,7 @@ def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Sp
     names |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
     tensors = hf_tensors(model)
     own_tensors = [tensor for tensor in tensors if tensor.parameter in names]
-    lora = spec.trainer.lora.shape if spec.trainer.lora else None
+    lora = spec.trainer.lora_shape
     parameters = Parameters(decoders, model, tensors=own_tensors, lora=lora)
     freeze(tensors, frozen_patterns(spec.trainer, model), *parameters.holders)
     return parameters

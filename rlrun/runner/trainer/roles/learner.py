@@ -57,7 +57,7 @@ class Learner:
     ) -> None:
         """Builds the model and loads its weights. Raises ValueError if the model cannot be used."""
         self._seed, self._device = spec.seed, device
-        self._lora = spec.trainer.lora.shape if spec.trainer.lora else None
+        self._lora = spec.trainer.lora_shape
         parallel, moe = spec.trainer.parallel, spec.trainer.moe
         self._data_rank = data_rank(setup.rank, parallel)
         self._is_leader = is_data_rank_leader(setup.rank, parallel)

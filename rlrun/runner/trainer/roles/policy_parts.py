@@ -115,7 +115,7 @@ def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOpt
         head_dtype=trainer.head_dtype,
         compiled=trainer.compile,
         balanced=trainer.moe.balancing == "bias",
-        lora=trainer.lora.shape if trainer.lora else None,
+        lora=trainer.lora_shape,
         most_tokens=most_routed_tokens(trainer, longest * (2 if needs_of(spec).pairs else 1)),
         precision=trainer.low_precision,
         as_target=rounds_as_target(spec),

@@ -52,7 +52,7 @@ class Outcome:
 
     task: int
     """Index in the batch."""
-    reward: int
+    reward_index: int
     """Index in the spec's rewards."""
     value: float | None
     """The score; None if the reward failed, for the reason in `problem`."""
@@ -69,7 +69,7 @@ class Outcome:
         """Returns the outcome that a line of JSON holds."""
         return cls(
             answer["task"],
-            answer["reward"],
+            answer["reward_index"],
             answer.get("value"),
             answer.get("problem", ""),
             Failure(answer.get("failure", Failure.ERROR)),
@@ -94,7 +94,7 @@ class Shape:
 class Call:
     """One call of a reward, with one task or with all tasks of a prompt, as indices of the batch."""
 
-    reward: int
+    reward_index: int
     tasks: tuple[int, ...]
 
 
@@ -123,8 +123,8 @@ def schedule(tasks: Sequence[Task], shapes: Sequence[Shape]) -> Schedule:
                 groups.setdefault((reward, *group_key(task.sample)), []).append(index)
     calls = [*single, *(Call(reward, tuple(members)) for (reward, _, _), members in groups.items())]
     return Schedule(
-        [call for call in calls if not shapes[call.reward].is_async],
-        [call for call in calls if shapes[call.reward].is_async],
+        [call for call in calls if not shapes[call.reward_index].is_async],
+        [call for call in calls if shapes[call.reward_index].is_async],
     )
 
 

@@ -57,13 +57,13 @@ class _Retries:
         """Adds a reward if it is to be computed again; returns whether it is."""
         if outcome.value is not None or not outcome.problem:
             return False
-        key = sample.id, outcome.reward
+        key = sample.id, outcome.reward_index
         pause = environment.pause_before_retry(outcome.failure, self._attempts[key])
         if pause is None:
             return False
         self._attempts[key] += 1
         self.pause = max(self.pause, pause)
-        self.tasks.append(Task(sample, (outcome.reward,)))
+        self.tasks.append(Task(sample, (outcome.reward_index,)))
         logger.info("reward on sample %s: %s; it is computed again", sample.id, outcome.problem)
         return True
 
@@ -238,21 +238,21 @@ class Scorer:
             try:
                 async with aclosing(process.outcomes(tasks)) as outcomes:
                     async for outcome in outcomes:
-                        open_pairs.discard((outcome.task, outcome.reward))
-                        sample, environment = tasks[outcome.task].sample, self._environments[outcome.reward]
-                        if not retries.add(sample, outcome, environment):
+                        open_pairs.discard((outcome.task, outcome.reward_index))
+                        sample, reward = tasks[outcome.task].sample, outcome.reward_index
+                        if not retries.add(sample, outcome, self._environments[reward]):
                             self._record(sample, outcome, process)
-                            environment.record(numbers[sample.id, outcome.reward], *_ending(outcome))
+                            self._environments[reward].record(numbers[sample.id, reward], *_ending(outcome))
             except ProcessDied as death:
                 if death.call is not None:
-                    value = process.shapes[death.call.reward].late_score if death.late else None
+                    reward = death.call.reward_index
+                    value = process.shapes[reward].late_score if death.late else None
                     for index in death.call.tasks:
-                        open_pairs.discard((index, death.call.reward))
+                        open_pairs.discard((index, reward))
                         failure = Failure.LATE if death.late else Failure.ERROR
-                        outcome = Outcome(index, death.call.reward, value, str(death), failure)
+                        outcome = Outcome(index, reward, value, str(death), failure)
                         self._record(tasks[index].sample, outcome, process)
-                        ended = numbers[tasks[index].sample.id, death.call.reward]
-                        self._environments[death.call.reward].record(ended)
+                        self._environments[reward].record(numbers[tasks[index].sample.id, reward])
                 await self._replace(number)
                 grouped = [] if death.call is not None else [shape.is_grouped for shape in process.shapes]
                 batches.extendleft(reversed(unfinished_batches(tasks, open_pairs, grouped)))
@@ -262,7 +262,7 @@ class Scorer:
             sample.reward = _total(sample, weights)
 
     def _record(self, sample: Sample, outcome: Outcome, process: RewardProcess) -> None:
-        name = self.names[outcome.reward]
+        name = self.names[outcome.reward_index]
         if outcome.value is not None:
             sample.rewards[name] = outcome.value
             if outcome.problem:

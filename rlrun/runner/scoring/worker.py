@@ -115,9 +115,9 @@ class _Worker:
 
     def _call(self, call: Call, samples: Sequence[Sample]) -> Any:
         """Returns what the reward returns: an answer, or an awaitable of one."""
-        if self.shapes[call.reward].is_grouped:
-            return self._rewards[call.reward].score_group(samples)
-        return self._reward_for(call.reward, samples[0]).score(samples[0])
+        if self.shapes[call.reward_index].is_grouped:
+            return self._rewards[call.reward_index].score_group(samples)
+        return self._reward_for(call.reward_index, samples[0]).score(samples[0])
 
     def _reward_for(self, number: int, sample: Sample) -> Any:
         """Returns the spec's reward, or the one that the row's metadata names."""
@@ -139,14 +139,14 @@ class _Worker:
     def _report(self, call: Call, result: Any) -> None:
         """Sends the answers of a call that returned."""
         results = [result]
-        if self.shapes[call.reward].is_grouped:
+        if self.shapes[call.reward_index].is_grouped:
             results = list(result)
             if len(results) != len(call.tasks):
                 raise ValueError(f"returned {len(results)} scores for {len(call.tasks)} samples")
-        setup = self._setup.rewards[call.reward]
+        setup = self._setup.rewards[call.reward_index]
         scores = [measured(returned, setup.key or usual_key(returned, setup)) for returned in results]
         for task, score, returned in zip(call.tasks, scores, results, strict=True):
-            answer: Answer = {"task": task, "reward": call.reward, "value": score}
+            answer: Answer = {"task": task, "reward_index": call.reward_index, "value": score}
             if isinstance(returned, Mapping):
                 answer["detail"] = dict(returned)
             self._send(answer)
@@ -158,13 +158,13 @@ class _Worker:
             traceback.print_exception(error)
             problem = f"{type(error).__name__}: {error}"
         answer: Answer = {
-            "reward": call.reward,
+            "reward_index": call.reward_index,
             "problem": problem[:MAX_MESSAGE_LENGTH],
             "failure": failure_of(error),
             "fatal": isinstance(error, MissingKey),
         }
         if isinstance(error, RecursionError | MemoryError):
-            answer["value"] = self.shapes[call.reward].late_score
+            answer["value"] = self.shapes[call.reward_index].late_score
         for task in call.tasks:
             self._send({"task": task, **answer})
 

@@ -29,7 +29,33 @@ from rlrun.specs.reading.reference import as_toml
 
 if TYPE_CHECKING:
     from rlrun.specs.reading.loading import LoadedSpec
-    from rlrun.specs.sections.job import Spec
+
+
+_Resume = Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")]
+_ResumeIfExists = Annotated[
+    bool,
+    typer.Option(
+        "--resume-if-exists", help="Continue the run if its name is in use, and start it otherwise."
+    ),
+]
+_Start = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="RUN@STEP",
+        help="Begin with the weights and the optimizer of another run's checkpoint; RUN@latest: its "
+        "newest; RUN@best: the one of checkpoint.keep_best. Sets checkpoint.start_from.",
+    ),
+]
+_Locked = Annotated[
+    Path | None,
+    typer.Option(
+        help="A run's spec.lock.json: refuse to launch if a value, a version or a file differs from it."
+    ),
+]
+_Detach = Annotated[
+    bool, typer.Option("--detach", help="Return as soon as the run's folder exists; the job continues.")
+]
 
 
 def command(
@@ -37,37 +63,15 @@ def command(
     *,
     overrides: Overrides = None,
     profiles: Profiles = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")
-    ] = False,
-    resume_if_exists: Annotated[
-        bool,
-        typer.Option(
-            "--resume-if-exists", help="Continue the run if its name is in use, and start it otherwise."
-        ),
-    ] = False,
+    resume: _Resume = False,
+    resume_if_exists: _ResumeIfExists = False,
     new: NextFreeName = False,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="RUN@STEP",
-            help="Begin with the weights and the optimizer of another run's checkpoint; RUN@latest: its "
-            "newest; RUN@best: the one of checkpoint.keep_best. Sets checkpoint.start_from.",
-        ),
-    ] = None,
-    locked: Annotated[
-        Path | None,
-        typer.Option(
-            help="A run's spec.lock.json: refuse to launch if a value, a version or a file differs from it."
-        ),
-    ] = None,
+    start: _Start = None,
+    locked: _Locked = None,
     name: NewName = None,
     runs_dir: LaunchRunsDir = None,
     allow_local_plugins: AllowLocalPlugins = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return as soon as the run's folder exists; the job continues.")
-    ] = False,
+    detach: _Detach = False,
     quiet: Quiet = False,
     verbose: ShowLog = False,
 ) -> None:
@@ -78,15 +82,10 @@ def command(
         raise ValueError("a spec that is piped in cannot be read twice: write it to a file to use --detach")
     settings = launch_settings(overrides, runs_dir, name)
     if start is not None:
-        settings.append(
-            f"checkpoint.start_from={as_toml(str(checkpoint_at(start, runs_dir or Path('runs'))))}"
-        )
+        checkpoint = checkpoint_at(start, runs_dir or Path("runs"))
+        settings.append(f"checkpoint.start_from={as_toml(str(checkpoint))}")
     loaded = load(specs, settings, profiles)
-    if unset := loaded.unset_references():
-        raise SpecError(unset)
-    _refuse_submitted(loaded.spec)
-    if locked is not None:
-        _refuse_drift(loaded, locked)
+    _check_launchable(loaded, locked)
     if detach:
         _detach(Path(loaded.spec.runs_dir))
         return
@@ -108,13 +107,20 @@ def run_job(
     return launch(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose)
 
 
-def _refuse_submitted(spec: "Spec") -> None:
-    """Raises ValueError for a job that needs the nodes of its scheduler."""
-    if spec.cluster.nodes > 1 and spec.cluster.address is None:
+def _check_launchable(loaded: "LoadedSpec", locked: Path | None) -> None:
+    """Raises SpecError for references that are not set, and ValueError for a job that needs the nodes of its
+    scheduler, or differs from the locked one.
+    """
+    if unset := loaded.unset_references():
+        raise SpecError(unset)
+    cluster = loaded.spec.cluster
+    if cluster.nodes > 1 and cluster.address is None:
         raise ValueError(
-            f"cluster.nodes = {spec.cluster.nodes}, and rlrun launch without cluster.address only uses this "
+            f"cluster.nodes = {cluster.nodes}, and rlrun launch without cluster.address only uses this "
             "host: rlrun submit SPEC hands the job to the scheduler of [submit]"
         )
+    if locked is not None:
+        _refuse_drift(loaded, locked)
 
 
 def end_process(code: int) -> NoReturn:

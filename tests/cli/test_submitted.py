@@ -9,6 +9,7 @@ import pytest
 
 from rlrun.runner.submission.folder import Attempt, SubmissionFolder, SubmittedJob
 from tests.cli.cli_outcome import Command
+from tests.job_folder import make_job_folder
 from tests.runner.records.states import state
 
 WAITING, RUNNING, GONE = "7|PENDING|Priority||N/A\n", "7|RUNNING|None|n[1-2]|N/A\n", ""
@@ -113,13 +114,7 @@ def test_a_submission_that_cannot_be_made_says_why(
 @pytest.fixture
 def job_spec(tmp_path: Path) -> Path:
     """A spec with [submit], its model and its rows."""
-    from tests.runner.submission.test_prepare import SPEC
-    from tests.tiny_models import make_tiny_model
-
-    make_tiny_model(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "label": 2}\n' * 8)
-    (tmp_path / "job.toml").write_text(SPEC + "[cluster]\nthreads = 2\n")
-    return tmp_path / "job.toml"
+    return make_job_folder(tmp_path, '[submit]\ntype = "slurm"\n[cluster]\nthreads = 2\n')
 
 
 @pytest.mark.parametrize("ray", [[], ["--start-nodes", "true", "--address", "10.0.0.1:6379"]])

@@ -23,31 +23,15 @@ from rlrun.runner.records.lock import make_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.reading.loading import LoadedSpec
+from tests.job_folder import make_job_folder
 from tests.runner.records.states import state
 from tests.tiny_models import make_tiny_model
-
-SPEC = """
-name = "job"
-[model]
-path = "model"
-[data]
-path = "rows.jsonl"
-[[rewards]]
-type = "math"
-[rollout]
-max_prompt_tokens = 48
-max_response_tokens = 64
-[trainer]
-steps = 4
-"""
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a spec, rows and a tiny model; nothing that a launch would start may be started."""
-    make_tiny_model(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "label": 2}\n' * 8)
-    (tmp_path / "job.toml").write_text(SPEC)
+    make_job_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launching.asyncio, "run", lambda work: pytest.fail("the launch was not refused"))
     return tmp_path

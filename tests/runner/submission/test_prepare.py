@@ -12,31 +12,12 @@ from rlrun.runner.submission.prepare import prepare, submitted_spec
 from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.reading.reference import as_toml
-from tests.tiny_models import make_tiny_model
-
-SPEC = """
-name = "job"
-[model]
-path = "model"
-[data]
-path = "rows.jsonl"
-[[rewards]]
-type = "math"
-[rollout]
-max_prompt_tokens = 48
-max_response_tokens = 64
-[trainer]
-steps = 4
-[submit]
-type = "slurm"
-"""
+from tests.job_folder import make_job_folder
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    make_tiny_model(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "label": 2}\n' * 8)
-    (tmp_path / "job.toml").write_text(SPEC)
+    make_job_folder(tmp_path, '[submit]\ntype = "slurm"\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

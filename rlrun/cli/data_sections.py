@@ -243,18 +243,13 @@ def _prompt_lines(column: str, rows: list[Row], reward: str) -> str:
     """Returns the keys of the prompt, which ask for the answer in the form that the reward reads."""
     form, chats = _FORMS.get(reward), _most(not isinstance(row.prompt, str) for row in rows)
     key = toml_line("prompt_key", column, "a list of chat messages" if chats else "text")
-    if form is None or _most(form.mark in _text(row) for row in rows):
+    if form is None or _most(form.mark in row.text(without=("assistant",)) for row in rows):
         return key
     if not chats and _IN_TEMPLATE.fullmatch(column):
         return toml_line("prompt_template", f"{{{column}}}\n{form.request}")
     if _most(row.prompt[0]["role"] == "system" for row in rows if isinstance(row.prompt, list)):
         return key + f"# the system messages of these chats should say: {form.request}\n"
     return key + toml_line("system_prompt", form.request)
-
-
-def _text(row: Row) -> str:
-    messages = row.prompt if isinstance(row.prompt, list) else [{"role": "user", "content": row.prompt}]
-    return "\n".join(str(message["content"]) for message in messages if message["role"] != "assistant")
 
 
 def _label_lines(label: str | None, rows: list[Row], *, has_answers: bool) -> str:

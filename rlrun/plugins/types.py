@@ -8,7 +8,7 @@ Lengths: P tokens of a prompt, R tokens of a response. Until the trainer everyth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,24 @@ class Row:
     """The worse response of the pair, for DPO."""
     images: tuple[Image, ...] = ()
     """The images of the prompt, in the order in which its messages name them."""
+
+    def text(self, without: Collection[str] = ()) -> str:
+        """Returns the text of the prompt; of a chat, the texts of its messages, one below the other.
+
+        `without`: roles whose messages are left out.
+        """
+        if isinstance(self.prompt, str):
+            return self.prompt
+        contents = (message.get("content") for message in self.prompt if message.get("role") not in without)
+        return "\n".join(text for content in contents for text in _texts(content))
+
+
+def _texts(content: object) -> Iterator[str]:
+    """Yields the texts of a message's content: itself, or its parts of type text."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Sequence):
+        yield from (str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
 
 
 @dataclass(frozen=True, slots=True)

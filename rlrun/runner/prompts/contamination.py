@@ -8,9 +8,8 @@ The index is of the evaluation alone, so that the rows for training may be as ma
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.plugins.types import Row
 
@@ -111,20 +110,10 @@ class QuestionIndex:
 
 
 def question_of(row: Row) -> str:
-    """Returns the text of a row's prompt; of a chat, that of all messages but the system's."""
-    if isinstance(row.prompt, str):
-        return row.prompt
-    asked = [message for message in row.prompt if message.get("role") not in ("system", "developer")]
-    return "\n".join(text for message in asked for text in _texts(message.get("content")))
+    """Returns the text of a row's prompt without its system messages."""
+    return row.text(without=("system", "developer"))
 
 
 def words_of(row: Row) -> Words:
     """Returns the words and symbols of a row's question, in lower case, and what stands for its images."""
     return (*_WORD.findall(question_of(row).casefold()), *(image.digest for image in row.images))
-
-
-def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Sequence):
-        yield from (str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)

@@ -82,7 +82,7 @@ def _too_long(spec: Spec) -> Iterator[Finding]:
     limit, file = spec.rollout.given("max_prompt_tokens"), Path(spec.model.path) / "tokenizer.json"
     if limit is None or find_spec("tokenizers") is None or not file.is_file():
         return
-    texts = [_text(row) for row in _preview(spec.data, ROWS)]
+    texts = [row.text() for row in _preview(spec.data, ROWS)]
     if not texts:
         return
     from tokenizers import Tokenizer
@@ -95,13 +95,6 @@ def _too_long(spec: Spec) -> Iterator[Finding]:
     if shortest > limit:
         message = f"drops every prompt: the shortest of the {len(texts)} looked at has {shortest} tokens"
         yield Finding(("rollout", "max_prompt_tokens"), message, "raise it", found=limit)
-
-
-def _text(row: Row) -> str:
-    if isinstance(row.prompt, str):
-        return row.prompt
-    contents = (message.get("content") for message in row.prompt)
-    return "".join(content for content in contents if isinstance(content, str))
 
 
 def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from rlrun.models.transformers_models import refuse_unsupported
 from rlrun.plugins.registry import load
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.checkpoints.folder import checkpoints_in, is_checkpoint
-from rlrun.runner.engines.native.model.config import engine_architecture, is_computed_by_transformers
+from rlrun.runner.engines.native.model.config import by_transformers, own_layers
 from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings, few_rows
@@ -142,8 +142,9 @@ def _family_problem(spec: Spec, folder: Path) -> str:
     `folder` needs only the model's config.json.
     """
     try:
+        config = read_config(folder)
         if spec.model.implementation == "transformers":
-            refuse_unsupported(with_family_defaults(read_config(folder)))
+            refuse_unsupported(with_family_defaults(config))
         if spec.model.implementation == "torchtitan" or list(folder.glob("*.safetensors")):
             model = read_policy(folder, spec, needs_of(spec))
             if problem := vocabulary_problem(needs_of(spec), model.vocab):
@@ -154,10 +155,10 @@ def _family_problem(spec: Spec, folder: Path) -> str:
                     'set trainer.vision_tower = "none", or choose an algorithm that trains none of them'
                 )
         if spec.engine.type == "native" and layout_of(spec, needs_of(spec).rollout).engines:
-            if is_computed_by_transformers(folder):
-                refuse_unsupported(with_family_defaults(read_config(folder)))
+            if by_transformers(config, folder):
+                refuse_unsupported(with_family_defaults(config))
             else:
-                engine_architecture(folder)
+                own_layers(config, folder)
     except ValueError as error:
         return str(error)
     return ""

@@ -1,6 +1,8 @@
 """The models that the native engine runs, and the weights that it needs for them."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import architecture, read_config
@@ -19,20 +21,27 @@ def engine_architecture(folder: str | Path) -> Architecture:
     compute.
     """
     path = Path(folder)
-    if is_computed_by_transformers(path):
-        return read_transformers_model(path)
+    config = read_config(path)
+    return read_transformers_model(path) if by_transformers(config, path) else own_layers(config, path)
+
+
+def own_layers(config: Mapping[str, Any], folder: Path) -> Architecture:
+    """Returns the architecture of a folder with this `config.json`, whose layers rlrun computes.
+
+    Raises ValueError for a broken `config.json`, and for an option that the engine does not compute.
+    """
     try:
-        return architecture(read_config(path), str(path / "config.json"), with_biases=True)
+        return architecture(config, str(folder / "config.json"), with_biases=True)
     except ValueError as error:
         raise ValueError(f"the native engine cannot run {folder}: {error}") from None
 
 
-def is_computed_by_transformers(folder: Path) -> bool:
-    """Returns whether transformers' layers compute the model of a folder with a `config.json`.
+def by_transformers(config: Mapping[str, Any], folder: Path) -> bool:
+    """Returns whether transformers' layers compute the model of a folder with this `config.json`.
 
     Raises ValueError for a family that the engine does not run.
     """
-    model_type = read_config(folder).get("model_type")
+    model_type = config.get("model_type")
     if model_type not in (*NATIVE, *TRANSFORMERS):
         raise ValueError(
             f"{folder / 'config.json'}: the native engine does not run model_type {model_type!r} "

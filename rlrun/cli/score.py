@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -206,4 +205,4 @@ def _result(line_id: Any, sample: "Sample | str") -> dict[str, Any]:
     detail: dict[str, Any] = dict(sample.reward_details.get(next(iter(sample.rewards), ""), {}))
     if sample.failure is not None:
         detail["error"] = sample.failure
-    return {"id": line_id, "reward": sample.reward if isfinite(sample.reward) else None, "detail": detail}
+    return {"id": line_id, "reward": sample.reward if sample.is_scored else None, "detail": detail}

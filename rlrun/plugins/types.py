@@ -8,6 +8,7 @@ Lengths: P tokens of a prompt, R tokens of a response. Until the trainer everyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -251,6 +252,11 @@ class Sample:
         assert len(self.log_probs) == len(self.loss_mask) == length, "tokens, log-probs and mask must align"
         mask = self.sampling_mask
         assert mask is None or len(mask) == length, "tokens and the sampling mask must align"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the sample has a reward: it ended by itself or at its limit, and no reward failed on it."""
+        return self.status.is_finished and math.isfinite(self.reward)
 
     def stop_training(self) -> None:
         """Trains on no token of this sample; its rewards still count in the group's statistics."""

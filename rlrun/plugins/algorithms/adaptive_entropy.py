@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.plugins.types import Group, Status
+from rlrun.plugins.algorithms.shaping import is_trainable
+from rlrun.plugins.types import Group
 from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _trained_entropies(groups: Sequence[Group]) -> Any:
     """Returns the entropies of all trained tokens, float64."""
     arrays = [np.zeros(0)]
     for sample in (sample for group in groups for sample in group.samples):
-        if sample.status is not Status.FAILED:
+        if is_trainable(sample):
             assert sample.policy_entropies is not None, "needs.policy_entropies"
             arrays.append(sample.policy_entropies[sample.loss_mask > 0].astype(np.float64))
     return np.concatenate(arrays)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.plugins.types import Group, Sample, Status
+from rlrun.plugins.types import Group, Sample
 from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def is_compared(sample: Sample) -> bool:
     """Returns whether a sample enters its group's statistics; failed and unscored samples do not, and neither
     do demonstrations.
     """
-    is_scored = sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
-    return is_scored and not sample.is_demonstration
+    return sample.is_scored and not sample.is_demonstration
 
 
 TurnRewards = Literal["episode", "to_go"]

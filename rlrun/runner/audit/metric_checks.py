@@ -119,11 +119,7 @@ def _scored(run: AuditedRun, batch: Batch, line: Metrics) -> list[StoredSample] 
 
 def _bounds(batch: Batch, line: Metrics) -> dict[str, float]:
     """Returns the ends of ranges that stored samples exceed; empty if the stated range holds them."""
-    rewards = [
-        s.sample.reward
-        for s in batch.samples
-        if s.sample.status.is_finished and s.sample.reward == s.sample.reward
-    ]
+    rewards = [stored.sample.reward for stored in batch.samples if stored.sample.is_scored]
     sizes = [stored.tokens for stored in batch.samples if stored.sample.status.is_finished]
     ends: dict[str, float] = {}
     for name, values in (("reward", rewards), ("response_len", sizes)):

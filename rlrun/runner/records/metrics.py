@@ -71,7 +71,7 @@ def majority_rates(groups: Iterable[Sequence[Sample]], threshold: float) -> dict
 
     Empty where n is 1 or no sample has an answer (`answer_of`). Samples without an answer have no vote.
     """
-    executions = [last_samples(group) for group in groups]
+    executions = [_scored(group) for group in groups]
     size = max(map(len, executions), default=0)
     answers = [
         [(answer, reaches(sample.reward, threshold)) for sample in group if (answer := answer_of(sample))]
@@ -96,8 +96,12 @@ def answer_of(sample: Sample) -> str | None:
 
 
 def execution_rewards(samples: Sequence[Sample]) -> list[float]:
-    """Returns the reward of each execution; if it has several samples, the reward of the last one."""
-    return [sample.reward for sample in last_samples(samples)]
+    """Returns the reward of each scored execution; if it has several samples, the reward of the last one."""
+    return [sample.reward for sample in _scored(samples)]
+
+
+def _scored(samples: Sequence[Sample]) -> list[Sample]:
+    return [sample for sample in last_samples(samples) if sample.is_scored]
 
 
 def is_due(step: int, interval: int | None) -> bool:
@@ -162,7 +166,7 @@ def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _reward_metrics(executions: Sequence[Sample]) -> dict[str, float]:
-    rewards = np.array([sample.reward for sample in executions], dtype=np.float64)
+    rewards = np.array(execution_rewards(executions), dtype=np.float64)
     if not len(rewards):
         return {}
     metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}

@@ -102,7 +102,7 @@ def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
         "prompt": row.prompt,
         "response": sample.text,
         "label": row.label,
-        "reward": sample.reward if math.isfinite(sample.reward) else None,
+        "reward": sample.reward if sample.is_scored else None,
         "rewards": sample.rewards,
         **({"turn_rewards": turns} if turns else {}),
         **({} if sample.greedy_reward is None else {"greedy_reward": sample.greedy_reward}),

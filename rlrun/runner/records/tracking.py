@@ -114,7 +114,7 @@ def _row(sample: Sample) -> list[Cell]:
         sample.id,
         prompt[:MAX_TEXT_LENGTH],
         sample.text[:MAX_TEXT_LENGTH],
-        sample.reward if sample.reward == sample.reward else None,
+        sample.reward if sample.is_scored else None,
         _as_json(sample.rewards),
         sample.failure or _as_json(sample.reward_details),
         "" if row.label is None else str(row.label)[:MAX_TEXT_LENGTH],

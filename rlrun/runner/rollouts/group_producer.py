@@ -291,9 +291,7 @@ def _result(ended: Result | BaseException) -> Result:
 
 def _reward_of(samples: Sequence[Sample]) -> float | None:
     """Returns the reward of the execution with these samples; None if it has none."""
-    if not samples or not samples[-1].status.is_finished or not math.isfinite(samples[-1].reward):
-        return None
-    return samples[-1].reward
+    return samples[-1].reward if samples and samples[-1].is_scored else None
 
 
 def group_limit(max_samples: int | None, samples_per_group: int) -> AbstractAsyncContextManager[None]:

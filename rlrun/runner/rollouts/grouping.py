@@ -1,6 +1,5 @@
 """Turns trajectories into samples and groups, for training and evaluation alike. No I/O but decoding."""
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -71,9 +70,7 @@ def best_and_worst(group: Group) -> Group | None:
     Of an execution of several samples, the last one is compared. Equal rewards keep the samples' order.
     """
     samples = [
-        sample
-        for sample in last_samples(group.samples)
-        if math.isfinite(sample.reward) and sample.loss_mask.any()
+        sample for sample in last_samples(group.samples) if sample.is_scored and sample.loss_mask.any()
     ]
     if len(samples) < 2:
         return None

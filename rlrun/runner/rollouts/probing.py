@@ -4,7 +4,6 @@ prompt ──▶ m samples, scored ──▶ rewards that differ ──▶ the o
                              └─▶ all equal ──▶ dropped, as `probe/equal_rewards`
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +27,8 @@ def split(prompt: Prompt, samples: int, probe: int | None) -> tuple[Prompt, Prom
 
 def has_equal_rewards(group: Group) -> bool:
     """Returns whether all samples have a reward, and it is the same one, as the filter nonzero_std has it."""
-    rewards = [sample.reward for sample in group.samples if sample.status.is_finished]
-    if len(rewards) < len(group.samples) or not all(map(math.isfinite, rewards)):
-        return False
-    return float(np.std(rewards, ddof=1)) <= MIN_STD
+    rewards = [sample.reward for sample in group.samples if sample.is_scored]
+    return len(rewards) == len(group.samples) and float(np.std(rewards, ddof=1)) <= MIN_STD
 
 
 def stopped(group: Group) -> FilterResult:

@@ -114,6 +114,14 @@ def test_no_samples_make_no_metrics() -> None:
     assert rollout_metrics([], version=0) == {"rollout/zero_std/count": 0}
 
 
+def test_samples_without_a_reward_neither_pass_nor_fail() -> None:
+    unscored = [Group(prompt(n), [sample(n, k, float("nan"), 2) for k in range(2)]) for n in range(2)]
+    assert not [name for name in rollout_metrics(unscored, 0) if "reward" in name or "pass" in name]
+    scored = [*unscored, Group(prompt(2), [sample(2, 0, 1.0), sample(2, 1, 0.5)])]
+    metrics = rollout_metrics(scored, 0)
+    assert (metrics["rollout/reward/mean"], metrics["rollout/pass@1"]) == (0.75, 0.5)
+
+
 def test_an_execution_of_several_samples_counts_once() -> None:
     several = [sample(0, 0, 0.0, id="0-0.0", execution_id="0-0"), sample(0, 0, 1.0, execution_id="0-0")]
     group = Group(prompt(0), [*several, sample(0, 1, 0.0)])

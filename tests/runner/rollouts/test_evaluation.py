@@ -162,6 +162,13 @@ def test_what_never_finished_says_nothing_of_the_policy(status: Status) -> None:
     assert (metrics["failed"], metrics["late"]) == (1, int(status is Status.ABORTED))
 
 
+def test_an_evaluation_without_rewards_has_no_pass_rate() -> None:
+    answers = [replace(sample(0, k, reward=float("nan")), text="\\boxed{3}") for k in range(2)]
+    metrics = evaluation_metrics([Group(prompt(0), answers)], 1.0)
+    assert metrics["failed"] == 0
+    assert not [name for name in metrics if name.startswith(("reward", "pass", "majority"))]
+
+
 def test_an_evaluation_in_which_nothing_finished_has_no_reward() -> None:
     late = sample(0, 0, reward=float("nan"), status=Status.ABORTED)
     assert evaluation_metrics([Group(prompt(0), [late])], 1.0) == {"failed": 1, "late": 1}

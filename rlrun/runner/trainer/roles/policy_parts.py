@@ -57,14 +57,14 @@ def policy_parameters(
     stages: dist.ProcessGroup | None,
 ) -> Parameters:
     """Returns the policy's parameters on this rank, without values; `stages`: the group of its pipeline."""
-    moe, lora = spec.trainer.moe, spec.trainer.lora
+    moe = spec.trainer.moe
     return Parameters(
         decoders,
         model,
         stages=stages,
         on_host=spec.trainer.offload == "all",
         biases=None if moe.balancing == "off" else moe.balancing_export,
-        lora=lora.shape if lora else None,
+        lora=spec.trainer.lora_shape,
         int4_group=spec.trainer.rounded_group,
     )
 

@@ -9,43 +9,39 @@ from rlrun.specs.sections.rollout import RolloutFunctionSpec
 from rlrun.specs.sections.scoring import RewardSpec
 from rlrun.specs.sections.section import Section, derived
 
-SAMPLING_KEYS = (
-    "samples_per_prompt",
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_response_tokens",
-    "min_response_tokens",
-    "stop",
-    "stop_token_ids",
-)
-"""Keys that a dataset takes from `[eval]` where it does not have them, and `[eval]` from `[rollout]`."""
+
+class EvalSampling(Section):
+    """How evaluations sample: the keys that a dataset takes from `[eval]` where it does not have them, and
+    `[eval]` from `[rollout]`.
+    """
+
+    samples_per_prompt: int = derived(ge=1)
+    """Number of samples per prompt; pass@k is reported for k up to this number."""
+    temperature: float = derived(ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = derived(gt=0, le=1)
+    """Probability mass of nucleus sampling; 1 turns it off."""
+    top_k: int = derived(ge=-1)
+    """Number of likeliest tokens to sample from; -1 turns it off."""
+    max_response_tokens: int = derived(ge=1)
+    """Maximum length of a response in tokens."""
+    min_response_tokens: int = derived(ge=0)
+    """Minimum length of a response: end-of-sequence tokens are suppressed before it. Unset: that of
+    `[eval]` or `[rollout]`, or `max_response_tokens` where that is smaller."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = derived()
+    """Strings that end a response; `[]` for none."""
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = derived()
+    """Ids of tokens that end a response, in addition to the model's end-of-sequence tokens."""
 
 
-class EvalDatasetSpec(DataSpec):
+SAMPLING_KEYS = tuple(EvalSampling.model_fields)
+
+
+class EvalDatasetSpec(EvalSampling, DataSpec):
     """A held-out dataset. Settings that are not given come from `[eval]`, then from `[rollout]`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the dataset in the metrics: `eval/<name>/reward`."""
-    samples_per_prompt: int = derived(ge=1)
-    """Number of samples per prompt; pass@k is reported for k up to this number. Unset:
-    `eval.samples_per_prompt`."""
-    temperature: float = derived(ge=0)
-    """Sampling temperature; 0 is greedy. Unset: `eval.temperature`."""
-    top_p: float = derived(gt=0, le=1)
-    """Probability mass of nucleus sampling; 1 turns it off. Unset: `eval.top_p`."""
-    top_k: int = derived(ge=-1)
-    """Number of likeliest tokens to sample from; -1 turns it off. Unset: `eval.top_k`."""
-    max_response_tokens: int = derived(ge=1)
-    """Maximum length of a response in tokens. Unset: `eval.max_response_tokens`."""
-    min_response_tokens: int = derived(ge=0)
-    """Minimum length of a response: end-of-sequence tokens are suppressed before it. Unset:
-    `eval.min_response_tokens`."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = derived()
-    """Strings that end a response; `[]` for none. Unset: `eval.stop`."""
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = derived()
-    """Ids of tokens that end a response, in addition to the model's end-of-sequence tokens. Unset:
-    `eval.stop_token_ids`."""
     rewards: tuple[RewardSpec, ...] = derived()
     """The rewards of this dataset's samples, `[[eval.datasets.rewards]]`, in place of all of `[[rewards]]`;
     `[]` for none. Unset: `[[rewards]]`."""
@@ -56,29 +52,15 @@ class EvalDatasetSpec(DataSpec):
     """Reward from which a sample counts as passed, for pass@k."""
 
 
-class EvalSpec(Section):
-    """When and how the policy is evaluated: before training, every `interval` steps, and at the end."""
+class EvalSpec(EvalSampling):
+    """When and how the policy is evaluated: before training, every `interval` steps, and at the end.
+
+    Settings of sampling that are not given come from `[rollout]`.
+    """
 
     interval: int | None = Field(default=None, ge=1)
     """Steps between evaluations. None: only before training and at the end."""
     before_training: bool = True
     """Evaluate the initial policy before the first step."""
-    samples_per_prompt: int = derived(ge=1)
-    """Number of samples per prompt. Unset: `rollout.samples_per_prompt`."""
-    temperature: float = derived(ge=0)
-    """Sampling temperature; 0 is greedy. Unset: `rollout.temperature`."""
-    top_p: float = derived(gt=0, le=1)
-    """Probability mass of nucleus sampling; 1 turns it off. Unset: `rollout.top_p`."""
-    top_k: int = derived(ge=-1)
-    """Number of likeliest tokens to sample from; -1 turns it off. Unset: `rollout.top_k`."""
-    max_response_tokens: int = derived(ge=1)
-    """Maximum length of a response in tokens. Unset: `rollout.max_response_tokens`."""
-    min_response_tokens: int = derived(ge=0)
-    """Minimum length of a response. Unset: `rollout.min_response_tokens`, or `max_response_tokens` where that
-    is smaller."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = derived()
-    """Strings that end a response; `[]` for none. Unset: `rollout.stop`."""
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = derived()
-    """Ids of tokens that end a response. Unset: `rollout.stop_token_ids`."""
     datasets: tuple[EvalDatasetSpec, ...] = ()
     """The held-out datasets, `[[eval.datasets]]`."""

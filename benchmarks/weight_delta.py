@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import load_file
 
 from rlrun.runner.contracts.weight_updates import Recipient
-from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles, apply_deltas
 from rlrun.runner.weights.buckets import WeightSet, plan_buckets
 from rlrun.runner.weights.carriers.disk.folder_writer import FolderWriter
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
+from rlrun.runner.weights.deltas.applying import DeltaFiles, apply_deltas
 from rlrun.runner.weights.deltas.delta_folder import DeltaFolderWriter
 from rlrun.runner.weights.form import Form
 

@@ -46,15 +46,13 @@ from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.native.model.config import engine_architecture, weight_shapes
 from rlrun.runner.engines.native.model.fused_weights import fuse
-from rlrun.runner.weights.buckets import Bucket, views_of
 from rlrun.runner.weights.carriers.broadcast.sender import BroadcastGroup
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
-from rlrun.runner.weights.carriers.native.tensor_slots import num_bytes
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.rank_weights import RankWeights
-from rlrun.runner.weights.stages import Stages
+from rlrun.runner.weights.rank_weights import RankWeights, Stages
+from rlrun.runner.weights.tensor_slots import num_bytes, tensors_in
 from rlrun.runner.weights.writer import Writer
 from tests.resolved_specs import resolved
 
@@ -290,7 +288,7 @@ def take(pipe: Connection, shapes: Mapping[str, tuple[int, ...]], dtype: str) ->
             assert group is not None
             buffer = torch.empty(sum(map(num_bytes, item.tensors)), dtype=torch.uint8)
             group.broadcast([buffer], torch.distributed.BroadcastOptions()).wait()
-            copy(own, views_of(buffer, Bucket((), item.tensors)))
+            copy(own, tensors_in(buffer, item.tensors))
         pipe.send("done")
 
 

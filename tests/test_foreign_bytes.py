@@ -57,14 +57,8 @@ from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.channel_frames import read_frames
 from rlrun.runner.engines.client.answer_fields import json_object, read_json, read_load, version_number
 from rlrun.runner.engines.client.parsing import ModelLimits, parse_generations, parse_scores
-from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles, apply_deltas
 from rlrun.runner.engines.native.http.bodies import parse_body
-from rlrun.runner.engines.native.http.protocol import (
-    parse_deltas,
-    parse_generate_request,
-    parse_manifest,
-    parse_version,
-)
+from rlrun.runner.engines.native.http.protocol import parse_generate_request
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.prompts.end_tokens import end_token_ids
@@ -80,6 +74,10 @@ from rlrun.runner.view.export import collect
 from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.page import to_json
 from rlrun.runner.view.viewed_run import ViewedRun
+from rlrun.runner.weights.carriers.disk.reader import parse_deltas
+from rlrun.runner.weights.carriers.native.reader import parse_manifest
+from rlrun.runner.weights.carriers.reader import parse_version
+from rlrun.runner.weights.deltas.applying import DeltaFiles, apply_deltas
 from rlrun.runner.weights.form import engine_form
 from rlrun.specs.reading.loading import load_spec
 from rlrun.specs.rules.engine_rules import served_model

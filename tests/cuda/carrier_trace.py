@@ -20,7 +20,7 @@ from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.runner.weights import page_locking, writer
 from rlrun.runner.weights.carriers.broadcast import sender
 from rlrun.runner.weights.carriers.native import shared_memory
-from rlrun.runner.weights.carriers.native.segment_store import SegmentAdapterWriter
+from rlrun.runner.weights.carriers.native.adapter_writer import SegmentAdapterWriter
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
 from rlrun.runner.weights.carriers.tensor import sharing
 from rlrun.runner.weights.server_adapters import ServerAdapterWriter

@@ -15,6 +15,7 @@ from rlrun.runner.engines.native.engine.requests import SampleInProgress, Sampli
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.model.config import weight_shapes
+from rlrun.runner.weights.carriers.reader import NewWeights
 from tests.cuda.recording import RECORDING, Recorder
 
 LIMITS = {"top_p": 0.9, "top_k": 5, "temperature": 0.0, "min_new_tokens": 2, "stop_token_ids": (3,)}
@@ -25,7 +26,8 @@ def trace(
 ) -> dict[str, str]:
     """Runs an engine's work in this thread; returns the devices of its weights and cache at the end."""
     # safetensors makes tensors of storages, which a fake tensor does not have
-    loading.OpenFolder = lambda folder, architecture: SimpleNamespace(read=lambda into: None)
+    nothing = SimpleNamespace(check=lambda needed: None, read=lambda into: None)
+    loading.FolderTensors = lambda folder: nothing
     with FakeTensorMode(allow_non_fake_inputs=True), Recorder(RECORDING):
         loaded = loading.load(EngineSetup(folder, dtype=dtype, max_running=8, max_length=256, device="cuda"))
         end_phase("start")
@@ -44,16 +46,15 @@ def phases_of(loaded: loading.LoadedEngine) -> Iterator[str]:
     yield "score"
     engine = Engine(loaded)
     engine._thread = SimpleNamespace(call=lambda function: function())
-    engine._pinned_segments = PretendedSegments()
-    attached = SimpleNamespace(tensors=host_tensors(loaded.architecture, loaded.dtype), close=lambda: None)
+    tensors = host_tensors(loaded.architecture, loaded.dtype)
     for update in ("first update", "second update"):
         memory = engine._scheduler.model.weights.head
-        engine._copy(attached, 1)
+        engine.load(PinnedWeights(1, tensors))
         assert engine._scheduler.model.weights.head is memory, "a second copy of the model is allocated"
         yield update
     engine.release(["weights", "kv_cache"])
     engine.restore(["weights"])
-    engine._copy(attached, 2)
+    engine.load(PinnedWeights(2, tensors))
     engine.restore(["kv_cache"])
     yield "sleep and wake"
 
@@ -72,11 +73,15 @@ def steps_of(scheduler: Scheduler, params: dict[str, Any], label: str) -> Iterat
     scheduler.abort(lambda sample: True, "by the trace")
 
 
-class PretendedSegments:
-    """Segments that are registered with CUDA already."""
+class PinnedWeights(NewWeights):
+    """Weights in memory that is registered with CUDA already."""
 
-    def tensors(self, attached: Any) -> dict[str, torch.Tensor]:
-        return attached.tensors
+    def __init__(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(version)
+        self.tensors = tensors
+
+    def open(self, held: int | None) -> None:
+        """Does nothing."""
 
 
 def host_tensors(architecture: Architecture, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -19,8 +19,7 @@ from rlrun.runner.contracts.weight_updates import (
     WeightUpdate,
 )
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.rank_weights import RankWeights
-from rlrun.runner.weights.stages import Stages
+from rlrun.runner.weights.rank_weights import RankWeights, Stages
 from tests.resolved_specs import resolved
 
 

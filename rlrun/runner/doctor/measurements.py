@@ -24,8 +24,9 @@ from torch.multiprocessing import reductions
 
 from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.network import use_interface_of
-from rlrun.runner.weights.buckets import Bucket, views_of
+from rlrun.runner.weights.buckets import Bucket
 from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer
+from rlrun.runner.weights.tensor_slots import tensors_in
 from rlrun.specs.safe_python import own_python
 
 ON_GPU = torch.cuda.is_available()
@@ -134,7 +135,7 @@ def all_reduce(rank: str, size: str, store: str) -> dict[str, float]:
 
 def _fill(buffer: SharedBuffer, bucket: Bucket, values: list[float]) -> None:
     """Writes one value into each tensor. No view of the buffer remains, so that `close` can free it."""
-    for view, value in zip(views_of(buffer.bytes, bucket).values(), values, strict=True):
+    for view, value in zip(tensors_in(buffer.bytes, bucket.slots).values(), values, strict=True):
         view.fill_(value)
 
 

@@ -10,16 +10,14 @@ its item size, which a typed view of the buffer needs.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
-from math import prod
 
 import torch
 
-from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.runner.contracts.weight_updates import Checksums, TensorSlot
-from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder
+from rlrun.runner.weights.tensor_slots import copy_all, num_bytes, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Bucket:
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return sum(bytes_of(slot) for slot in self.slots)
+        return sum(map(num_bytes, self.slots))
 
 
 def plan_stage_buckets(
@@ -75,21 +73,6 @@ def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int |
     return [*buckets, _bucket(sources, pieces)]
 
 
-def bytes_of(slot: TensorSlot) -> int:
-    """Returns the size of one tensor in bytes."""
-    return prod(slot.shape) * parse_dtype(slot.dtype).itemsize
-
-
-def views_of(buffer: torch.Tensor, bucket: Bucket) -> dict[str, torch.Tensor]:
-    """Returns views of a buffer of bytes as the bucket's tensors, by name."""
-    return {
-        slot.name: buffer[slot.offset : slot.offset + bytes_of(slot)]
-        .view(parse_dtype(slot.dtype))
-        .view(slot.shape)
-        for slot in bucket.slots
-    }
-
-
 class WeightSet:
     """The tensors of one update, gathered one after the other and converted to the form that engines hold.
 
@@ -103,9 +86,13 @@ class WeightSet:
         recorder: ChecksumRecorder | None = None,
     ) -> None:
         """`recorder`: records the checksums of what is sent, to compare them with what arrives."""
-        self.tensors = tensors
+        self._tensors = tensors
         self._form = form
         self._recorder = recorder
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields what engines get of the tensors that are not gathered yet."""
+        return self._converted(self._tensors)
 
     def fill(self, buffer: torch.Tensor, bucket: Bucket) -> None:
         """Gathers the next tensors, which must be the bucket's, and copies them into a buffer of bytes.
@@ -114,18 +101,20 @@ class WeightSet:
         """
         self._gather_into(buffer, bucket)
         if self._recorder is not None:
-            for name, view in views_of(buffer, bucket).items():
+            for name, view in tensors_in(buffer, bucket.slots).items():
                 self._recorder.add(name, view)
 
     def skip(self, bucket: Bucket) -> None:
         """Takes part in gathering the bucket's tensors without keeping them."""
-        for _ in islice(self.tensors, len(bucket.sources)):
+        for _ in islice(self._tensors, len(bucket.sources)):
             pass
 
     def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
-        gathered = islice(self.tensors, len(bucket.sources))
-        pieces = (piece for name, tensor in gathered for piece in self._form.pieces(name, tensor))
-        copy_all(views_of(buffer, bucket), pieces)
+        gathered = islice(self._tensors, len(bucket.sources))
+        copy_all(tensors_in(buffer, bucket.slots), self._converted(gathered))
+
+    def _converted(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return (piece for name, tensor in tensors for piece in self._form.pieces(name, tensor))
 
     def checksums(self) -> Checksums | None:
         """Returns the checksums of all tensors that were copied; None without a recorder."""
@@ -138,5 +127,5 @@ def _bucket(sources: list[str], pieces: Mapping[str, TensorInfo]) -> Bucket:
     for name, piece in sorted(pieces.items(), key=lambda item: -item[1].dtype.itemsize):
         dtype = str(piece.dtype).removeprefix("torch.")
         slots.append(TensorSlot(name, dtype, piece.shape, offset))  # type: ignore[arg-type]
-        offset += bytes_of(slots[-1])
+        offset += num_bytes(slots[-1])
     return Bucket(tuple(sources), tuple(slots))

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.rank_weights import Stages
 from rlrun.runner.weights.server_checksums import ChecksumRecorder
-from rlrun.runner.weights.stages import Stages
 
 
 class RelayedWeightSet(WeightSet):

@@ -52,7 +52,7 @@ class Writer(ABC):
 class Store(Protocol):
     """Where rank 0 keeps complete sets of weights."""
 
-    def write(self, weights: WeightSet, version: int) -> StoredWeights:
+    def write(self, weights: WeightSet, version: int, /) -> StoredWeights:
         """Stores one version."""
 
     def close(self) -> None:

@@ -7,11 +7,10 @@ from rlrun.runner.weights.buckets import (
     WeightSet,
     plan_buckets,
     plan_stage_buckets,
-    views_of,
 )
-from rlrun.runner.weights.fill import SegmentError
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.relay import split_into_rounds
+from rlrun.runner.weights.tensor_slots import SegmentError, tensors_in
 
 SHAPES = {
     "model.embed_tokens.weight": (8, 4),
@@ -58,7 +57,7 @@ def test_buckets_hold_what_was_gathered_in_the_engines_precision() -> None:
     for bucket in plan_buckets(SHAPES, PLAIN, 70_000):
         buffer = torch.empty(bucket.size, dtype=torch.uint8)
         weights.fill(buffer, bucket)
-        for name, view in views_of(buffer, bucket).items():
+        for name, view in tensors_in(buffer, bucket.slots).items():
             assert torch.equal(view, given[name].bfloat16())
 
 
@@ -67,7 +66,7 @@ def test_projections_that_are_served_in_eight_bits_are_sent_so() -> None:
     [bucket] = plan_buckets(SHAPES, EIGHT, None)
     buffer = torch.empty(bucket.size, dtype=torch.uint8)
     WeightSet(iter(given.items()), EIGHT).fill(buffer, bucket)
-    views = views_of(buffer, bucket)
+    views = tensors_in(buffer, bucket.slots)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert set(views) == {*SHAPES, f"{name}_scale_inv"}
     assert views[name].dtype == torch.float8_e4m3fn

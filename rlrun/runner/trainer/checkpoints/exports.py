@@ -20,8 +20,7 @@ from rlrun.runner.trainer.compat.meshes import local_part
 from rlrun.runner.trainer.parameters.gathering import Present, as_it_is
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.weights.carriers.table import carrier_for
-from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
-from rlrun.runner.weights.stages import Stages
+from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights, Stages
 from rlrun.runner.weights.writer import Writer
 from rlrun.specs.derived.lora_sync import sends_adapters
 from rlrun.specs.derived.policy_model import drafts_with_mtp, frozen_tower

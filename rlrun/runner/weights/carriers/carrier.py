@@ -1,12 +1,14 @@
 """The interface of a carrier: one way in which weights travel from the trainer to the engines.
 
-A carrier is a module or folder of rlrun.runner.weights.carriers and an entry in its table. It has both sides:
+A carrier is a module or folder of rlrun.runner.weights.carriers, an entry in its table, and what a spec may
+say about it (rlrun.specs.sections.weight_carriers). It has all sides:
 
     trainer rank    `writer` returns what stores or streams the weights there
     driver          the update that the writer returns has `give` (stored), or `load` (streamed), which
                     makes an engine read it
+    native engine   `reader` returns what reads the weights that a request names
 
-Only the writers need torch, so a carrier imports them when one is made: plan and driver run without torch.
+Writers and readers need torch, so a carrier imports them when one is made: plan and driver run without torch.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +18,7 @@ from rlrun.runner.weights.carriers.costs import Links, PlannedUpdate, SyncTime
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
+    from rlrun.runner.weights.carriers.reader import Reader, ReadingEngine
     from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
@@ -30,6 +33,10 @@ class Carrier(ABC):
     def adapter_writer(self, spec: Spec, source: "RankAdapters") -> "Writer":
         """Returns one rank's side for adapters alone. ValueError if the carrier does not take them."""
         raise ValueError(f"adapters do not travel by {type(self).__name__}")
+
+    def reader(self, engine: "ReadingEngine") -> "Reader | None":
+        """Returns a native engine's side; None if the carrier is for SGLang servers only."""
+        return None
 
     @abstractmethod
     def sync_time(self, spec: Spec, update: PlannedUpdate, links: Links) -> SyncTime:

@@ -20,10 +20,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights, WeightDelta
 from rlrun.runner.weights.deltas.encoding import encode
 from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
+from rlrun.runner.weights.tensor_slots import tensors_in
 from rlrun.runner.weights.writer import SentModel, StoredWriter
 
 
@@ -124,7 +125,7 @@ class DeltaFolderWriter:
         partial = _new_folder(self._folder / f"{version}.part")
         for number, (bucket, held) in enumerate(buckets, 1):
             file = partial / f"model-{number:05d}-of-{len(self._buckets):05d}.safetensors"
-            save_file(views_of(held, bucket), file, {"format": "pt"})
+            save_file(tensors_in(held, bucket.slots), file, {"format": "pt"})
         if self._full_version not in (-1, version):
             stale.append(self._full_path)
         self._full_version, self._deltas, self._stale = version, [], stale
@@ -157,7 +158,7 @@ def _changes(
     bucket: Bucket, old: torch.Tensor, new: torch.Tensor, threads: ThreadPoolExecutor
 ) -> dict[str, torch.Tensor]:
     """Returns what a delta holds for the tensors of a bucket."""
-    old_tensors, new_tensors = (views_of(buffer, bucket) for buffer in (old, new))
+    old_tensors, new_tensors = (tensors_in(buffer, bucket.slots) for buffer in (old, new))
     pieces = threads.map(encode, old_tensors, old_tensors.values(), new_tensors.values())
     return {name: piece for of_tensor in pieces for name, piece in of_tensor.items()}
 

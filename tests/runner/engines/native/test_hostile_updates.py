@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from rlrun.runner.contracts.channel_frames import CHANNEL_PATH, Frame, FrameWriter, read_frames
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.http import control
 from rlrun.runner.engines.native.http.server import NativeServer
+from rlrun.runner.weights.carriers.disk import reader
 from tests.tiny_models import make_tiny_model
 
 
@@ -147,6 +147,6 @@ async def test_a_manifest_of_any_dtype_is_refused_with_the_reason(dtype: object,
 
 
 async def test_a_bug_is_answered_with_its_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "parse_version", lambda raw: {}["version"])
+    monkeypatch.setattr(reader, "parse_version", lambda raw: {}["version"])
     status, message = await post(url, "/update_weights_from_disk", {})
     assert (status, message) == (500, "KeyError: 'version'")

@@ -6,10 +6,11 @@ import torch
 
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.engines.client.client import EngineClient
-from rlrun.runner.engines.native.engine.merging import AdapterMerger
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
-from rlrun.runner.engines.native.model.weight_folder import allocate
+from rlrun.runner.engines.native.model.config import weight_shapes
+from rlrun.runner.engines.native.model.fused_weights import allocate
+from rlrun.runner.weights.carriers.native.merging import FrozenModel, MergedModel
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from rlrun.runner.weights.carriers.native.updates import SegmentAdapters
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
@@ -34,7 +35,7 @@ def check_equal(merged, trainer, dtype):
 def test_merged_weights_are_those_of_the_trainer_bit_for_bit(folder, targets):
     trainer = make_rank(folder, make_spec(folder, lora={"rank": 3, "alpha": 5, "targets": targets}))
     architecture = read_architecture(folder)
-    merger = AdapterMerger(architecture)
+    frozen = FrozenModel(weight_shapes(architecture))
     engines = {dtype: allocate(architecture, dtype, CPU) for dtype in (torch.float32, torch.bfloat16)}
     for version in range(3):
         update = trainer.write_weights(version)
@@ -42,11 +43,14 @@ def test_merged_weights_are_those_of_the_trainer_bit_for_bit(folder, targets):
         assert update.version == version
         assert update.size < update.base.size
         for dtype, tensors in engines.items():
-            merger.merge(update, tensors)
+            merged = MergedModel(update, frozen)
+            merged.open(None)
+            merged.write(tensors)
+            merged.close()
             check_equal(tensors, trainer, dtype)
         sequences = make_sequences(4)
         trainer.policy.train(sequences, plan(sequences, trainer._spec))
-    merger.close()
+    frozen.close()
     trainer.close()
 
 
@@ -78,8 +82,7 @@ async def test_an_engine_that_slept_needs_adapters_alone(folder):
 def test_factors_that_do_not_fit_are_refused(folder):
     architecture = read_architecture(folder)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-    merger = AdapterMerger(architecture)
-    own = allocate(architecture, torch.float32, CPU)
+    frozen = FrozenModel(weight_shapes(architecture))
     trainer = make_rank(folder, make_spec(folder, lora={"rank": 3, "alpha": 5}))
     base = trainer.write_weights(0).base
     for tensors, message in (
@@ -94,7 +97,7 @@ def test_factors_that_do_not_fit_are_refused(folder):
         writer = SharedWeights("test", shapes, "float32")
         update = SegmentAdapters(writer.write(tensors.items(), 1), base, 1.0)
         with pytest.raises(ValueError, match=message):
-            merger.merge(update, own)
+            MergedModel(update, frozen).open(None)
         writer.close()
-    merger.close()
+    frozen.close()
     trainer.close()

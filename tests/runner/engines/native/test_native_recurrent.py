@@ -13,7 +13,12 @@ from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.engine_parts import engine_parts
+from rlrun.runner.weights.carriers.disk.reader import FolderModel
+from rlrun.runner.weights.carriers.native.pinned_segments import PinnedSegments
+from rlrun.runner.weights.carriers.native.reader import SegmentModel
+from rlrun.runner.weights.carriers.reader import ReadingEngine
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, make_spec, plan
 from tests.tiny_models import make_tiny_model
@@ -121,7 +126,7 @@ def test_states_leave_memory_while_the_engine_sleeps(
         assert states is not None
         assert not sum(tensor.numel() for tensor in states.tensors)
         for version, source in enumerate((other, folder)):
-            engine.load_folder(str(source), version).result()
+            engine.load(FolderModel(weight_shapes(read_architecture(source)), str(source), version)).result()
         engine.restore(["weights", "kv_cache"]).result()
         samples = samples_of(PROMPTS)
         engine.submit(samples)
@@ -156,6 +161,7 @@ def test_an_engine_has_the_log_probs_of_the_trainer_after_each_update(folder: Pa
     spec = make_spec(folder)
     trainer = make_rank(folder, spec)
     engine = Engine(load(setup_of(folder)))
+    reading = ReadingEngine(weight_shapes(read_architecture(folder)), torch.device("cpu"), None, ())
     engine.start()
     try:
         for version in (1, 2):
@@ -171,7 +177,7 @@ def test_an_engine_has_the_log_probs_of_the_trainer_after_each_update(folder: Pa
             trainer.policy.train(sequences, steps)
             manifest = trainer.write_weights(version)
             assert manifest is not None
-            engine.load_shared(manifest).result()
+            engine.load(SegmentModel(manifest, reading, PinnedSegments())).result()
             assert [span[0] for span in samples[0].spans] == [version - 1]
     finally:
         engine.stop()

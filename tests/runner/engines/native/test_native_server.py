@@ -22,8 +22,8 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.engines.native.model import native_ops
-from rlrun.runner.engines.native.model.weight_folder import OpenFolder
 from rlrun.runner.engines.process.server_process import ask_health
+from rlrun.runner.weights.carriers.disk.folder_tensors import FolderTensors
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from tests.runner.engines.engine_cases import random_prompts
@@ -310,12 +310,12 @@ async def test_an_engine_that_read_half_of_a_folder_generates_only_after_the_nex
     _, client = unpacked
     [before] = await client.generate(request(min_new_tokens=12))
 
-    def read_half(opened: OpenFolder, into: dict[str, torch.Tensor]) -> None:
+    def read_half(opened: FolderTensors, into: dict[str, torch.Tensor]) -> None:
         next(iter(into.values())).zero_()
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(OpenFolder, "read", read_half)
+        patch.setattr(FolderTensors, "read", read_half)
         with pytest.raises(EngineError, match="the disk is gone"):
             await client.update_weights(FolderWeights(str(tiny_folder), 0, 1))
     await client.resume()

@@ -12,6 +12,8 @@ from rlrun.runner.contracts.carriers import RequestOptions
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.model.config import weight_shapes
+from rlrun.runner.weights.carriers.disk.reader import FolderModel
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.runner.engines.native.test_native_parity import assert_like_transformers
 from tests.runner.trainer.model.test_transformers_decoder import make_tiny_multimodal
@@ -71,7 +73,7 @@ def test_new_weights_are_those_of_the_next_token(family: str, tmp_path: Path) ->
         engine.release(["weights"]).result()
         network = engine._scheduler.model._layers._network
         assert sum(parameter.numel() for parameter in network.model.parameters()) == 0
-        engine.load_folder(str(new), 7).result()
+        engine.load(FolderModel(weight_shapes(engine.loaded.architecture), str(new), 7)).result()
         samples = [new_sample(prompt, max_new_tokens=9, ignore_eos=True) for prompt in random_prompts(3)]
         ended = threading.Semaphore(0)
         for sample in samples:

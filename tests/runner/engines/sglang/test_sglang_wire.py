@@ -15,13 +15,14 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlrun.runner.contracts.weight_updates import TensorSlot, WeightBucket
 from rlrun.runner.engines.client.wire import group_body
-from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.carriers.broadcast.sender import BroadcastGroup
 from rlrun.runner.weights.carriers.broadcast.updates import broadcast_body
 from rlrun.runner.weights.carriers.tensor import sharing
 from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer, with_gpu_uuid
 from rlrun.runner.weights.carriers.tensor.updates import handles_body
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.tensor_slots import tensors_in
 from tests.sglang_cpu.servers import ENVIRONMENT, HERE, python
 from tests.waiting import PATIENCE
 
@@ -56,7 +57,7 @@ def digests(buffer: torch.Tensor, bucket: Bucket) -> dict[str, list[str]]:
             str(list(view.shape)),
             hashlib.sha256(view.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest(),
         ]
-        for name, view in views_of(buffer, bucket).items()
+        for name, view in tensors_in(buffer, bucket.slots).items()
     }
 
 

@@ -4,7 +4,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlrun.models.config_json import read_architecture
-from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate
+from rlrun.runner.engines.native.model.fused_weights import allocate
+from rlrun.runner.weights.carriers.disk.folder_tensors import FolderTensors
 from rlrun.runner.weights.page_locking import HOST
 from tests.runner.trainer.parity_worker import written
 from tests.runner.trainer.trainer_cases import MODELS, make_rank, make_spec
@@ -23,7 +24,7 @@ def test_the_bias_by_which_experts_are_chosen_is_never_rounded(tmp_path):
     rank.close()
     model = read_architecture(folder)
     at_start = allocate(model, torch.bfloat16, HOST)
-    OpenFolder(folder, model).read(at_start)
+    FolderTensors(folder).read(at_start)
     for held in (sent, at_start):
         assert all(torch.equal(held[name], stored[name]) for name in biases)
         others = {tensor.dtype for name, tensor in held.items() if name not in biases}

@@ -13,7 +13,7 @@ import torch
 from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
-from rlrun.runner.weights.fill import SegmentError
+from rlrun.runner.weights.tensor_slots import SegmentError
 from tests.waiting import PATIENCE
 
 SHAPES = {

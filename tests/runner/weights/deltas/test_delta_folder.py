@@ -11,8 +11,8 @@ from rlrun.runner.weights.buckets import WeightSet, plan_buckets
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.deltas.delta_folder import DeltaFolderWriter
 from rlrun.runner.weights.deltas.server_path.rlrun_weight_delta import read
-from rlrun.runner.weights.fill import SegmentError
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.tensor_slots import SegmentError
 
 FORM = Form(torch.bfloat16)
 SHAPES = {f"model.layers.{layer}.mlp.up_proj.weight": (64, 64) for layer in range(4)}
@@ -84,7 +84,7 @@ def test_a_full_version_is_written_when_deltas_are_as_large(
         assert update.for_engine(Recipient(0, 1, version - 1)).folder is None
         assert update.for_engine(Recipient(0, 1, None)).deltas == ()
         assert layers(update.for_engine(Recipient(0, 1, None))) == [
-            float(tensor[0, 0].bfloat16()) for _, tensor in noise(version).tensors
+            float(tensor[0, 0].bfloat16()) for _, tensor in noise(version)
         ]
     names = {path.name for path in (tmp_path / "weights").iterdir()}
     assert names == {"1", "1-delta", "2", "2-delta"}  # engines may read those of 1 until the next update

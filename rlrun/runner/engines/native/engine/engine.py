@@ -5,24 +5,20 @@ Its methods only post work to the engine's thread (`thread.py`), which owns the 
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NoReturn
 
 import torch
 
 from rlrun.runner.engines.native.engine.loading import LoadedEngine
-from rlrun.runner.engines.native.engine.merging import AdapterMerger
-from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.scheduler import PREFILL_TOKENS
 from rlrun.runner.engines.native.engine.thread import EngineThread
-from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles, apply_deltas, check_base
 from rlrun.runner.engines.native.model.cache import KVCache, make_cache
-from rlrun.runner.engines.native.model.fused_weights import fuse
+from rlrun.runner.engines.native.model.fused_weights import allocate, fuse
 from rlrun.runner.engines.native.model.layer_weights import ModelWeights, Tensors
-from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate, check_shapes
-from rlrun.runner.weights.carriers.native.shared_memory import AttachedWeights, attach
-from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
+from rlrun.runner.weights.carriers.reader import NewWeights
 
 PauseMode = Literal["abort", "in_place", "retract"]
 MemoryPart = Literal["weights", "kv_cache", "cuda_graph"]
@@ -37,12 +33,11 @@ class Engine:
         self.released_parts: set[MemoryPart] = set()
         """The parts whose memory is released at the moment."""
         self._scheduler = loaded.scheduler
-        self._attached_segment: AttachedWeights | None = None
+        self._in_use: NewWeights | None = None
+        """The weights in use, if they are in the memory of another process."""
         self._plain_tensors: Tensors = {}
         """The weights before they are packed, for deltas to change; empty if engines get no deltas."""
-        self._merger = AdapterMerger(loaded.architecture)
-        self._pinned_segments = PinnedSegments()
-        self._thread = EngineThread(loaded.scheduler, self._release_memory, threads)
+        self._thread = EngineThread(loaded.scheduler, self._drop_old_weights, threads)
 
     @property
     def version(self) -> int:
@@ -184,49 +179,31 @@ class Engine:
 
         return self._thread.call(run)
 
-    def load_shared(self, manifest: WeightManifest) -> "Future[None]":
-        """Adopts a shared-memory segment's weights between two steps; on a CPU without a copy.
+    def load(self, new: NewWeights) -> "Future[None]":
+        """Adopts new weights between two steps.
 
-        Raises ValueError, and keeps the old weights, where the segment does not hold the whole model.
-        """
-        architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
-        check_shapes({slot.name: slot.shape for slot in manifest.tensors}, architecture, manifest.segment)
-        attached = attach(manifest)
-        if current.device.type != "cpu" or any(t.dtype != current.dtype for t in attached.tensors.values()):
-            return self._thread.call(lambda: self._copy(attached, manifest.version))
-        weights = fuse(attached.tensors, architecture)
-        return self._thread.call(lambda: self._swap(weights, manifest.version, attached, attached.tensors))
+        A whole model is used where it is, if that is the engine's device and dtype. Otherwise it is read in
+        the caller's thread where weights are packed afterwards, as on a CPU, and else between two steps, into
+        the memory of the old weights, since a GPU may have no room for both. Adapters and changed elements
+        belong to weights that the engine has, and wait for the step to end.
 
-    def load_adapters(self, update: SegmentAdapters) -> "Future[None]":
-        """Merges a version's adapters into the model between two steps.
-
-        The future raises ValueError, and the old weights stay, where the segments do not fit the model.
-        """
-        return self._thread.call(lambda: self._merge(update))
-
-    def load_folder(self, folder: str, version: int) -> "Future[None]":
-        """Reads a model folder: in the caller's thread where weights are packed afterwards, as on a CPU, and
-        otherwise between two steps and into the memory of the old weights, since a GPU may have no room for
-        both.
-
-        Raises ValueError, and keeps the old weights, where the folder does not fit the model.
-        """
-        architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
-        opened = OpenFolder(folder, architecture)
-        if not self._scheduler.model.packs:
-            return self._thread.call(lambda: self._read_in_place(opened, version))
-        named = allocate(architecture, current.dtype, current.device)
-        opened.read(named)
-        weights = fuse(named, architecture)
-        return self._thread.call(lambda: self._swap(weights, version, None, self._tower_tensors(opened)))
-
-    def load_deltas(self, folder: str | None, deltas: Sequence[DeltaFiles], version: int) -> "Future[None]":
-        """Reads a model folder, unless it is None, and applies the deltas after it, between two steps.
-
-        The future raises ValueError where the folder or a delta does not fit; the old weights stay if that is
+        This call or the future raises ValueError if the weights do not fit; the old ones stay if that is
         known before anything is written.
         """
-        return self._thread.call(lambda: self._apply(folder, deltas, version))
+        if new.payload != "model":
+            return self._thread.call(lambda: self._open_and_write(new))
+        model, architecture = self._scheduler.model, self.loaded.architecture
+        with _closed_on_error(new):
+            new.open(None)
+            is_usable = _are_like(model.weights.norm, new.tensors)
+            if not is_usable and not model.packs:
+                return self._thread.call(lambda: self._write(new))
+            tensors = new.tensors
+            if not is_usable:
+                tensors = allocate(architecture, model.weights.norm.dtype, model.device)
+                new.write(tensors)
+            weights = fuse(tensors, architecture)
+        return self._thread.call(lambda: self._swap(weights, new, in_use=new if is_usable else None))
 
     # -- the methods below run in the engine's thread
 
@@ -239,47 +216,24 @@ class Engine:
                 sample.top_ids, sample.top_log_probs = scores.top_ids, scores.top_log_probs
             sample.finish = {"type": "length", "length": 0}
 
-    def _copy(self, attached: AttachedWeights, version: int) -> None:
-        """Copies weights of another device or dtype."""
-        owned, device = self._own_tensors(), self._scheduler.model.device
-        on_gpu = device.type == "cuda"
-        sources = self._pinned_segments.tensors(attached) if on_gpu else attached.tensors
-        for name, tensor in owned.items():
-            tensor.copy_(sources[name], non_blocking=True)
-        if (tower := self._scheduler.model.tower) is not None:
-            tower.update(attached.tensors)
-        if on_gpu:
-            torch.cuda.synchronize(device)  # the trainer may write into the segment once it is closed
-        attached.close()
-        self._swap(fuse(owned, self.loaded.architecture), version, None)
+    def _open_and_write(self, new: NewWeights) -> None:
+        with _closed_on_error(new):
+            new.open(self.version if self._plain_tensors else None)
+        self._write(new)
 
-    def _read_in_place(self, opened: OpenFolder, version: int) -> None:
-        """Reads new weights tensor by tensor into the memory of the old ones.
+    def _write(self, new: NewWeights) -> None:
+        """Writes new weights into the memory of the old ones, or changes the plain tensors.
 
         Raises ValueError where that fails half-way; the engine has no weights then until the next update.
         """
-        owned = self._own_tensors()
+        changes = new.payload == "elements"
+        tensors = self._plain_tensors if changes and self._plain_tensors else self._own_tensors()
         try:
-            opened.read(owned)
+            with _closed_on_error(new):
+                new.write(tensors)
         except Exception as error:
             self._lose_weights(error)
-        self._swap(fuse(owned, self.loaded.architecture), version, None, self._tower_tensors(opened))
-
-    def _apply(self, folder: str | None, deltas: Sequence[DeltaFiles], version: int) -> None:
-        """Changes the plain tensors, then packs them again."""
-        opened = None if folder is None else OpenFolder(folder, self.loaded.architecture)
-        if opened is None:
-            check_base(deltas, self.version, has_weights=bool(self._plain_tensors))
-        plain = self._plain_tensors or self._own_tensors()
-        try:
-            if opened is not None:
-                opened.read(plain)
-            apply_deltas(deltas, plain)
-        except Exception as error:
-            self._lose_weights(error)
-        self._plain_tensors = plain
-        tower_tensors = {} if opened is None else self._tower_tensors(opened)
-        self._swap(fuse(plain, self.loaded.architecture), version, None, tower_tensors)
+        self._swap(fuse(tensors, self.loaded.architecture), new, plain=tensors if changes else None)
 
     def _lose_weights(self, error: Exception) -> NoReturn:
         """Ends all samples, and raises ValueError: the engine has no weights until the next update."""
@@ -291,52 +245,57 @@ class Engine:
             f"new weights could not be read, and the old ones are partly replaced: {error}"
         ) from error
 
-    def _tower_tensors(self, opened: OpenFolder) -> Tensors:
-        """Returns the tensors of the vision tower in a folder, which has them if the tower is trained."""
-        vision = self.loaded.architecture.vision
-        names = [] if vision is None else [f"{vision.prefix}{name}" for name, _ in vision.tensors()]
-        return opened.present(names)
-
     def _own_tensors(self) -> Tensors:
         """Returns the tensors to write new weights into: the current ones, unless another process owns their
         memory, or they are released or packed.
         """
         weights = self._scheduler.model.weights
-        if weights.named and self._attached_segment is None:
+        if weights.named and self._in_use is None:
             return weights.named
         return allocate(self.loaded.architecture, weights.norm.dtype, weights.norm.device)
-
-    def _merge(self, update: SegmentAdapters) -> None:
-        owned = self._own_tensors()
-        self._merger.merge(update, owned)
-        self._swap(fuse(owned, self.loaded.architecture), update.version, None)
 
     def _swap(
         self,
         weights: ModelWeights,
-        version: int,
-        attached: AttachedWeights | None,
-        tower_tensors: Tensors | None = None,
+        new: NewWeights,
+        *,
+        in_use: NewWeights | None = None,
+        plain: Tensors | None = None,
     ) -> None:
-        """Uses new weights from the next step on; `tower_tensors` may have those of the vision tower."""
-        self._scheduler.set_weights(weights, version)
-        if (tower := self._scheduler.model.tower) is not None:
-            tower.update(tower_tensors or {})
+        """Uses new weights from the next step on. `plain`: their tensors, if deltas may follow."""
+        self._scheduler.set_weights(weights, new.version)
         self.released_parts.discard("weights")
         self._drop_old_weights()
-        self._attached_segment = attached
-
-    def _release_memory(self) -> None:
-        """Lets go of everything that is mapped, when the thread ends."""
-        self._drop_old_weights()
-        self._merger.close()
-        self._pinned_segments.close()
+        self._plain_tensors, self._in_use = plain or {}, in_use
+        try:
+            if (tower := self._scheduler.model.tower) is not None:
+                tower.update(new.present(tower.names))
+        finally:
+            if in_use is None:
+                new.close()
 
     def _drop_old_weights(self) -> None:
-        """Lets go of the segment of weights that are no longer used."""
-        segment, self._attached_segment = self._attached_segment, None
-        if segment is not None:
-            segment.close()
+        """Lets go of the memory of another process whose weights are no longer used."""
+        weights, self._in_use = self._in_use, None
+        if weights is not None:
+            weights.close()
+
+
+@contextmanager
+def _closed_on_error(new: NewWeights) -> Iterator[None]:
+    """Closes new weights if what is done with them fails."""
+    try:
+        yield
+    except BaseException:
+        new.close()
+        raise
+
+
+def _are_like(example: torch.Tensor, tensors: Tensors) -> bool:
+    """Returns whether there are tensors, all of the example's device and dtype."""
+    return bool(tensors) and all(
+        (tensor.device, tensor.dtype) == (example.device, example.dtype) for tensor in tensors.values()
+    )
 
 
 def _split_into_passes(samples: Sequence[SampleInProgress]) -> Iterator[Sequence[SampleInProgress]]:

@@ -23,14 +23,14 @@ from rlrun.runner.engines.native.model.cache import (
     make_cache,
     token_bytes,
 )
-from rlrun.runner.engines.native.model.config import engine_architecture
+from rlrun.runner.engines.native.model.config import engine_architecture, weight_shapes
 from rlrun.runner.engines.native.model.decoder_layers import OtherLayers
 from rlrun.runner.engines.native.model.engine_parts import engine_parts
 from rlrun.runner.engines.native.model.forward import Model
-from rlrun.runner.engines.native.model.fused_weights import fuse
+from rlrun.runner.engines.native.model.fused_weights import allocate, fuse
 from rlrun.runner.engines.native.model.image_tower import ImageTower
-from rlrun.runner.engines.native.model.weight_folder import OpenFolder, allocate
 from rlrun.runner.prompts.end_tokens import end_token_ids
+from rlrun.runner.weights.carriers.disk.folder_tensors import FolderTensors
 
 MEMORY_SHARE = 0.5
 """Largest share of the free memory that the KV cache takes."""
@@ -59,8 +59,10 @@ def load(setup: EngineSetup) -> LoadedEngine:
     dtype: torch.dtype = getattr(torch, setup.dtype)
     device = pick_device(setup.device)
     length = _max_length(setup, architecture)
+    folder = FolderTensors(setup.model_folder)
+    folder.check(weight_shapes(architecture))
     named = allocate(architecture, dtype, device)
-    OpenFolder(setup.model_folder, architecture).read(named)
+    folder.read(named)
     if setup.adapter is not None:
         with MergedFolder(Path(setup.model_folder), architecture, Path(setup.adapter)) as merged:
             for name in merged.adapted:

@@ -2,7 +2,6 @@
 
 import asyncio
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from aiohttp import web
@@ -11,9 +10,9 @@ from rlrun.runner.contracts.channel_frames import CHANNEL_PATH
 from rlrun.runner.engines.native.engine.engine import Engine, MemoryPart
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import Handler, error_response, json_response, read_body
-from rlrun.runner.engines.native.http.protocol import parse_deltas, parse_manifest, parse_scale, parse_version
-from rlrun.runner.host.segment_files import belongs_to_job
-from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
+from rlrun.runner.engines.native.model.config import weight_shapes
+from rlrun.runner.weights.carriers.reader import ReadingEngine
+from rlrun.runner.weights.carriers.table import readers_of
 
 T = TypeVar("T")
 CONTROL_SECONDS = 120.0
@@ -26,6 +25,9 @@ class ControlEndpoints:
     def __init__(self, engine: Engine, setup: EngineSetup) -> None:
         self._engine = engine
         self._setup = setup
+        folders = (setup.model_folder, *setup.weight_folders)
+        shapes, device = weight_shapes(engine.loaded.architecture), engine.loaded.scheduler.model.device
+        self._readers = readers_of(ReadingEngine(shapes, device, setup.job, folders))
 
     def routes(self) -> list[web.RouteDef]:
         """Returns the routes, with SGLang's paths."""
@@ -121,69 +123,34 @@ class ControlEndpoints:
         )
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
-        """Adopts the weights of a shared-memory segment, or merges the adapters of one with the model of
-        another (`base`); pickled tensors are not accepted.
+        """Adopts weights that are read as `load_format` says (rlrun.runner.weights.carriers); pickled tensors
+        are not accepted.
         """
-        body = await read_body(request)
-        if body.get("load_format") != "shared_memory":
-            raise ValueError(
-                'load_format must be "shared_memory", with a manifest: this engine does not unpickle tensors'
-            )
-        manifest = self._own_manifest(body.get("manifest"))
-        if "base" in body:
-            adapters = SegmentAdapters(
-                manifest, self._own_manifest(body["base"]), parse_scale(body.get("scale"))
-            )
-            future = await asyncio.to_thread(self._engine.load_adapters, adapters)
-        else:
-            future = await asyncio.to_thread(self._engine.load_shared, manifest)
-        await _finished(future, "updating weights")
-        return self._updated()
-
-    def _own_manifest(self, raw: Any) -> WeightManifest:
-        """Returns the manifest of a segment of the job that started this engine."""
-        manifest = parse_manifest(raw)
-        if self._setup.job is None or not belongs_to_job(manifest.segment, self._setup.job):
-            raise ValueError(f"{manifest.segment!r} is not a segment of the job that started this engine")
-        return manifest
+        return await self._update(await read_body(request))
 
     async def update_from_disk(self, request: web.Request) -> web.Response:
         """Reads weights from a Hugging Face folder; keeps the old ones if they do not fit the model.
 
         With `deltas`, applies those afterwards, and to the weights that it has if there is no folder.
         """
-        body = await read_body(request)
-        version = parse_version(body.get("weight_version", self._engine.version))
-        if "deltas" in body:
-            folder = (
-                None if body.get("model_path") is None else _permitted_folder(body["model_path"], self._setup)
-            )
-            deltas = parse_deltas(body["deltas"], lambda file: _permitted_folder(file, self._setup))
-            future = self._engine.load_deltas(folder, deltas, version)
-        else:
-            folder = _permitted_folder(body.get("model_path"), self._setup)
-            future = await asyncio.to_thread(self._engine.load_folder, folder, version)
-        await _finished(future, "updating weights")
-        return self._updated()
+        return await self._update(await read_body(request) | {"load_format": "disk"})
 
-    def _updated(self) -> web.Response:
+    def close(self) -> None:
+        """Lets go of what is kept from one update to the next, when the engine has stopped."""
+        for reader in self._readers.values():
+            reader.close()
+
+    async def _update(self, body: dict[str, Any]) -> web.Response:
+        load_format = body.get("load_format")
+        reader = self._readers.get(load_format) if isinstance(load_format, str) else None
+        if reader is None:
+            known = " or ".join(f'"{name}"' for name in self._readers)
+            raise ValueError(f"load_format must be {known}: this engine does not unpickle tensors")
+        new = reader.read({"weight_version": self._engine.version} | body)
+        await _finished(await asyncio.to_thread(self._engine.load, new), "updating weights")
         return json_response(
             {"success": True, "message": "weights updated", "weight_version": str(self._engine.version)}
         )
-
-
-def _permitted_folder(folder: Any, setup: EngineSetup) -> str:
-    """Returns the path of a folder that weights may be read from; raises ValueError for all others."""
-    if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise ValueError("update_weights_from_disk needs model_path")
-    path = Path(folder).resolve()
-    permitted = [setup.model_folder, *setup.weight_folders]
-    if not any(path.is_relative_to(Path(parent).resolve()) for parent in permitted):
-        raise ValueError(
-            f"model_path {folder!r} is not below any folder that this engine may read weights from, "
-            f"{', '.join(permitted)}: start it with --weights FOLDER"
-        )
-    return str(path)
 
 
 def _tags(body: dict[str, Any]) -> list[MemoryPart]:

@@ -1,6 +1,5 @@
 """Requests and answers of the part of SGLang's HTTP protocol that the native engine serves."""
 
-import math
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -11,11 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.runner.contracts.carriers import RequestOptions
-from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.engines.native.engine.requests import SampleInProgress, SamplingParams, parse_sampling
-from rlrun.runner.engines.native.engine.weight_deltas import DeltaFiles
-from rlrun.runner.weights.carriers.native.tensor_slots import ITEM_SIZE
-from rlrun.runner.weights.carriers.native.updates import WeightManifest
 
 MAX_SAMPLES = 65_536
 """Most samples that one call may request."""
@@ -107,60 +102,6 @@ def sample_answer(sample: SampleInProgress, body: Mapping[str, Any], version: in
     if sample.experts:
         meta["routed_experts"] = _packed(np.concatenate(sample.experts), "<i4")
     return {"output_ids": tokens, "meta_info": meta}
-
-
-def parse_manifest(raw: Any) -> WeightManifest:
-    """Parses the `manifest` of a shared-memory weight update; raises ValueError if it is invalid."""
-    try:
-        tensors = tuple(
-            TensorSlot(str(t["name"]), t["dtype"], tuple(map(int, t["shape"])), int(t["offset"]))
-            for t in raw["tensors"]
-        )
-        manifest = WeightManifest(
-            str(raw["segment"]), int(raw["size"]), parse_version(raw["version"]), tensors
-        )
-    except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"manifest: {error!r}; it needs segment, size, version and tensors") from None
-    for slot in tensors:
-        if not isinstance(slot.dtype, str) or slot.dtype not in ITEM_SIZE or min(slot.shape, default=0) < 0:
-            raise ValueError(
-                f"manifest: {slot.name} has an unsupported dtype or shape: {slot.dtype}, {slot.shape}"
-            )
-    if not 0 < manifest.size < 2**63:
-        raise ValueError(f"manifest: a segment cannot have {manifest.size} bytes")
-    return manifest
-
-
-def parse_deltas(raw: Any, permitted: Callable[[str], str]) -> list[DeltaFiles]:
-    """Parses the `deltas` of a weight update from disk; raises ValueError if they are invalid.
-
-    `permitted`: returns a file's path, and raises ValueError if the engine may not read it.
-    """
-    try:
-        return [
-            DeltaFiles(parse_version(delta["since"]), tuple(permitted(file) for file in delta["files"]))
-            for delta in raw
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"deltas: {error!r}; each needs since and files") from None
-
-
-def parse_version(raw: Any) -> int:
-    """Returns a `weight_version`, which the protocol sends as a string, as a number; raises ValueError."""
-    try:
-        version = int(raw)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"weight_version {raw!r} is not a whole number") from None
-    if not 0 <= version < 2**53:
-        raise ValueError(f"weight_version {raw!r} is not between 0 and 2**53")
-    return version
-
-
-def parse_scale(raw: Any) -> float:
-    """Returns the factor of adapters' products; raises ValueError for anything but a finite number."""
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
-        raise ValueError(f"scale {raw!r} is not a finite number")
-    return float(raw)
 
 
 def _options(body: Mapping[str, Any], count: int) -> list[RequestOptions]:

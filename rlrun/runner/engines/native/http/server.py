@@ -28,6 +28,7 @@ class NativeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlrun-engine-http", daemon=True)
         self._runner: web.AppRunner | None = None
+        self._control: ControlEndpoints | None = None
 
     def start(self) -> str:
         """Loads the model, starts to serve, and returns the URL.
@@ -41,8 +42,11 @@ class NativeServer:
             listener.close()
             raise
         self._engine.start()
+        self._control = ControlEndpoints(self._engine, self._setup)
         self._thread.start()
-        serving = asyncio.run_coroutine_threadsafe(self._serve(self._engine, listener), self._loop)
+        serving = asyncio.run_coroutine_threadsafe(
+            self._serve(self._engine, self._control, listener), self._loop
+        )
         self._runner = serving.result(30)
         host, port = listener.getsockname()[:2]
         return f"http://{host}:{port}"
@@ -53,14 +57,18 @@ class NativeServer:
         if engine is None:
             return
         engine.stop()
+        if self._control is not None:
+            self._control.close()
         if self._runner is not None:
             asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
         self._loop.close()
 
-    async def _serve(self, engine: Engine, listener: socket.socket) -> web.AppRunner:
-        generation, control = GenerationEndpoints(engine, self._setup), ControlEndpoints(engine, self._setup)
+    async def _serve(
+        self, engine: Engine, control: ControlEndpoints, listener: socket.socket
+    ) -> web.AppRunner:
+        generation = GenerationEndpoints(engine, self._setup)
         guard = engine_guard(self._setup.host, self._setup.api_key)
         app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, answer_user_errors])
         app.add_routes([*generation.routes(), *control.routes()])

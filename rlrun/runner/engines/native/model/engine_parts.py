@@ -17,6 +17,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.runner.engines.native.model.layer_tensors import LayerTensors
 from rlrun.runner.engines.native.model.layer_weights import AttentionWeights
 from rlrun.runner.engines.native.model.recurrent import PromptRecurrence, Recur, RecurrentStates
+from rlrun.runner.weights.tensor_slots import QKV
 
 
 def engine_parts(model: Architecture) -> "EngineParts":
@@ -38,7 +39,7 @@ class EngineParts:
         model = self.model
         return AttentionWeights(
             qkv=self.projections(tensors),
-            qkv_bias=tensors.fused("self_attn", "qkv", "bias") if model.qkv_bias else None,
+            qkv_bias=tensors.fused("self_attn", QKV, "bias") if model.qkv_bias else None,
             q_norm=tensors("self_attn.q_norm.weight") if model.qk_norm else None,
             k_norm=tensors("self_attn.k_norm.weight") if model.qk_norm else None,
             output=tensors("self_attn.o_proj.weight"),
@@ -47,7 +48,7 @@ class EngineParts:
 
     def projections(self, tensors: LayerTensors) -> torch.Tensor:
         """Returns the matrix that attention multiplies the hidden states by."""
-        return tensors.fused("self_attn", "qkv", "weight")
+        return tensors.fused("self_attn", QKV)
 
     def own_weights(self, tensors: LayerTensors, layer: int) -> Any:
         """Returns further weights of a layer, which the other methods get as `own`; None: it has none."""

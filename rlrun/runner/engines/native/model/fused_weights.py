@@ -8,6 +8,7 @@ import torch
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HEADS, TRANSFORMERS_EMBEDDING
 from rlrun.models.tensor_names import text_tensors
+from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.engine_parts import EngineParts, engine_parts
 from rlrun.runner.engines.native.model.layer_tensors import LayerTensors
 from rlrun.runner.engines.native.model.layer_weights import (
@@ -17,6 +18,15 @@ from rlrun.runner.engines.native.model.layer_weights import (
     Tensors,
     with_matrices,
 )
+from rlrun.runner.weights.tensor_slots import GATE_UP, end_of, layout, tensors_in
+
+
+def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns uninitialised tensors of the whole model in one buffer, laid out so that `fuse` copies
+    nothing.
+    """
+    slots = layout(weight_shapes(model), str(dtype).removeprefix("torch."))
+    return tensors_in(torch.empty(end_of(slots), dtype=torch.uint8, device=device), slots)
 
 
 def fuse(named: Tensors, model: Architecture) -> ModelWeights:
@@ -66,8 +76,8 @@ def _layer_weights(tensors: LayerTensors, parts: EngineParts, index: int) -> Lay
         **parts.attention_weights(tensors, index)._asdict(),
         input_norm=tensors("input_layernorm.weight"),
         mlp_norm=tensors("post_attention_layernorm.weight"),
-        gate_up=tensors.fused(dense, ("gate", "up"), "weight") if dense else None,
-        gate_up_bias=tensors.fused("mlp", ("gate", "up"), "bias") if mlp_bias else None,
+        gate_up=tensors.fused(dense, GATE_UP) if dense else None,
+        gate_up_bias=tensors.fused("mlp", GATE_UP, "bias") if mlp_bias else None,
         down=tensors(f"{dense}.down_proj.weight") if dense else None,
         down_bias=tensors("mlp.down_proj.bias") if mlp_bias else None,
     )
@@ -83,7 +93,7 @@ def _expert_weights(tensors: LayerTensors, model: Architecture, index: int) -> E
     return ExpertWeights(
         router=tensors(f"{naming.block}.gate.weight").float(),
         correction=correction,
-        gate_up=stack([tensors.joined(name, (naming.gate, naming.up)) for name in names]),
+        gate_up=stack([tensors.fused(name, (naming.gate, naming.up)) for name in names]),
         down=stack([tensors(f"{name}.{naming.down}.weight") for name in names]),
     )
 

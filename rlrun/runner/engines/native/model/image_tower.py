@@ -25,7 +25,7 @@ from rlrun.models.vision import (
 )
 from rlrun.runner.contracts.carriers import ImagePatches
 from rlrun.runner.engines.native.model.device_copies import to_device
-from rlrun.runner.engines.native.model.weight_folder import FolderTensors
+from rlrun.runner.weights.carriers.disk.folder_tensors import FolderTensors
 
 CACHE_BYTES = 256 << 20
 """Most bytes of embeddings that are kept."""
@@ -91,7 +91,14 @@ class ImageTower:
         Raises ValueError if the folder lacks a tensor or has one of another shape.
         """
         if self._module is None:
-            self._replace(FolderTensors(self._folder).tensors(self._shapes()))
+            folder = FolderTensors(self._folder)
+            folder.check(self._shapes())
+            self._replace(folder.present(self._shapes()))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its tensors in the model folder."""
+        return list(self._shapes())
 
     def update(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes the tower's weights from an update, if it has them, and forgets all embeddings."""

@@ -20,13 +20,9 @@ class LayerTensors:
     def __contains__(self, name: str) -> bool:
         return self._prefix + name in self._named
 
-    def fused(self, block: str, names: Sequence[str], kind: str) -> torch.Tensor:
+    def fused(self, block: str, names: Sequence[str], kind: str = "weight") -> torch.Tensor:
         """Returns projections as one tensor; `kind`: weight or bias."""
-        return join([self(f"{block}.{name}_proj.{kind}") for name in names])
-
-    def joined(self, block: str, names: Sequence[str]) -> torch.Tensor:
-        """Returns weights as one matrix."""
-        return join([self(f"{block}.{name}.weight") for name in names])
+        return join([self(f"{block}.{name}.{kind}") for name in names])
 
 
 def join(parts: list[torch.Tensor]) -> torch.Tensor:

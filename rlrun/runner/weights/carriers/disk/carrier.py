@@ -12,6 +12,7 @@ from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, S
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
+    from rlrun.runner.weights.carriers.reader import Reader, ReadingEngine
     from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
@@ -52,3 +53,9 @@ class Disk(Carrier):
         """Returns the time of writing files and reading them."""
         del spec
         return stored_time(update, links, _WAYS, links.disk)
+
+    def reader(self, engine: "ReadingEngine") -> "Reader":
+        """Reads folders."""
+        from rlrun.runner.weights.carriers.disk.reader import FolderReader
+
+        return FolderReader(engine)

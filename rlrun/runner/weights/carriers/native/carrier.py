@@ -12,6 +12,7 @@ from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, S
 from rlrun.specs.sections.job import Spec
 
 if TYPE_CHECKING:
+    from rlrun.runner.weights.carriers.reader import Reader, ReadingEngine
     from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights
     from rlrun.runner.weights.writer import Writer
 
@@ -26,15 +27,17 @@ class SharedMemory(Carrier):
 
     def writer(self, spec: Spec, source: "RankWeights") -> "Writer":
         """Writes the model in `engine.dtype`, whatever the config.json: engines use the bytes in place."""
-        from rlrun.runner.weights.carriers.native.segment_store import SegmentStore
+        from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
         from rlrun.runner.weights.writer import SentModel, StoredWriter
 
-        sent = SentModel(spec, source, converted=False)
-        return StoredWriter(sent, lambda: SegmentStore(spec, source))
+        def segments() -> SharedWeights:
+            return SharedWeights(source.job, source.shapes, spec.engine.dtype, device=source.device)
+
+        return StoredWriter(SentModel(spec, source, converted=False), segments)
 
     def adapter_writer(self, spec: Spec, source: "RankAdapters") -> "Writer":
         """Writes the frozen model once, and the factors of every version."""
-        from rlrun.runner.weights.carriers.native.segment_store import SegmentAdapterWriter
+        from rlrun.runner.weights.carriers.native.adapter_writer import SegmentAdapterWriter
 
         del spec
         return SegmentAdapterWriter(source)
@@ -43,3 +46,9 @@ class SharedMemory(Carrier):
         """Returns the time of a copy into shared memory."""
         del spec
         return stored_time(update, links, _WAYS, links.host)
+
+    def reader(self, engine: "ReadingEngine") -> "Reader":
+        """Reads segments in place."""
+        from rlrun.runner.weights.carriers.native.reader import SegmentReader
+
+        return SegmentReader(engine)

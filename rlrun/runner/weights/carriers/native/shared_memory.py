@@ -29,16 +29,21 @@ from rlrun.runner.host.segment_files import (
     new_segment_name,
     remove_stale_segments,
 )
-from rlrun.runner.weights.carriers.native.tensor_slots import ITEM_SIZE, end_of, layout, num_bytes
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
-from rlrun.runner.weights.fill import SegmentError, copy_all
 from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
+from rlrun.runner.weights.tensor_slots import (
+    SegmentError,
+    check_slots,
+    copy_all,
+    end_of,
+    layout,
+    tensors_in,
+)
 
 _HEADER = struct.Struct("<8sqq")
 """Magic number, version (-1 while the segment is being written), size of the segment."""
 _MAGIC = b"RLRUNWTS"
 _HEADER_BYTES = 64
-_DTYPES = {name: getattr(torch, name) for name in ITEM_SIZE}
 
 
 class SharedWeights:
@@ -85,7 +90,7 @@ class SharedWeights:
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
             segment.write_header(-1)  # a writer that is killed in the middle leaves no valid version behind
-            copy_all(segment.views(self._slots), tensors)
+            copy_all(tensors_in(segment.memory, self._slots), tensors)
             segment.write_header(version)
         self._turn = (self._turn + 1) % self._count
         return WeightManifest(segment.name, self._size, version, self._slots)
@@ -103,7 +108,7 @@ class AttachedWeights:
     def __init__(self, segment: "_Segment", slots: Sequence[TensorSlot]) -> None:
         self._segment = segment
         self.slots = slots
-        self.tensors = segment.views(slots)
+        self.tensors = tensors_in(segment.memory, slots)
 
     @property
     def segment(self) -> str:
@@ -128,21 +133,11 @@ def attach(manifest: WeightManifest) -> AttachedWeights:
         version = segment.read_header()
         if version != manifest.version:
             raise SegmentError(f"segment {manifest.segment} holds weights {version}, not {manifest.version}")
-        _check_slots(manifest)
+        check_slots(manifest.tensors, _HEADER_BYTES, manifest.size, manifest.segment)
     except BaseException:
         segment.release()
         raise
     return AttachedWeights(segment, manifest.tensors)
-
-
-def tensors_in(memory: torch.Tensor, slots: Sequence[TensorSlot]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a segment as views of its bytes."""
-    return {
-        slot.name: memory[slot.offset : slot.offset + num_bytes(slot)]
-        .view(_DTYPES[slot.dtype])
-        .view(slot.shape)
-        for slot in slots
-    }
 
 
 class _Segment:
@@ -194,9 +189,6 @@ class _Segment:
             os.close(descriptor)
             raise
 
-    def views(self, slots: Sequence[TensorSlot]) -> dict[str, torch.Tensor]:
-        return tensors_in(self.memory, slots)
-
     def exclusive(self, wait: float) -> "ExclusiveLock":
         return ExclusiveLock(self._descriptor, self.name, wait)
 
@@ -234,11 +226,3 @@ def _check_owner(name: str, status: os.stat_result) -> None:
         raise SegmentError(
             f"segment {name} must be a regular file that only this user owns, reads and writes"
         )
-
-
-def _check_slots(manifest: WeightManifest) -> None:
-    """Raises SegmentError for a tensor outside the segment, or one whose address would not be aligned."""
-    for slot in manifest.tensors:
-        inside = slot.offset >= _HEADER_BYTES and slot.offset + num_bytes(slot) <= manifest.size
-        if not inside or slot.offset % ITEM_SIZE[slot.dtype]:
-            raise SegmentError(f"{slot.name} is outside segment {manifest.segment} or not aligned in it")

@@ -11,6 +11,9 @@ import orjson
 from rlrun.runner.contracts.weight_updates import Recipient, ServerCalls, TensorSlot
 from rlrun.runner.weights.carriers.bodies import TENSORS
 
+LOAD_FORMAT = "shared_memory"
+"""The `load_format` of requests that name segments."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightManifest:
@@ -24,6 +27,11 @@ class WeightManifest:
     tensors: tuple[TensorSlot, ...]
     """q, k, v of a layer are adjacent, as are gate and up, so that an engine can use them as one fused
     matrix without a copy."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor, by name."""
+        return {slot.name: slot.shape for slot in self.tensors}
 
     def for_engine(self, recipient: Recipient) -> "WeightManifest":
         """Returns itself: every engine of this host maps the same segment, as often as it likes."""
@@ -67,4 +75,4 @@ class SegmentAdapters:
 
 def _body(version: int, **fields: Any) -> bytes:
     common = {"weight_version": str(version), "flush_cache": False}
-    return orjson.dumps({"load_format": "shared_memory", **fields, **common})
+    return orjson.dumps({"load_format": LOAD_FORMAT, **fields, **common})

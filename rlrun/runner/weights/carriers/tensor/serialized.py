@@ -10,12 +10,13 @@ import hashlib
 
 import torch
 
-from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.carriers.tensor.sharing import SharedBuffer
 from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights, ServerAdapters
 from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.rank_weights import RankAdapters, Tensors
 from rlrun.runner.weights.server_adapters import ServerAdapterWriter
+from rlrun.runner.weights.tensor_slots import tensors_in
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.sections.job import Spec
 
@@ -76,7 +77,7 @@ class BufferAdapterWriter(ServerAdapterWriter):
         readers = layout_of(self._spec, rollout=True).engines * self._spec.engine.tensor
         payloads = self._buffer.payloads(self._bucket, readers * COPIES)
         weights = SerializedWeights(self._bucket.size, version, payloads, COPIES)
-        views = views_of(self._buffer.bytes, self._bucket)
+        views = tensors_in(self._buffer.bytes, self._bucket.slots)
         checksums = {name: _sha256(view) for name, view in views.items()}
         return ServerAdapters(weights, self._config, checksums, self._base, self._room)
 

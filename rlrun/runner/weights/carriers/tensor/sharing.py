@@ -21,8 +21,9 @@ from torch.multiprocessing.reductions import reduce_tensor
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.segment_files import FOLDER
-from rlrun.runner.weights.buckets import Bucket, bytes_of
+from rlrun.runner.weights.buckets import Bucket
 from rlrun.runner.weights.page_locking import HOST, lock_where_possible
+from rlrun.runner.weights.tensor_slots import num_bytes
 
 _DEVICE = 6
 """Position of the GPU's number in the arguments of torch's `rebuild_cuda_tensor`."""
@@ -101,7 +102,7 @@ def _uuid(device: int) -> str:
 
 def _metadata(slot: TensorSlot) -> SimpleNamespace:
     """Returns the attributes of SGLang's FlattenedTensorMetadata that it reads, without importing SGLang."""
-    size = bytes_of(slot)
+    size = num_bytes(slot)
     return SimpleNamespace(
         name=slot.name,
         shape=torch.Size(slot.shape),

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlrun.runner.weights.carriers.native.tensor_slots import ALIGNMENT, end_of, layout, num_bytes
+from rlrun.runner.weights.tensor_slots import ALIGNMENT, end_of, layout, num_bytes
 
 SHAPES = {
     "model.embed_tokens.weight": (10, 4),

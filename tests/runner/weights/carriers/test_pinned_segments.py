@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlrun.runner.engines.native.engine.pinned_segments import PinnedSegments
+from rlrun.runner.weights.carriers.native.pinned_segments import PinnedSegments
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights, attach
 from tests.runner.weights.cuda_runtime import Runtime, replace_runtime
 

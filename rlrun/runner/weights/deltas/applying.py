@@ -1,6 +1,6 @@
-"""Applies weight deltas to the engine's tensors (rlrun.runner.weights.deltas)."""
+"""Applies weight deltas to the tensors of a native engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import torch
 from safetensors import SafetensorError
 
 from rlrun.converters.tensors.safetensors_format import read_header
-from rlrun.runner.engines.native.model.layer_weights import Tensors
 from rlrun.runner.weights.deltas.server_path.rlrun_weight_delta import Change, read
 
 
@@ -21,19 +20,19 @@ class DeltaFiles:
     files: tuple[str, ...]
 
 
-def check_base(deltas: Sequence[DeltaFiles], version: int, *, has_weights: bool) -> None:
+def check_base(deltas: Sequence[DeltaFiles], held: int | None) -> None:
     """Raises ValueError unless the engine has the weights that the deltas apply to.
 
-    `version`: that of the engine's weights. `has_weights`: whether it holds them as they were sent.
+    `held`: the version of the weights that it holds as they were sent; None: it holds none.
     """
     if not deltas:
         raise ValueError("neither model_path nor a delta: there is nothing to load")
-    if not has_weights or deltas[0].since != version:
-        held = f"version {version}" if has_weights else "none"
-        raise ValueError(f"the delta applies to weights {deltas[0].since}, and this engine has {held}")
+    if deltas[0].since != held:
+        has = "none" if held is None else f"version {held}"
+        raise ValueError(f"the delta applies to weights {deltas[0].since}, and this engine has {has}")
 
 
-def apply_deltas(deltas: Sequence[DeltaFiles], tensors: Tensors) -> None:
+def apply_deltas(deltas: Sequence[DeltaFiles], tensors: Mapping[str, torch.Tensor]) -> None:
     """Changes the elements that the deltas list. Raises ValueError where a file does not fit."""
     for delta in deltas:
         for file in delta.files:
@@ -51,7 +50,7 @@ def _read(file: str) -> Iterator[Change]:
         raise ValueError(f"{file} is not a weight delta: {error}") from error
 
 
-def _check(change: Change, tensors: Tensors, file: str) -> None:
+def _check(change: Change, tensors: Mapping[str, torch.Tensor], file: str) -> None:
     held = tensors.get(change.name)
     if held is None:
         raise ValueError(f"{file}: this engine has no tensor {change.name}")

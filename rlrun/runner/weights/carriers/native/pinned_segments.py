@@ -5,8 +5,9 @@ It is done once for each of the two segments that the trainer writes in turns; b
 
 import torch
 
-from rlrun.runner.weights.carriers.native.shared_memory import AttachedWeights, tensors_in
+from rlrun.runner.weights.carriers.native.shared_memory import AttachedWeights
 from rlrun.runner.weights.page_locking import PageLock
+from rlrun.runner.weights.tensor_slots import tensors_in
 
 _SEGMENTS = 2
 """Number of segments that a trainer writes; a trainer that was started again has new ones."""

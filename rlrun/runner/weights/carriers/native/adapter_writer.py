@@ -1,28 +1,11 @@
-"""A trainer rank's side of shared memory: what it writes to segments, for the model and for adapters."""
+"""A trainer rank's side of adapters in shared memory."""
 
 import torch
 
-from rlrun.runner.weights.buckets import WeightSet
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
 from rlrun.runner.weights.carriers.native.updates import SegmentAdapters, WeightManifest
-from rlrun.runner.weights.rank_weights import RankAdapters, RankWeights, on_first_rank
+from rlrun.runner.weights.rank_weights import RankAdapters, on_first_rank
 from rlrun.runner.weights.writer import Writer
-from rlrun.specs.sections.job import Spec
-
-
-class SegmentStore:
-    """Two segments with the whole model."""
-
-    def __init__(self, spec: Spec, source: RankWeights) -> None:
-        self._segments = SharedWeights(source.job, source.shapes, spec.engine.dtype, device=source.device)
-
-    def write(self, weights: WeightSet, version: int) -> WeightManifest:
-        """Stores one version in the segment whose turn it is."""
-        return self._segments.write(weights.tensors, version)
-
-    def close(self) -> None:
-        """Removes the segments."""
-        self._segments.close()
 
 
 class SegmentAdapterWriter(Writer):

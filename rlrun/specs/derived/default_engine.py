@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.specs.sections.engine import EngineSpec, EngineType
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.weight_carriers import EngineType, takes
 
 WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_check")
 SERVER_KEYS = ("python", "environment", "sglang", "router", "sglang_router")
@@ -48,7 +49,7 @@ def choose_engine(section: Mapping[str, Any], given: Circumstances) -> EngineCho
     """Returns the kind of engine for a table of engines that does not set `type`."""
     if not given.gpus:
         return EngineChoice("native", "the cluster has no GPUs")
-    if keys := [key for key in SGLANG_KEYS if key in section and section[key] != _default(key)]:
+    if keys := [key for key in SGLANG_KEYS if key in section and _is_servers(key, section[key])]:
         return EngineChoice("sglang", f"{keys[0]} is set, which only SGLang reads")
     if given.deterministic:
         return EngineChoice(
@@ -62,5 +63,7 @@ def choose_engine(section: Mapping[str, Any], given: Circumstances) -> EngineCho
     return EngineChoice("native", reason, _INSTALL, depends_on_host=True)
 
 
-def _default(key: str) -> object:
-    return EngineSpec.model_fields[key].get_default(call_default_factory=True)
+def _is_servers(key: str, value: object) -> bool:
+    """Returns whether only SGLang reads a value, which is not the default."""
+    default = EngineSpec.model_fields[key].get_default(call_default_factory=True)
+    return value != default and not (key == "weight_sync" and takes("native", value))

@@ -125,7 +125,7 @@ def _policy_engine(spec: Spec, policy: Architecture | None, reasons: dict[str, s
     return spec.engine.resolved(
         kept_samples=kept_samples(spec, spec.engine),
         sleep=sleeps(spec),
-        weight_sync=None if carrier == "native" else carrier,
+        weight_sync=carrier.name if carrier.engines else None,
         weight_bucket=bucket_mib(spec),
         lora_sync="adapters" if sends_adapters(spec, family) else "merged",
     )

@@ -18,26 +18,36 @@ import math
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.sections.job import Spec
-from rlrun.specs.sections.weight_carriers import ON_TRAINERS_HOST, Carrier, ChosenCarrier
+from rlrun.specs.sections.weight_carriers import (
+    BROADCAST,
+    CHOSEN,
+    DISK,
+    NATIVE,
+    TENSOR,
+    WeightCarrier,
+    takes,
+)
 
 _MIB = 1 << 20
 _BUCKET_MIB = 512
 """Default of `engine.weight_bucket`."""
 
 
-def carrier_of(spec: Spec) -> Carrier:
-    """Returns how new weights travel: `engine.weight_sync` or its default; `native` for rlrun's own engine.
+def carrier_of(spec: Spec) -> WeightCarrier:
+    """Returns how new weights travel: by `engine.weight_sync` where the engines take it, or by its default.
 
     A native engine adopts weights in shared memory. That does not reach other nodes, so it reads files there.
     """
-    if spec.engine.type in ("native", None):  # None: no engines, or not loaded from a file
-        return "disk" if spec.engine.type == "native" and spec.cluster.nodes > 1 else "native"
-    given: ChosenCarrier | None = spec.engine.given("weight_sync")
-    if given is not None or spec.engine.type == "external":
-        return given or "disk"
+    engine, given = spec.engine.type, spec.engine.given("weight_sync")
+    if takes(engine, given):
+        return CHOSEN[given]
+    if engine in ("native", None):  # None: no engines, or not loaded from a file
+        return DISK if engine == "native" and spec.cluster.nodes > 1 else NATIVE
+    if engine == "external":
+        return DISK
     if spec.cluster.nodes == 1 or has_rank_on_each_gpu(spec):
-        return "tensor"
-    return "disk" if shares_gpus(spec) or sleeps(spec) else "broadcast"
+        return TENSOR
+    return DISK if shares_gpus(spec) or sleeps(spec) else BROADCAST
 
 
 def shares_gpus(spec: Spec) -> bool:
@@ -56,18 +66,18 @@ def has_rank_on_each_gpu(spec: Spec) -> bool:
 
 def buckets_on_gpus(spec: Spec) -> bool:
     """Returns whether buckets are in GPU memory, where the server process on the same GPU reads them."""
-    return carrier_of(spec) == "tensor" and has_rank_on_each_gpu(spec)
+    return carrier_of(spec) is TENSOR and has_rank_on_each_gpu(spec)
 
 
 def shares_memory(spec: Spec) -> bool:
     """Returns whether engines must run on trainer rank 0's host, whose shared memory holds the weights."""
-    return carrier_of(spec) in ON_TRAINERS_HOST and not buckets_on_gpus(spec)
+    return carrier_of(spec).on_trainers_host and not buckets_on_gpus(spec)
 
 
 def bucket_mib(spec: Spec) -> int | None:
     """Returns the MiB of weights that are sent together; None for the whole model."""
     in_files = spec.engine.weight_delta == "elements"
-    is_whole = carrier_of(spec) == "tensor" and not buckets_on_gpus(spec) and not in_files
+    is_whole = carrier_of(spec) is TENSOR and not buckets_on_gpus(spec) and not in_files
     given: int | None = spec.engine.given("weight_bucket")
     return given or (None if is_whole else _BUCKET_MIB)
 

@@ -20,6 +20,7 @@ from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.scoring import RewardSpec
+from rlrun.specs.sections.weight_carriers import DISK
 
 _TYPE = (("engine", "type"),)
 _RESERVED_NAMES = ("trainer", "engine", "driver", "reward")
@@ -49,7 +50,7 @@ def server_parallelism(spec: Spec) -> Iterator[Finding]:
             message = "a server must hold one copy of the model: weight updates cannot address several copies"
             cure = f"remove {copies}, and start more servers (count) or set attn_dp_size"
             yield Finding((*path, "sglang", copies), message, cure, at_value=False)
-        if stages and stages_of(section) > 1 and path == POLICY and carrier_of(spec) != "disk":
+        if stages and stages_of(section) > 1 and path == POLICY and carrier_of(spec) is not DISK:
             message = "pipeline stages of a server need different weights, which they can only read from disk"
             cure = 'add `weight_sync = "disk"` under [engine]'
             related: tuple[KeyPath, ...] = (("engine", "weight_sync"),)
@@ -132,7 +133,7 @@ def draft_folder_updates(spec: Spec) -> Iterator[Finding]:
     if spec.trainer.lora is not None and engine.given("lora_sync") != "merged" and why_merged(spec) is None:
         return  # the model in the server stays as it is
     message = "SGLang would load the policy's files into the draft model, too, whose tensors have such names"
-    if carrier_of(spec) == "disk":
+    if carrier_of(spec) is DISK:
         given = engine.given("weight_sync")
         cure = 'use "tensor" or "broadcast"' if given else 'set `weight_sync = "broadcast"`'
         yield Finding(("engine", "weight_sync"), message, cure, found=given, related=(path,))

@@ -6,9 +6,8 @@ from pydantic import Field
 
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section, derived
-from rlrun.specs.sections.weight_carriers import ChosenCarrier
+from rlrun.specs.sections.weight_carriers import ChosenCarrier, EngineType, described
 
-EngineType = Literal["native", "sglang", "external"]
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -76,12 +75,12 @@ class EngineSpec(Section):
     """Colocated engines: weights and KV cache leave the devices while the trainer computes, and the trainer's
     state leaves them while engines generate. Unset: true on GPUs, where memory is scarce, and false on
     CPUs."""
-    weight_sync: ChosenCarrier | None = derived()
-    """SGLang: how new weights reach the servers. `tensor`: through shared memory of the trainer's host, or of
-    GPUs that both use. `broadcast`: through a process group of a trainer rank, one for each pipeline stage,
-    and all servers (NCCL on GPUs, else gloo). `disk`: through safetensors in a folder that all hosts can
-    read. Unset: `tensor` on one node and on shared GPUs; on several nodes otherwise `broadcast`, or `disk`
-    where servers use GPUs that no trainer rank uses too; `disk` for external engines."""
+    weight_sync: ChosenCarrier | None = derived(
+        description=f"How new weights reach the engines. {described()} Unset: for SGLang `tensor` on one "
+        "node and on shared GPUs; on several nodes otherwise `broadcast`, or `disk` where servers use GPUs "
+        "that no trainer rank uses too; for external engines `disk`; native engines use shared memory of the "
+        "trainer's host, and on several nodes read a folder."
+    )
     weight_bucket: Annotated[int, Field(ge=1)] | None = derived()
     """SGLang: MiB of weights that are gathered and sent together. Two buckets exist at a time, because one is
     filled while the other is sent. With `tensor` on GPUs that trainer and servers share, a bucket is in GPU

@@ -44,7 +44,7 @@ def findings_about(spec: Spec, key: str) -> list[str]:
 def test_the_way_of_weights(name: str) -> None:
     *settings, carrier, on_devices = ROWS[name]
     spec = spec_of(*settings)
-    assert carrier_of(spec) == carrier
+    assert carrier_of(spec).name == carrier
     assert buckets_on_gpus(spec) == on_devices
     assert shares_memory(spec) == (carrier == "tensor" and not on_devices)
     assert not findings_about(spec, "weight_sync")
@@ -78,7 +78,7 @@ def test_which_engines_get_elements_that_changed(
 def test_native_engines_on_several_nodes_read_files() -> None:
     assert shares_memory(spec_of({}, {"type": "native"}, {}))
     assert not shares_memory(spec_of({"nodes": 2}, {"type": "native"}, {}))
-    assert carrier_of(spec_of({"nodes": 2}, {"type": "native"}, {})) == "disk"
+    assert carrier_of(spec_of({"nodes": 2}, {"type": "native"}, {})).name == "disk"
     assert why_merged(spec_of({}, {"type": "native"}, {})) is None
     reason = why_merged(spec_of({"nodes": 2}, {"type": "native"}, {}))
     assert reason == "native engines on several nodes read whole models from files"

@@ -1,4 +1,4 @@
-"""Every carrier, by its name in the spec."""
+"""Every carrier, by what the spec knows of it."""
 
 from typing import TYPE_CHECKING
 
@@ -8,17 +8,17 @@ from rlrun.runner.weights.carriers.disk.carrier import Disk
 from rlrun.runner.weights.carriers.native.carrier import SharedMemory
 from rlrun.runner.weights.carriers.tensor.carrier import SharedBuffers
 from rlrun.specs.derived.weight_sync import carrier_of
-from rlrun.specs.sections import weight_carriers
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.weight_carriers import BROADCAST, DISK, NATIVE, TENSOR, WeightCarrier
 
 if TYPE_CHECKING:
     from rlrun.runner.weights.carriers.reader import Reader, ReadingEngine
 
-CARRIERS: dict[weight_carriers.Carrier, Carrier] = {
-    "native": SharedMemory(),
-    "tensor": SharedBuffers(),
-    "broadcast": Broadcast(),
-    "disk": Disk(),
+CARRIERS: dict[WeightCarrier, Carrier] = {
+    NATIVE: SharedMemory(),
+    TENSOR: SharedBuffers(),
+    BROADCAST: Broadcast(),
+    DISK: Disk(),
 }
 
 

@@ -23,6 +23,8 @@ from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
 from rlrun.specs.derived.served_adapters import teacher_shares_policy
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memory
+from rlrun.specs.sections.weight_carriers import DISK, NotCarried, WeightCarrier, takes
+from rlrun.specs.sections.weight_carriers import NATIVE as NATIVE_CARRIER
 
 _TYPE, _GPUS = "engine.type", "cluster.gpus_per_node"
 
@@ -49,7 +51,11 @@ def _server(name: str, key: str, test: Test, off: str | None = None, *related: s
 def _sent(name: str, key: str, test: Test, off: str | None = None) -> Feature:
     """Returns a feature of engines that are sent weights."""
     return Feature(
-        name, key, lambda job: carrier_of(job.spec) != "native" and test(job), off, (_TYPE, "cluster")
+        name,
+        key,
+        lambda job: carrier_of(job.spec) is not NATIVE_CARRIER and test(job),
+        off,
+        (_TYPE, "cluster"),
     )
 
 
@@ -407,59 +413,26 @@ KEPT_SAMPLES = on("engine.kept_samples").when(
 
 # Weights to the engines
 SERVED_MODEL = on("engine.model")
-GIVEN_TENSOR = equal("engine.weight_sync", "tensor").when(
-    lambda job: job.spec.engine.type in ("sglang", "external"),
-    'engine.weight_sync = "tensor"',
-    _TYPE,
-)
-GIVEN_BROADCAST = equal("engine.weight_sync", "broadcast")
 IN_HOST_MEMORY_OF_NODES = SEVERAL_NODES.when(
     lambda job: shares_memory(job.spec), SEVERAL_NODES.name, "cluster.placement"
 )
 SHARED_GPUS = SGLANG.when(
     lambda job: shares_gpus(job.spec), "SGLang servers on the trainer's GPUs", "cluster.placement"
 )
-DISK_ON_NATIVE = Feature(
-    "native engines on several nodes",
-    _TYPE,
-    lambda job: job.spec.engine.type == "native" and carrier_of(job.spec) == "disk",
-    None,
-    ("cluster.nodes",),
-)
 LORA_BASE_OF_SERVERS = _server(
     "trainer.lora.base", "trainer.lora.base", lambda job: job.value("trainer.lora.base"), ""
 )
 OTHER_MODEL_OF_SERVERS = _server("engine.model", "engine.model", lambda job: job.spec.engine.model, "")
-BROADCAST_TO_SERVERS = _server(
-    "weights by broadcast",
-    "engine.weight_sync",
-    lambda job: carrier_of(job.spec) == "broadcast",
-    '"disk"',
-    "cluster",
-)
-MEMORY_OF_SEVERAL_NODES = _server(
-    "weights in memory on several nodes",
-    "engine.weight_sync",
-    lambda job: carrier_of(job.spec) == "tensor" and job.spec.cluster.nodes > 1,
-    '"disk"',
-    "cluster",
-)
 FILES, ELEMENTS = (equal("engine.weight_delta", "files"), equal("engine.weight_delta", "elements", '"off"'))
 NOT_FROM_DISK = Feature(
     'SGLang servers with engine.weight_sync = "disk"',
     "engine.weight_sync",
-    lambda job: job.spec.engine.type == "native" or carrier_of(job.spec) != "disk",
+    lambda job: job.spec.engine.type == "native" or carrier_of(job.spec) is not DISK,
     None,
     (_TYPE,),
     is_absence=True,
 )
-NATIVE_ON_HOST = Feature(
-    "native engines on the trainer's host", _TYPE, lambda job: carrier_of(job.spec) == "native", None
-)
 SENT_EXTERNAL = _sent("external engines", _TYPE, lambda job: job.spec.engine.type == "external")
-SENT_BROADCAST = _sent(
-    "weights by broadcast", "engine.weight_sync", lambda job: carrier_of(job.spec) == "broadcast"
-)
 SENT_SLEEPERS = _sent("engine.sleep", "engine.sleep", lambda job: sleeps(job.spec), "false")
 SENT_MTP = _sent(
     'engine.speculative.algorithm = "mtp"',
@@ -482,8 +455,39 @@ SENT_TOWER = _sent(
     "trainer.vision_tower",
     lambda job: job.spec.engine.type == "native" and job.value("trainer.vision_tower") == "trained",
 )
+BESIDE_CARRIERS = {
+    "sglang": SGLANG,
+    "external": EXTERNAL,
+    "several nodes": IN_HOST_MEMORY_OF_NODES,
+    "shared GPUs": SHARED_GPUS,
+}
+"""What the limits of carriers name."""
+SERVERS_SYNC = given("engine.weight_sync").when(
+    lambda job: not takes("native", job.value("engine.weight_sync")), "engine.weight_sync"
+)
 SLEEP = on("engine.sleep")
 COLOCATED_EXTERNAL = EXTERNAL.when(lambda job: job.spec.cluster.placement == "colocated", "external engines")
+
+
+def chosen(carrier: WeightCarrier) -> Feature:
+    """Returns the feature of a carrier that the spec names; native engines ignore those of servers."""
+    feature = equal("engine.weight_sync", carrier.name)
+    return feature.when(
+        lambda job: job.spec.engine.type in ("sglang", "external", *carrier.engines), feature.name, _TYPE
+    )
+
+
+def carried(carrier: WeightCarrier, limit: NotCarried) -> Feature:
+    """Returns the feature of engines that get weights by a carrier, and not all payloads of it."""
+
+    def holds(job: Job) -> bool:
+        is_affected = job.spec.cluster.nodes > 1 or not limit.across_nodes
+        return (
+            carrier_of(job.spec) is carrier and job.spec.engine.type in (*limit.engines, None) and is_affected
+        )
+
+    key = _TYPE if limit.instead is None else "engine.weight_sync"
+    return Feature(limit.by, key, holds, limit.instead, (_TYPE, "cluster"))
 
 
 def _may_record_masks(job: Job) -> bool:

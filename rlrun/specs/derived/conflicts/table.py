@@ -13,6 +13,7 @@ from rlrun.specs.derived.default_engine import SERVER_KEYS, SGLANG_KEYS
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.sections.rollout import RolloutSpec
 from rlrun.specs.sections.trainer import DEGREE_OF
+from rlrun.specs.sections.weight_carriers import CARRIERS, CHOSEN
 
 
 def _given(section: str, *keys: str) -> tuple[Feature, ...]:
@@ -324,7 +325,7 @@ _SAMPLING = (
 _PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
 _ENGINES = (
     no_effect(
-        _given("engine", *SGLANG_KEYS),
+        (*_given("engine", *(key for key in SGLANG_KEYS if key != "weight_sync")), f.SERVERS_SYNC),
         f.NATIVE,
         "only SGLang servers read this key",
         'remove it, or set type = "sglang"',
@@ -396,23 +397,10 @@ _ENGINES = (
     ),
 )
 _WEIGHTS = (
-    refused(
-        f.GIVEN_TENSOR,
-        f.IN_HOST_MEMORY_OF_NODES,
-        "weights in shared memory only reach servers on the trainer's host",
-        'use "broadcast" or "disk"',
-    ),
-    refused(
-        f.GIVEN_TENSOR,
-        f.EXTERNAL,
-        "external engines may not share memory with the trainer",
-        'use "broadcast" or "disk"',
-    ),
-    refused(
-        f.GIVEN_BROADCAST,
-        f.SHARED_GPUS,
-        "NCCL cannot connect two processes on one GPU, and the trainer and the servers share GPUs",
-        'use "tensor" or "disk"',
+    *(
+        refused(f.chosen(carrier), f.BESIDE_CARRIERS[limit.beside], limit.reason, limit.cure)
+        for carrier in CHOSEN.values()
+        for limit in carrier.limits
     ),
     no_effect(
         f.FILES,
@@ -420,10 +408,10 @@ _WEIGHTS = (
         "no other engine can be sent some of the files",
         'use "elements", or set `weight_sync = "disk"`',
     ),
-    refused(
-        f.ELEMENTS,
-        f.NATIVE_ON_HOST,
-        "they use the weights in its memory, so none are sent",
+    *(
+        refused(f.ELEMENTS, f.carried(carrier, carrier.no_elements), carrier.no_elements.reason)
+        for carrier in CARRIERS
+        if carrier.no_elements is not None
     ),
     refused(
         f.ELEMENTS,
@@ -433,7 +421,6 @@ _WEIGHTS = (
     refused(
         f.ELEMENTS, f.SENT_SLEEPERS, "engines that sleep give up their weights, so they need all of them"
     ),
-    refused(f.ELEMENTS, f.SENT_BROADCAST, "SGLang broadcasts whole tensors only"),
     refused(
         f.ELEMENTS,
         f.SENT_MTP,
@@ -729,8 +716,10 @@ _LORA = (
 )
 _SENT_ADAPTERS = (
     refused(f.ADAPTERS_ALONE, f.EXTERNAL, "external engines only take whole models"),
-    refused(
-        f.ADAPTERS_ALONE, f.DISK_ON_NATIVE, "native engines on several nodes read whole models from files"
+    *(
+        refused(f.ADAPTERS_ALONE, f.carried(carrier, carrier.no_adapters), carrier.no_adapters.reason)
+        for carrier in CARRIERS
+        if carrier.no_adapters is not None
     ),
     refused(
         f.ADAPTERS_ALONE,
@@ -758,16 +747,6 @@ _SENT_ADAPTERS = (
         "every request names its adapter, which the sglang-router was not tried with",
     ),
     untried(f.ADAPTERS_ALONE, f.SERVER_STAGES, "a server's pipeline stages were not tried with adapters"),
-    refused(
-        f.ADAPTERS_ALONE,
-        f.BROADCAST_TO_SERVERS,
-        'servers do not receive adapters by broadcast: engine.weight_sync = "disk" sends them alone',
-    ),
-    refused(
-        f.ADAPTERS_ALONE,
-        f.MEMORY_OF_SEVERAL_NODES,
-        'adapters in memory do not reach other nodes: engine.weight_sync = "disk" sends them alone',
-    ),
 )
 _MODEL = (
     refused((f.REPLAY, f.BALANCING, f.EXPERT), f.NO_EXPERTS, "the model is dense", "remove it"),

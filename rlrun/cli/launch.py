@@ -29,6 +29,7 @@ from rlrun.specs.reading.reference import as_toml
 
 if TYPE_CHECKING:
     from rlrun.specs.reading.loading import LoadedSpec
+    from rlrun.specs.sections.job import Spec
 
 
 _Resume = Annotated[bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")]
@@ -89,10 +90,7 @@ def command(
     if detach:
         _detach(Path(loaded.spec.runs_dir))
         return
-    from rlrun.runner.records.run_folder import RunFolder
-
-    folder = RunFolder(Path(loaded.spec.runs_dir) / loaded.spec.name)
-    resume = resume or (resume_if_exists and folder.was_launched)
+    resume = resume or (resume_if_exists and _exists(loaded.spec))
     end_process(run_job(loaded, resume=resume, new=new, quiet=quiet, verbose=verbose))
 
 
@@ -121,6 +119,17 @@ def _check_launchable(loaded: "LoadedSpec", locked: Path | None) -> None:
         )
     if locked is not None:
         _refuse_drift(loaded, locked)
+
+
+def _exists(spec: "Spec") -> bool:
+    """Returns whether the spec's run was launched, here or on a machine that mirrored it."""
+    from rlrun.runner.records.run_folder import run_folder
+    from rlrun.runner.storage.restore import stored_run
+
+    if run_folder(spec).was_launched:
+        return True
+    stored = stored_run(spec.checkpoint, spec.name)
+    return stored is not None and stored.newest is not None
 
 
 def end_process(code: int) -> NoReturn:

@@ -12,6 +12,7 @@ import torch
 import zstandard
 
 from rlrun.runner.kernels.operators import in_order, load
+from rlrun.runner.storage.manifest import manifest_key
 from tests.integration.jobs import MAIN, Ended, Jobs
 from tests.waiting import PATIENCE
 
@@ -66,22 +67,32 @@ def test_a_run_leaves_what_its_folder_promises(reference: Ended) -> None:
     assert (state["status"], state["step"], state["steps"]) == ("done", 12, 12)
 
 
-def test_the_same_spec_gives_the_same_run_killed_and_resumed_or_not(jobs: Jobs, reference: Ended) -> None:
+def test_a_run_that_is_killed_and_continued_on_another_machine_is_the_same_run(
+    jobs: Jobs, reference: Ended
+) -> None:
+    """All that the other machine has is the mirror of the checkpoints."""
+    bucket = jobs.folder / "bucket"
+    mirrored = {"checkpoint__mirror": f"file://{bucket}"}
     hold = jobs.folder / "hold"
     hold.touch()
     jobs.environment["HOLD"] = str(hold)
-    killed = jobs.start("killed")
+    killed = jobs.start("killed", **mirrored)
     killed.until_step(5)  # the reward holds the job in its sixth step; the last checkpoint is of the fourth
+    killed.until((bucket / "killed" / manifest_key(4)).exists, "the upload of the fourth step")
     orphans = [psutil.Process(killed.pid(name)) for name in ("trainer 0", "engine 0")]
     killed.signal(signal.SIGKILL)
     killed.process.wait()
     hold.unlink()
     assert not psutil.wait_procs(orphans, timeout=PATIENCE)[1]
-    resumed = jobs.run("killed", "--resume")
+    killed.folder.path.rename(jobs.folder / "lost")
+    resumed = jobs.run("killed", "--resume-if-exists", **mirrored)
     assert resumed.code == 0, resumed.output
+    assert f"restoring step 4 from file://{bucket}/killed" in resumed.output
+    assert f"step 12 is in file://{bucket}/killed" in resumed.output
     assert resumed.curve == reference.curve
-    aside = resumed.folder.superseded / "1"
-    assert json.loads((aside / "metrics.jsonl").read_text())["step"] == 5
+    assert resumed.metrics[-1]["perf/upload_failures"] == 0
+    refused = jobs.run("killed", "--runs-dir", "elsewhere", **mirrored)
+    assert refused.code == 2 and "has step 12 of a run: continue it (--resume)" in refused.output
 
 
 @pytest.fixture(scope="module")

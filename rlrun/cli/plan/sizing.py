@@ -20,6 +20,7 @@ from rlrun.runner.planning.step_time import (
     PlannedJob,
     training_tokens,
 )
+from rlrun.runner.planning.storage import checkpoint_bytes
 from rlrun.runner.planning.sync_time import DISK, sync_bytes, sync_time
 from rlrun.specs.derived.shared_prefixes import NOT_SHARED
 
@@ -93,6 +94,9 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         checkpoints = "checkpoint" if sizing.checkpoints == 1 else "checkpoints"
         source = f"{sizing.checkpoints:,} {checkpoints} at once (checkpoint.keep)"
         yield "disk for checkpoints and the model", disk, source
+    if job.spec.checkpoint.mirror is not None:
+        size = format_bytes(checkpoint_bytes(job.model, job.spec.trainer))
+        yield "upload of a checkpoint", size, "checkpoint.mirror; samples are added to it"
     if sizing.engine is not None:
         yield "bytes of a weight update", format_bytes(sizing.sync_bytes), sync_bytes(job)[1]
     if job.spec.trainer.share_prefixes:

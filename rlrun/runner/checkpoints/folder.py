@@ -10,7 +10,9 @@ Everything else belongs to the user: rlrun neither reads nor deletes it.
 import logging
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import list_step_paths, step_of
@@ -50,7 +52,12 @@ def checkpoints_to_delete(folder: Path, step: int, keep: int, best: int | None =
         for number, path in checkpoints_in(folder).items()
         if number <= step and not path.is_symlink()
     }
-    return [own[number] for number in list(own)[:-keep] if number != best]
+    return [own[number] for number in steps_to_delete(list(own), keep, best)]
+
+
+def steps_to_delete(steps: Sequence[int], keep: int | Literal["all"], best: int | None = None) -> list[int]:
+    """Returns the steps whose checkpoints are not kept; `steps` are in ascending order."""
+    return [] if keep == "all" else [step for step in steps[:-keep] if step != best]
 
 
 def temporary_path(final: Path) -> Path:

@@ -62,6 +62,18 @@ def read_driver(checkpoint: Path) -> dict[str, Any]:
     return {key: value for key, value in _driver_json(checkpoint).items() if key != CHECKSUMS}
 
 
+def best_step(checkpoint: Path) -> int | None:
+    """Returns the step of the best evaluation until a checkpoint (`checkpoint.keep_best`); None without one.
+
+    DamagedCheckpoint if the driver's state cannot be read.
+    """
+    try:
+        best = read_driver(checkpoint)["progress"]["best"]
+        return None if best is None else int(best["step"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _driver_json(checkpoint: Path) -> dict[str, Any]:
     try:
         with open_regular(checkpoint / DRIVER) as file:

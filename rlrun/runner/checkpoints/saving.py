@@ -14,7 +14,7 @@ from asyncio import to_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rlrun.converters.folders.checksums import CHECKSUMS, Digests, checksum, checksums_text
 from rlrun.runner.checkpoints.folder import (
@@ -34,18 +34,61 @@ from rlrun.runner.host.atomic_files import json_bytes, sync_tree, write_bytes, w
 from rlrun.runner.host.background import cancel_all
 from rlrun.specs.paths import display_path
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.step_names import step_name
+from rlrun.specs.step_names import step_name, step_of
 
 logger = logging.getLogger(__name__)
+
+
+class Mirror(Protocol):
+    """Copies checkpoints to another place while training goes on (rlrun.runner.storage.mirror)."""
+
+    def add(self) -> None:
+        """Says that another checkpoint is complete."""
+
+    def holds(self, step: int) -> bool:
+        """Whether the checkpoint of a step must stay, because it is being copied."""
+
+    async def finish(self) -> None:
+        """Returns when every checkpoint is copied, or given up."""
+
+    def take_metrics(self) -> dict[str, float]:
+        """Returns metrics of what was copied since the last call. Raises JobError if the copy is required and
+        failed."""
+
+
+class NoMirror:
+    """Copies nothing."""
+
+    def add(self) -> None:
+        """Does nothing."""
+
+    def holds(self, step: int) -> bool:
+        """Returns False."""
+        return False
+
+    async def finish(self) -> None:
+        """Returns at once."""
+
+    def take_metrics(self) -> dict[str, float]:
+        """Returns nothing."""
+        return {}
 
 
 class Checkpoints:
     """Saves the checkpoints of one run, and keeps the newest `keep` of them, or all, and the best one."""
 
-    def __init__(self, folder: Path, keep: int | Literal["all"], *, asynchronous: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int | Literal["all"],
+        *,
+        asynchronous: bool = False,
+        mirror: Mirror | None = None,
+    ) -> None:
         """`asynchronous`: `save` returns when the state is copied; the next `save`, or `wait_until_written`,
-        waits for the files.
+        waits for the files. `mirror` copies them elsewhere.
         """
+        self.mirror = mirror or NoMirror()
         self._folder = folder
         self._keep = keep
         self._asynchronous = asynchronous
@@ -104,6 +147,7 @@ class Checkpoints:
         self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver, digests))
         await asyncio.shield(self._completing)
         await to_thread(self._prune, step, best)
+        self.mirror.add()
 
     @contextmanager
     def _disk_errors_reported(self, step: int, temporary: Path) -> Iterator[None]:
@@ -122,6 +166,8 @@ class Checkpoints:
         if self._keep == "all":
             return
         for path in checkpoints_to_delete(self._folder, step, self._keep, best):
+            if (number := step_of(path.name)) is not None and self.mirror.holds(number):
+                continue
             try:
                 delete(path)
             except OSError as error:  # harmless: the new checkpoint is complete

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.checkpoints.saving import Checkpoints, Mirror
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import ProcessFailure, run_watched
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.host.repeated_crashes import Crashes
@@ -27,6 +28,7 @@ from rlrun.runner.job.starting_point import begin, restore_run
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.storage.hub_push import push_model
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.sections.job import Spec
@@ -51,8 +53,9 @@ class Attempts:
         journal: Journal,
         say: Callable[[str], None],
         stop: StopRequest,
+        mirror: Mirror | None = None,
     ) -> None:
-        """`say` shows a line to the user."""
+        """`say` shows a line to the user. `mirror` copies the checkpoints."""
         self._loaded = loaded
         self._model = model
         self._running = running
@@ -60,6 +63,7 @@ class Attempts:
         self._journal = journal
         self._say = say
         self._stop = stop
+        self._mirror = mirror
         self._stream_start = running.inputs.steps.state()
         self._restarts_left = loaded.spec.fault_tolerance.trainer_restarts
         self._crashes = Crashes()
@@ -89,7 +93,10 @@ class Attempts:
         spec, ranks = self._loaded.spec, self._running.ranks
         self._running.inputs.steps.restore(self._stream_start)
         checkpoints = Checkpoints(
-            self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
+            self._folder.checkpoints,
+            spec.checkpoint.keep,
+            asynchronous=spec.checkpoint.asynchronous,
+            mirror=self._mirror,
         )
         job = make_job(
             spec,
@@ -128,6 +135,9 @@ class Attempts:
             await job.devices.give_to_trainer()
             writing = write_final_model(job, self._progress, self._folder)
             await self._journal.timed("writing the final model", writing)
+            if self._loaded.spec.checkpoint.push is not None:
+                pushing = in_background(push_model, self._loaded.spec, self._folder, self._say)
+                await self._journal.timed("pushing the final model", pushing)
 
     async def _show_stacks(self) -> None:
         """Shows where every process of the job is, before they are killed."""
@@ -168,10 +178,17 @@ class Attempts:
 
 
 async def roll_out_alone(
-    spec: Spec, running: RunningJob, folder: RunFolder, journal: Journal, *, stop: StopRequest, resume: bool
+    spec: Spec,
+    running: RunningJob,
+    folder: RunFolder,
+    journal: Journal,
+    *,
+    stop: StopRequest,
+    resume: bool,
+    mirror: Mirror | None = None,
 ) -> None:
     """Runs a job that only generates, from its start or its last checkpoint."""
-    checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
+    checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep, mirror=mirror)
     job = make_rollout_job(spec, running, journal, checkpoints, stop=stop)
     try:
         progress = await restore_run(folder, job.checkpoints, job.source) if resume else None

@@ -58,8 +58,10 @@ from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, start_logg
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.learning_curve import write_curve
 from rlrun.runner.records.lock import check_same_run, keep_choices, make_lock, read_lock
-from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.run_folder import RunFolder, run_folder
 from rlrun.runner.scoring.scorer import unique_names
+from rlrun.runner.storage.mirror import open_mirror, uploading
+from rlrun.runner.storage.restore import stored_run
 from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.sample_limits import sample_limits
 from rlrun.specs.derived.shared_prefixes import SharingChoice
@@ -87,7 +89,11 @@ def launch(
     """
     start_again_on_signal()
     say = say_nothing if quiet else _say_early
-    check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=resume, new=new)
+    stored = stored_run(loaded.spec.checkpoint, loaded.spec.name)
+    here = resume and not (stored is not None and stored.is_elsewhere(run_folder(loaded.spec)))
+    check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=here, new=new)
+    if stored is not None and not resume and not new:
+        stored.check_empty()
     check_files(loaded, online=True, say=say)
     check_gpus(loaded)
     models = fetch_models(loaded.spec, say)
@@ -95,7 +101,11 @@ def launch(
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
         stack.enter_context(held_signals())
-        folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=resume, new=new))
+        folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=here, new=new))
+        if stored is not None and resume and stored.is_ahead_of(folder):
+            say(f"{folder.name}: restoring step {stored.newest} from {stored.url}")
+            with released_signals():
+                stored.restore(folder)
         locked = None
         if folder.lock.exists():
             before = read_lock(folder.lock)
@@ -214,19 +224,25 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
             console.say(text)
             journal.note(running.cluster.note_processes())
 
+        mirror = open_mirror(spec.checkpoint, folder)
         if spec.debug.mode == "eval":
             work = evaluate_alone(spec, running, folder, journal, say, stop=stop)
         elif spec.debug.mode == "rollout":
-            work = roll_out_alone(spec, running, folder, journal, stop=stop, resume=resume)
+            work = roll_out_alone(spec, running, folder, journal, stop=stop, resume=resume, mirror=mirror)
         else:
-            attempts = Attempts(loaded, model, running, folder, journal=journal, say=say, stop=stop)
+            attempts = Attempts(
+                loaded, model, running, folder, journal=journal, say=say, stop=stop, mirror=mirror
+            )
             work = attempts.run(resume=resume)
         memory = MemoryWatch(partial(memory_of, running))
         with rare_collections(), memory.named_in_failures():
             watching = watch(spec, running, stop, say, memory)
-            await run_watched(work, watching, partial(diagnose_engines, running))
-            if stop.cause is not None:
-                raise MachinesFailed(stop.cause)
+            async with uploading(mirror, spec.checkpoint.stop_timeout):
+                await run_watched(work, watching, partial(diagnose_engines, running))
+                if mirror is not None and (summary := mirror.summary()):
+                    console.say(f"{folder.name}: {summary}")
+                if stop.cause is not None:
+                    raise MachinesFailed(stop.cause)
     finally:
         # a job that is told to stop while it ends still ends everything
         await finish_when_cancelled(stack.aclose())

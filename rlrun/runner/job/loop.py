@@ -51,7 +51,6 @@ async def run(job: Job, progress: Progress) -> None:
         while progress.step < job.steps:
             await take_step(job, progress, compiling=job.compiles and progress.step == first)
             job.stop.check()
-    await job.journal.timed("writing the last checkpoint", job.checkpoints.wait_until_written())
 
 
 async def begin(job: Job, progress: Progress) -> None:

@@ -25,6 +25,7 @@ from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings, few_rows
 from rlrun.runner.prompts.template import template_problem
+from rlrun.runner.storage.bucket import INSTALL
 from rlrun.specs.derived.compared_tokens import vocabulary_problem
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.engine_sections import engine_sections
@@ -59,6 +60,7 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
     of_host = [
         *coded(_trackers(spec), Code.PACKAGE),
         *coded(_torchao(spec), Code.PACKAGE),
+        *coded(_storage(spec), Code.PACKAGE),
         *coded(_servers(spec), Code.ENGINE),
     ]
     if online:
@@ -189,6 +191,20 @@ def _servers(spec: Spec) -> Iterator[Finding]:
         if (reason := why_not_importable(python)) is not None:
             cure = "pip install 'rlrun[run,sglang]', or set engine.python to an interpreter that has SGLang"
             yield Finding((*path, "type"), f"{reason} for {python}", cure, at_value=False)
+
+
+def _storage(spec: Spec) -> Iterator[Finding]:
+    """Yields a finding if the package of object stores is not installed, or the hub's token is missing."""
+    from huggingface_hub import get_token
+
+    if spec.checkpoint.push is not None and get_token() is None:
+        message = "pushing to the hub needs a token, and there is none"
+        cure = "hf auth login, or set HF_TOKEN, or remove checkpoint.push"
+        yield Finding(("checkpoint", "push"), message, cure, at_value=False)
+    if spec.checkpoint.mirror is not None and find_spec("obstore") is None:
+        cure = f"{INSTALL}, or remove checkpoint.mirror"
+        message = "object stores need obstore, which is not installed"
+        yield Finding(("checkpoint", "mirror"), message, cure, at_value=False)
 
 
 def _torchao(spec: Spec) -> Iterator[Finding]:

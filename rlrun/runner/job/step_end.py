@@ -18,7 +18,10 @@ from rlrun.runner.rollouts.rollout_source import Batch
 
 @asynccontextmanager
 async def saved_when_stopped(job: RolloutJob, progress: Progress) -> AsyncIterator[None]:
-    """Runs the steps of a run. When the run is asked to stop, the block ends and the last step is saved."""
+    """Runs the steps of a run. When the run is asked to stop, the block ends and the last step is saved.
+
+    Returns when the last checkpoint is written, and uploaded where it has a mirror.
+    """
     progress.remember(job)
     with job.stop.listening():
         try:
@@ -26,6 +29,9 @@ async def saved_when_stopped(job: RolloutJob, progress: Progress) -> AsyncIterat
         except Stopped:
             if progress.step:
                 await save(job, progress)
+        checkpoints = job.checkpoints
+        await job.journal.timed("writing the last checkpoint", checkpoints.wait_until_written())
+        await job.journal.timed("uploading the last checkpoint", checkpoints.mirror.finish())
 
 
 async def finish_step(
@@ -36,6 +42,7 @@ async def finish_step(
     spans, moments = [*usage.spans, *job.processes.take_spans()], job.processes.take_moments()
     metrics = metrics | usage.metrics() | reward_wait(spans)
     metrics |= memory_metrics(job.processes.peak_memory()) | job.processes.take_counts()
+    metrics |= job.checkpoints.mirror.take_metrics()
     job.journal.samples(progress.step, batch.groups, batch.removed)
     clock, is_best = StepClock(), False
     if job.evaluation and job.evaluates_after(progress.step):

@@ -19,6 +19,7 @@ from rlrun.runner.host.atomic_files import write_bytes, write_json
 from rlrun.runner.records.metrics_file import read_lines, split_at_step, warn_of_broken
 from rlrun.runner.records.state import is_alive, read_state
 from rlrun.specs.paths import display_path
+from rlrun.specs.sections.job import Spec
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths
 
 PRIVATE = 0o700
@@ -124,6 +125,13 @@ class RunFolder:
             path.rename(aside / "rollouts" / path.name)
         write_bytes(self.metrics, b"".join(line.raw for line in kept))
 
+    def sample_files_until(self, step: int) -> Iterator[Path]:
+        """Yields the files of samples of a step and of those before it."""
+        for kind in get_args(Kind):
+            for number, path in list_step_paths(self.rollouts, ROLLOUTS, kind).items():
+                if number <= step:
+                    yield path
+
     def _sample_files(self, step: int, *kinds: Kind) -> Iterator[Path]:
         """Yields the files of samples that were written after `step`, of some kinds or of all."""
         for kind in kinds or get_args(Kind):
@@ -145,3 +153,8 @@ class RunFolder:
                 aside.mkdir(mode=PRIVATE)
                 return aside
         raise AssertionError("count() never ends")
+
+
+def run_folder(spec: Spec) -> RunFolder:
+    """Returns the folder that a launch of a spec claims, unless it takes another name."""
+    return RunFolder(Path(spec.runs_dir).absolute() / spec.name)

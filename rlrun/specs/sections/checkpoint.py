@@ -1,8 +1,9 @@
 """`[checkpoint]`: what is saved, when, and how many checkpoints are kept."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section
@@ -10,6 +11,24 @@ from rlrun.specs.sections.section import Section
 
 def _kind(value: Any) -> str:
     return "word" if isinstance(value, str) else "number"
+
+
+_ADDRESS = re.compile(r"(s3|gs|az)://[^/\s]+(/\S*)?|file:///\S+")
+
+
+def _checked_address(value: str) -> str:
+    if not _ADDRESS.fullmatch(value):
+        raise ValueError("must be an address such as s3://bucket/folder, gs://, az:// or file:///folder")
+    return value
+
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def _checked_repository(value: str) -> str:
+    if not _REPOSITORY.fullmatch(value):
+        raise ValueError('must be a repository on the hub, "organisation/name"')
+    return value
 
 
 Kept = Annotated[
@@ -41,11 +60,24 @@ class CheckpointSpec(Section):
     start_optimizer: bool = True
     """The optimizer's state is taken from `start_from`, too. false: it is empty, as in a run of a new model;
     the other run may then have had another optimizer."""
+    mirror: Annotated[str, AfterValidator(_checked_address)] | None = None
+    """Address of an object store, `s3://bucket/folder` (`gs://`, `az://`, `file:///folder`), to which every
+    checkpoint is uploaded while training goes on, with what else a run needs to continue, into the folder of
+    the run's name. The same checkpoints are kept there as here. `rlrun launch --resume` restores the run from
+    it on a machine that does not have it. Credentials come from the environment (docs/storage.md). None:
+    checkpoints are only in the run's folder."""
+    mirror_required: bool = False
+    """A checkpoint that cannot be uploaded ends the job. false: it is reported, and training continues."""
     stop_timeout: float = Field(default=60.0, gt=0)
-    """Seconds that a job may take to finish training its step and save a checkpoint after it was told to stop
-    (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, `rlrun stop`). After that it ends with the checkpoints that it has."""
+    """Seconds that a job may take to finish training its step, save a checkpoint and upload it after it was
+    told to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, `rlrun stop`). After that it ends with the checkpoints
+    that it has."""
     export_hf: bool = True
     """Also write the final model as a Hugging Face folder, `runs/<name>/model`."""
+    push: Annotated[str, AfterValidator(_checked_repository)] | None = None
+    """Repository on the Hugging Face hub, `organisation/name`, to which the final model is uploaded, with a
+    model card from the spec and its results. One that does not exist is created as a private one. The token
+    is that of `hf auth login` or `HF_TOKEN`. None: the model is only in the run's folder."""
     export_interval: int | None = Field(default=None, ge=1)
     """Steps between models that are written as Hugging Face folders while the run trains,
     `runs/<name>/models/step-N`; none of them is deleted. None: only the final model is written."""

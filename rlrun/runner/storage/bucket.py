@@ -1,0 +1,174 @@
+"""One run's part of an object store: S3, Google Cloud Storage, Azure, or a folder.
+
+Every object is put as a whole, in one request: a process that is killed leaves whole objects, or none, and no
+parts of a multipart upload, which listings do not show and which stay until somebody aborts them.
+"""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from rlrun.models.hub import first_line
+
+INSTALL = "pip install 'rlrun[storage]'"
+TRIES = 4
+"""How often a request is made that fails. The library has repeated it within each try."""
+_FIRST_PAUSE = 0.5
+"""Seconds before the second try; doubles each time."""
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_TIMEOUT = "120s"
+"""The time that one request may take: PART_BYTES (rlrun.runner.storage.upload) at 0.3 MB/s."""
+_QUERY = re.compile(r"\?[^\s)]*")
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class StorageError(Exception):
+    """A request failed as often as it may; the message is one line, without the address's credentials."""
+
+
+class Missing(StorageError):
+    """There is no such object."""
+
+
+class Exists(StorageError):
+    """An object that was to be created exists already."""
+
+
+class Bucket:
+    """The objects below one address. Every method repeats a request that fails, and then raises
+    StorageError.
+    """
+
+    def __init__(self, store: Any, url: str, *, first_pause: float = _FIRST_PAUSE) -> None:
+        """`store` is a store of obstore; `url` is its address for messages."""
+        self._store = store
+        self._first_pause = first_pause
+        self.url = url
+        self.failed_requests = 0
+        """Tries that failed so far."""
+        self.sent_bytes = 0
+        """Bytes of all objects that were written so far."""
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Writes an object, or replaces it."""
+        import obstore
+
+        await self._tried(lambda: obstore.put_async(self._store, key, data, use_multipart=False), key)
+        self.sent_bytes += len(data)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """Writes an object if there is none (`If-None-Match: *`).
+
+        Raises Exists otherwise, also where an earlier try wrote it, whose answer was lost.
+        """
+        import obstore
+
+        await self._tried(
+            lambda: obstore.put_async(self._store, key, data, mode="create", use_multipart=False), key
+        )
+
+    async def get(self, key: str) -> bytes:
+        """Returns an object's content. Raises Missing if there is none."""
+        import obstore
+
+        async def read() -> bytes:
+            return bytes(await (await obstore.get_async(self._store, key)).bytes_async())
+
+        return await self._tried(read, key)
+
+    async def list(self, prefix: str) -> list[str]:
+        """Returns the names of all objects below a prefix, sorted."""
+        import obstore
+
+        async def read() -> list[str]:
+            return sorted(
+                [item["path"] async for batch in obstore.list(self._store, prefix) for item in batch]
+            )
+
+        return await self._tried(read, prefix)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Deletes objects; an object that is not there is no error."""
+        import obstore
+
+        for key in keys:
+            try:
+                await self._tried(lambda key=key: obstore.delete_async(self._store, key), key)  # type: ignore[misc]
+            except Missing:
+                continue
+
+    async def _tried(self, request: Callable[[], Awaitable[Result]], key: str) -> Result:
+        """Returns the result of a request, which is repeated with growing pauses."""
+        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+
+        pause = self._first_pause
+        for number in range(1, TRIES + 1):
+            try:
+                return await request()
+            except (NotFoundError, FileNotFoundError) as error:
+                raise Missing(f"{self.url}/{key} does not exist") from error
+            except (AlreadyExistsError, FileExistsError) as error:
+                raise Exists(f"{self.url}/{key} exists already") from error
+            except (BaseError, OSError, ValueError) as error:
+                self.failed_requests += 1
+                reason = _reason(error)
+                if number == TRIES:
+                    raise StorageError(f"{self.url}/{key}: {reason}") from error
+                logger.info("%s/%s: %s; it is tried again", self.url, key, reason)
+                await asyncio.sleep(pause)
+                pause *= 2
+        raise AssertionError("the last try returns or raises")
+
+
+def open_bucket(url: str) -> Bucket:
+    """Returns the objects below an address such as `s3://bucket/prefix/run`; makes no request.
+
+    Credentials, region and endpoint come from the environment by obstore's rules, `AWS_ACCESS_KEY_ID` for
+    instance. Raises StorageError without obstore, or for an address that it cannot use.
+    """
+    if missing := missing_package():
+        raise StorageError(f"{url}: {missing}")
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        if url.startswith("file:"):
+            return Bucket(from_url(url, mkdir=True, automatic_cleanup=True), url)
+        # these options replace those that obstore takes from the environment
+        options: Any = {"timeout": _TIMEOUT, "connect_timeout": "10s", "allow_http": _allows_http()}
+        settings: Any = {"client_options": options, "retry_config": _RETRIES}
+        if url.startswith("s3:") and "AWS_CHECKSUM_ALGORITHM" not in os.environ:
+            # some servers do not compare the body with the checksum that the signature covers
+            settings["checksum_algorithm"] = "SHA256"
+        return Bucket(from_url(url, **settings), url)
+    except (BaseError, ValueError, OSError) as error:
+        raise StorageError(f"{url}: {_reason(error)}") from error
+
+
+def run_url(mirror: str, name: str) -> str:
+    """Returns the address of a run's objects."""
+    return f"{mirror.rstrip('/')}/{name}"
+
+
+def missing_package() -> str | None:
+    """Returns what is not installed, and the cure; None if nothing is missing."""
+    return None if find_spec("obstore") else f"obstore is not installed: {INSTALL}"
+
+
+def _reason(error: Exception) -> str:
+    """Returns an error's first line without the query of an address, which may hold a signature, and without
+    the beginning of a server's page.
+    """
+    return _QUERY.sub("", first_line(error).partition(": <")[0])
+
+
+def _allows_http() -> bool:
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")

@@ -160,6 +160,8 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
     if running.pool is None:
         return None
     pool = running.pool
+    execution = _execution(spec, spec.rollout.function, spec.rollout.samples_per_prompt)
+    pool.queue_counts.observe = execution["limit"].count_waiting
     return RolloutContext(
         pool,
         running.inputs.tokenizer,
@@ -169,7 +171,7 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
         needs=needs_of(spec),
-        **_execution(spec, spec.rollout.function, spec.rollout.samples_per_prompt),
+        **execution,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlrun.runner.contracts.execution_limit import FULL_CACHE, LONG_QUEUE
 from rlrun.runner.records.alerts import Alert, find_alerts
 from rlrun.runner.records.lock import read_lock
 from rlrun.runner.records.losses import Losses, find_losses
@@ -21,10 +22,6 @@ Part = Literal[
 Cause = Part | Literal["cache", "cache_wait", "dropped", "failed"]
 STEPS = 20
 """How many steps back the sentence looks; the first step of a run, which compiles, only counts alone."""
-FULL_CACHE = 0.05
-"""Retractions per answer of an engine from which a full KV cache is why generation is slow."""
-LONG_QUEUE = 0.1
-"""The share of samples at engines from which waiting for room in a KV cache is why generation is slow."""
 MAX_DROPPED = 0.5
 """The share of generated groups from which the filters, or failures, are why generation is slow."""
 _TIMES: Mapping[Part, tuple[str, ...]] = {

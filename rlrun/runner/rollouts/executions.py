@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from rlrun.plugins.failures import Failure, failure_of
-from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.protocols import Executed
 from rlrun.plugins.types import Prompt, Status
+from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.placeholders import collapse
@@ -155,7 +157,7 @@ class Executions:
         number = environment.begin()
         try:
             while trajectories is None:
-                session.requests = OpenRequests(send)
+                session.requests = OpenRequests(partial(self._send, send))
                 trajectories = await self._try(session, seconds, attempt)
                 attempt += 1
         finally:
@@ -188,6 +190,11 @@ class Executions:
             if seconds is not None:
                 execution = run_with_deadline(self._policy, execution, session.requests, seconds)
             return await execution
+
+    async def _send(self, send: SendRequest, request: GenerateRequest) -> list[Generation]:
+        generations = await send(request)
+        self._policy.limit.count(generations)
+        return generations
 
     def _record(self, number: int, trajectories: Sequence[Trajectory]) -> None:
         """Records how an execution ended; without trajectories it was cancelled. May raise JobError."""

@@ -47,6 +47,7 @@ class RolloutSource(ABC):
         """`prompts` come in batches of `oversample`."""
         self._spec = spec
         self._engines = policy.engines
+        self._execution_limit = policy.limit
         self._filters = filters
         self._steering = prompts.steering
         observe = self._steering.observe if self._steering is not None else None
@@ -98,6 +99,7 @@ class RolloutSource(ABC):
     def _replace_tally(self, waiting: Collection[int] = ()) -> Tally:
         """Returns the tally of a batch, and starts the next one with the groups of the `waiting` prompts."""
         tally, self._tally = self._tally, self._tally.split(waiting)
+        tally.execution_limit = self._execution_limit.take()
         if self._steering is not None:
             tally.steering = self._steering.metrics()
         return tally

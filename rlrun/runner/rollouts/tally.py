@@ -56,6 +56,8 @@ class Tally:
     """The samples that are not trained on, by prompt; some of them are saved for people to read."""
     steering: Mapping[str, float] = field(default_factory=dict)
     """Metrics of a data source that chooses its rows."""
+    execution_limit: Mapping[str, float] = field(default_factory=dict)
+    """The metric of the executions' limit, if full caches lowered it."""
     spare: list[Group] = field(default_factory=list)
     """Groups that a filter with `keep_when_short` dropped, used rather than letting the step starve."""
 
@@ -149,6 +151,7 @@ class Tally:
         """Returns `rollout/…` over every scored group; `version` is that of the trainer's weights."""
         metrics: dict[str, float] = {"failed": self.failed, **failure_metrics(self.failures)}
         metrics |= self.steering
+        metrics |= self.execution_limit
         if self.executions:
             metrics["lost_frac"] = self.lost / self.executions
         if self.retried:

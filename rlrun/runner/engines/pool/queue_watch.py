@@ -6,7 +6,7 @@ A sample that waits does not count as retracted: the server did not start it yet
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
@@ -28,14 +28,19 @@ class QueueCounts:
     """Samples that ran or waited."""
     waiting: int = 0
     """Those that waited for room in a cache."""
+    observe: Callable[[int, int], None] = lambda present, waiting: None
+    """Called with the same numbers of each answer."""
 
     def add(self, load: EngineLoad) -> None:
         """Adds what one engine answered. Samples also wait where `max_running` are running, or where many
         prompts arrive at once; those are not counted as waiting.
         """
-        self.present += load.running + load.waiting
-        if load.running < load.max_running and load.cache_used >= FULL:
-            self.waiting += load.waiting
+        present = load.running + load.waiting
+        is_full = load.running < load.max_running and load.cache_used >= FULL
+        waiting = load.waiting if is_full else 0
+        self.present += present
+        self.waiting += waiting
+        self.observe(present, waiting)
 
     def take(self) -> dict[str, float]:
         """Returns `rollout/waiting_for_cache` since the last call, if a sample waited."""

@@ -225,6 +225,8 @@ def _record(parameter: Any, context: typer.Context) -> str:
 def _kind(kind: str) -> str:
     """Returns the section of one kind of plugin."""
     own = [entry for entry in entries(kind) if entry.distribution == "rlrun"]
+    if not own:
+        return f"## {kind}\n\nrlrun has none of its own; [plugins.md](plugins.md) shows how to write one.\n"
     modules = Counter(entry.target.partition(":")[0] for entry in own)
     page = f"spec/{PAGE_OF_KIND[kind]}.md"
     rows = [f"| [`{entry.name}`]({page}#{kind}-{entry.name}) | {_about(entry, modules)} |" for entry in own]

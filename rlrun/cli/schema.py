@@ -17,6 +17,7 @@ _KINDS = {
     "BufferSpec": "buffers",
     "RewardSpec": "rewards",
     "FilterSpec": "filters",
+    "HookSpec": "hooks",
     "TrackerSpec": "trackers",
     "ToolSpec": "tools",
     "AgentSpec": "agents",

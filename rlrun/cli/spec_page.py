@@ -46,6 +46,7 @@ PAGE_OF_KIND = {
     "tools": "rollout",
     "agents": "rollout",
     "environments": "data",
+    "hooks": "hooks",
     "trackers": "trackers",
     "launchers": "submit",
 }

@@ -21,12 +21,13 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "tools": {"call": 1},
     "agents": {"run": 1},
     "environments": {"tasks": 0, "reset": 1, "step": 1},
+    "hooks": {"on_samples|on_model|on_batch|before_update": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
     "launchers": {"files": 1, "submit": 1, "state": 2, "cancel": 2, "output": 1},
 }
 """The methods of each kind with their number of arguments; the keys are the kinds.
 
-`a|b` means that one of the two is required.
+`a|b` means that one of them is required.
 """
 _DECORATORS = {
     kind: f"; if it is a function, decorate it with @rlrun.{name}"

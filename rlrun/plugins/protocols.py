@@ -1,8 +1,8 @@
 """The protocols of all kinds of plugins. A plugin is a class with a pydantic `Params` model.
 
 The entry-point groups are `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`,
-`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.environments`, `rlrun.buffers`, `rlrun.trackers` and
-`rlrun.launchers`.
+`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.environments`, `rlrun.buffers`, `rlrun.hooks`,
+`rlrun.trackers` and `rlrun.launchers`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rlrun.plugins.types import (
     Mask,
     Message,
     Needs,
+    PolicyPart,
     Rewarded,
     Row,
     Sample,
@@ -297,6 +298,38 @@ class BufferStrategy(Plugin, Protocol):
         discarded. It is called again when the step ends, with the finished groups: the first P are trained
         on, and groups not returned come last. `version` is the trainer's; the order must not depend on
         anything else.
+        """
+
+
+class Hook(Plugin, Protocol):
+    """Looks at the steps of a job, or changes them. It has at least one of these methods.
+
+    It is created in the driver for `on_samples`, and on every trainer rank for the others. What it does must
+    depend on nothing but its arguments and parameters, so that a resumed run continues as it would have. An
+    exception ends the job.
+    """
+
+    def on_samples(self, groups: Sequence[Group]) -> None:
+        """Receives what a step trains on, after rewards and filters and before any model reads it.
+
+        It may set entries of a sample's `loss_mask` from 1 to 0, which then count in no denominator, and
+        `info`, which is saved. Whatever else it changes is an error.
+        """
+
+    def on_model(self, part: PolicyPart) -> None:
+        """Receives a rank's part of the policy, once, when its weights are loaded: for forward hooks, or to
+        freeze parameters.
+        """
+
+    def on_batch(self, inputs: LossInputs) -> Any | None:
+        """Receives each packed micro-batch that a loss is computed of, on its rank.
+
+        Returns `[T]` other advantages, or None to keep them. Denominators stay as they are.
+        """
+
+    def before_update(self, part: PolicyPart) -> None:
+        """Receives a rank's part of the policy before each of its optimizer steps, when all gradients are
+        there and before their norm is taken. It may change gradients in place, in the same way on all ranks.
         """
 
 

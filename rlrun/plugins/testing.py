@@ -171,6 +171,8 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             _check_any_groups(name, given)
         case "buffers":
             check_buffer(name, given)
+        case "hooks":
+            check_hook(name, given)
         case "launchers":
             check_launcher(name, given)
         case _:
@@ -269,6 +271,21 @@ def check_launcher(name: str, params: Params) -> None:
         f"{name} names a file outside of the folder: {[*first]}"
     )
     assert any(" attempt " in text for text in first.values()), f"no file of {name} runs `rlrun attempt`"
+
+
+def check_hook(name: str, params: Params) -> None:
+    """Asserts that a hook changes of samples and micro-batches only what it may, and the same every time.
+
+    `on_model` and `before_update` are called with a small linear model, whose gradients must stay finite.
+    """
+    first, second = _twice("hooks", name, params)
+    if hasattr(first, "on_samples"):
+        groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0])]
+        contracts.same_masks(name, first, second, groups)
+    if hasattr(first, "on_batch"):
+        contracts.same_replacements(name, first, second, micro_batch())
+    if hasattr(first, "on_model") or hasattr(first, "before_update"):
+        contracts.finite_gradients(name, first)
 
 
 def check_algorithm(name: str, params: Params) -> None:

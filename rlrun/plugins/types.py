@@ -409,6 +409,23 @@ class LossInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyPart:
+    """One trainer rank's part of the policy, for hooks. The tensors are torch's."""
+
+    modules: Sequence[Any]
+    """The rank's modules, one for each of its pipeline stages."""
+    parameters: Mapping[str, Any]
+    """The parameters that the optimizer updates, by name, with their gradients in `grad`; in float32 as a
+    rule. A parameter that several ranks share is a DTensor, and this rank has its local part."""
+    optimizers: Sequence[Any]
+    """The optimizers of these parameters: two with Muon, one otherwise."""
+    rank: int
+    """The trainer rank, from 0."""
+    update: int
+    """Number of optimizer steps before this one, over all launches of the run."""
+
+
+@dataclass(frozen=True, slots=True)
 class ValueInputs:
     """The inputs of a critic's loss for one micro-batch; every field is a `[T]` float32 tensor."""
 

@@ -22,7 +22,7 @@ from rlrun.specs.reading.loading import LoadedSpec, PluginReport, load_spec
 from rlrun.specs.reading.strict import as_json
 from rlrun.specs.sections.data import DataSpec, EnvironmentSpec
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
-from rlrun.specs.sections.job import AlgorithmSpec, Spec, TrackerSpec
+from rlrun.specs.sections.job import AlgorithmSpec, HookSpec, Spec, TrackerSpec
 from rlrun.specs.sections.rollout import AgentSpec, BufferSpec, RolloutFunctionSpec, ToolSpec
 from rlrun.specs.sections.scoring import FilterSpec, RewardSpec
 from rlrun.specs.sections.section import PluginSection
@@ -38,6 +38,7 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("eval", "datasets"), "data", EvalDatasetSpec),
     (("eval", "datasets", "rewards"), "rewards", RewardSpec),
     (("eval", "datasets", "function"), "rollouts", RolloutFunctionSpec),
+    (("hooks",), "hooks", HookSpec),
     (("trackers",), "trackers", TrackerSpec),
     (("submit",), "launchers", SubmitSpec),
 )

@@ -38,6 +38,7 @@ PLUGIN_TABLES = {
     "rollout.buffer": "buffers",
     "rewards": "rewards",
     "filters": "filters",
+    "hooks": "hooks",
     "trackers": "trackers",
 }
 OF_EXAMPLES = {"wordcount", "my_agent", "my_algorithm"}

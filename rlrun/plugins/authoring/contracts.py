@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from rlrun.plugins.hook_checks import SamplesBefore, advantages_fault
 from rlrun.plugins.types import (
     Buffered,
     Choice,
     Drop,
     Group,
+    LossInputs,
     LossOutputs,
     Mask,
+    PolicyPart,
     Prompt,
     Row,
     Sample,
@@ -214,3 +217,47 @@ def same_arrays(name: str, what: str, method: Callable[[Any], Any], groups: Sequ
         assert array.dtype == np.float32, f"{name}'s {what} are {array.dtype}, not float32"
         assert np.isfinite(array).all(), f"{name}'s {what} are not finite"
         assert np.array_equal(array, repeated), f"{name}'s {what} are different the second time"
+
+
+def same_masks(name: str, first: Any, second: Any, groups: Sequence[Group]) -> None:
+    """Asserts that a hook changes of the samples only what it may, and the same in every process."""
+    repeated = copy.deepcopy(groups)
+    before = SamplesBefore(groups)
+    first.on_samples(groups)
+    fault = before.fault()
+    assert fault is None, f"{name}.on_samples: {fault}"
+    second.on_samples(repeated)
+    for one, other in zip(groups, repeated, strict=True):
+        for sample, again in zip(one.samples, other.samples, strict=True):
+            same = np.array_equal(sample.loss_mask, again.loss_mask)
+            assert same, f"{name} masks sample {sample.id} differently the second time"
+
+
+def same_replacements(name: str, first: Any, second: Any, inputs: LossInputs) -> None:
+    """Asserts that a hook gives a micro-batch the right advantages, or None, the same in every process."""
+    advantages, repeated = first.on_batch(inputs), second.on_batch(inputs)
+    assert (advantages is None) == (repeated is None), f"{name}.on_batch answers only sometimes"
+    if advantages is not None:
+        fault = advantages_fault(advantages, inputs)
+        assert fault is None, f"{name}.on_batch: {fault}"
+        assert bool((advantages == repeated).all()), f"{name}.on_batch answers differently the second time"
+
+
+def finite_gradients(name: str, hook: Any) -> None:
+    """Asserts that a hook takes a model, and leaves finite gradients of a step of it."""
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
+    part = PolicyPart([model], parameters, [optimizer], rank=0, update=0)
+    if hasattr(hook, "on_model"):
+        hook.on_model(part)
+    outputs = model(torch.ones(3, 4))
+    if outputs.requires_grad:
+        outputs.sum().backward()
+    if hasattr(hook, "before_update"):
+        hook.before_update(part)
+    for key, parameter in parameters.items():
+        finite = parameter.grad is None or bool(parameter.grad.isfinite().all())
+        assert finite, f"{name} leaves gradients of {key} that are not finite"

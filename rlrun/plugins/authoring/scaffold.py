@@ -266,6 +266,19 @@ TEMPLATES: Mapping[str, Template] = {
             return " ".join(arguments["text"].split()[: self.params.limit])
         ''',
     ),
+    "hooks": Template(
+        "hook",
+        "from collections.abc import Sequence\n\nfrom rlrun.plugins.types import Group",
+        "Trains only on the first `limit` tokens of each response.",
+        '"""Number of tokens of a response that are trained on."""',
+        '''
+        def on_samples(self, groups: Sequence[Group]) -> None:
+            """Sees the samples of a step; only their `loss_mask` and `info` may change."""
+            for group in groups:
+                for sample in group.samples:
+                    sample.loss_mask[self.params.limit :] = 0
+        ''',
+    ),
     "trackers": Template(
         "tracker",
         "from collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",

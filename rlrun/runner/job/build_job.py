@@ -15,6 +15,7 @@ from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.contracts.environment import Environment, name_of
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
+from rlrun.runner.contracts.hooks import DRIVER, hooks_of
 from rlrun.runner.contracts.interfaces import FrozenModel, RolloutContext, WeightReceiver
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.engines.pool.served_model import ServedModel
@@ -90,6 +91,7 @@ def make_job(
         may_be_stale=may_be_stale(spec),
         averages_teacher=needs.teacher and spec.teacher is not None and spec.teacher.weights == "average",
         critic=_handle("critic", spec, running, model) if needs.critic else None,
+        hooks=hooks_of(spec, DRIVER),
         make_patches=running.inputs.tokenizer.images.patches,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,

@@ -13,6 +13,7 @@ from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.algorithm_state import state_of
 from rlrun.runner.contracts.carriers import ImagePatches
 from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.hooks import Hooks
 from rlrun.runner.contracts.interfaces import FrozenModel, WeightReceiver
 from rlrun.runner.contracts.step_clock import GroupMoment, Span
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
@@ -250,6 +251,8 @@ class Job(RolloutJob):
     """The teacher is an average of the policy's weights, which every step of training moves."""
     critic: ModelHandle | None = None
     """The critic; None if the algorithm does not need one."""
+    hooks: Hooks = field(default_factory=Hooks)
+    """The hooks that see the samples of a step."""
     make_patches: Callable[[Sequence[PlacedImage]], Mapping[str, ImagePatches]] = _no_patches
     """Returns the patches of images by their digests; takes long."""
     critic_only_steps: int = 0

@@ -31,6 +31,10 @@ class TrackerSpec(PluginSection):
     """A further destination of metrics. The console and `metrics.jsonl` always receive them."""
 
 
+class HookSpec(PluginSection):
+    """A hook: code of yours that a step calls, to look at it or to change it."""
+
+
 class Spec(Section):
     """A post-training job."""
 
@@ -84,6 +88,8 @@ class Spec(Section):
     """Checkpoints and the exported model."""
     debug: DebugSpec = DebugSpec()
     """Options that run only a part of the job."""
+    hooks: tuple[HookSpec, ...] = ()
+    """Code of yours that steps call, in this order, `[[hooks]]`."""
     trackers: tuple[TrackerSpec, ...] = ()
     """Further destinations of metrics, `[[trackers]]`."""
     sweep: SweepSpec | None = None

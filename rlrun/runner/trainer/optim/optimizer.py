@@ -44,16 +44,17 @@ class Optimizer:
             case "muon":
                 not_hidden = [weight for name, weight in matrices.items() if name not in hidden]
                 optimizers = [*_muon(spec, list(hidden.values())), _adamw(spec, not_hidden, vectors)]
-        self._optimizers = optimizers
+        self.optimizers = optimizers
+        """torch's: two with Muon, one otherwise."""
 
     def reset(self) -> None:
         """Forgets all state, as before the first step."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.state.clear()
 
     def zero_grad(self) -> None:
         """Drops all gradients."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.zero_grad()
 
     @torch.no_grad()
@@ -65,7 +66,7 @@ class Optimizer:
             torch._foreach_mul_(self._decayed, 1.0 - rate * self._spec.weight_decay)
         if self._on_host or self._spec.optimizer == "adamw_8bit":
             self._state()  # creates missing state: torch would create it on the device, and in float32
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             if self._on_host:
@@ -95,13 +96,13 @@ class Optimizer:
     @property
     def updates(self) -> torch.Tensor:
         """Steps that Adam's bias correction counts, a scalar tensor; 0 before the first, and without Adam."""
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         counts = [state[_COUNT] for state in states if _COUNT in state]
         return counts[0].detach().cpu().clone() if counts else torch.tensor(0.0)
 
     @updates.setter
     def updates(self, count: torch.Tensor) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for state in optimizer.state.values():
                 if _COUNT in state:
                     state[_COUNT].copy_(count)
@@ -109,7 +110,7 @@ class Optimizer:
     @property
     def held(self) -> list[torch.Tensor]:
         """The tensors of the state that exists."""
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         return [tensor for state in states for tensor in state.values()]
 
     def _zero_state(
@@ -132,7 +133,7 @@ class Optimizer:
     def _optimizer_of(self) -> dict[nn.Parameter, torch.optim.Optimizer]:
         return {
             parameter: optimizer
-            for optimizer in self._optimizers
+            for optimizer in self.optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         }

@@ -7,11 +7,12 @@ import torch
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import LossOutputs
 from rlrun.runner.contracts.carriers import DIFFERENCE, TrainSequence
+from rlrun.runner.contracts.hooks import Hooks
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import MtpOutputs, PackedModel, mtp_loss
 from rlrun.runner.trainer.passes.stopwatch import Stopwatch
-from rlrun.runner.trainer.passes.token_losses import last_scores, score_losses, token_losses
+from rlrun.runner.trainer.passes.token_losses import NO_HOOKS, last_scores, score_losses, token_losses
 from rlrun.specs.sections.trainer import TrainerSpec
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -22,9 +23,14 @@ class LossPass:
     """Runs forward and backward passes with an algorithm's loss."""
 
     def __init__(
-        self, model: PackedModel, algorithm: Algorithm, spec: TrainerSpec, device: torch.device
+        self,
+        model: PackedModel,
+        algorithm: Algorithm,
+        spec: TrainerSpec,
+        device: torch.device,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
-        self._model, self._algorithm, self._device = model, algorithm, device
+        self._model, self._algorithm, self._device, self._hooks = model, algorithm, device, hooks
         self._old_is_rollout = spec.old_log_probs == "rollout"
         self._old_is_exact = spec.old_log_probs == "trainer"
         self._mtp_weight = spec.mtp_loss
@@ -92,7 +98,10 @@ class LossPass:
         log_probs, entropy, divergence = outputs
         old = _old_log_probs(batch, log_probs.detach())
         result = token_losses(
-            self._algorithm, batch, log_probs, entropy, old, step_values=self._values, divergence=divergence
+            *(self._algorithm, batch, log_probs, entropy, old),
+            step_values=self._values,
+            divergence=divergence,
+            hooks=self._hooks,
         )
         if self._algorithm.needs.rollout:
             _compare_with_rollout(old if self._old_is_exact else log_probs.detach(), batch, meter)

@@ -10,8 +10,11 @@ import torch
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import LossInputs, LossOutputs
 from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.hooks import Hooks
 from rlrun.runner.trainer.passes.packed_batch import LossBatch
 from rlrun.runner.trainer.transfers import to_device
+
+NO_HOOKS = Hooks()
 
 
 def token_losses(
@@ -23,6 +26,7 @@ def token_losses(
     *,
     step_values: Mapping[str, float],
     divergence: torch.Tensor | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> LossOutputs:
     """Returns token losses, and token values of the metrics: the algorithm's and rlrun's.
 
@@ -35,23 +39,22 @@ def token_losses(
     old = old.where(trained, policy)
     reference = batch.reference_log_probs
     distilled = trained if batch.distilled is None else trained & (batch.distilled > 0)
-    outputs = algorithm.loss(
-        LossInputs(
-            log_probs=log_probs,
-            entropy=entropy,
-            old_log_probs=old,
-            rollout_log_probs=batch.rollout_log_probs.where(trained, policy),
-            reference_log_probs=None if reference is None else reference.where(trained, policy),
-            advantages=batch.advantages,
-            mask=batch.loss_mask,
-            sample=batch.sample,
-            num_samples=batch.num_samples,
-            marks=batch.marks,
-            kl_weights=batch.kl_weights,
-            divergence=None if divergence is None else divergence.where(distilled, 0.0),
-            step_values=step_values,
-        )
+    inputs = LossInputs(
+        log_probs=log_probs,
+        entropy=entropy,
+        old_log_probs=old,
+        rollout_log_probs=batch.rollout_log_probs.where(trained, policy),
+        reference_log_probs=None if reference is None else reference.where(trained, policy),
+        advantages=batch.advantages,
+        mask=batch.loss_mask,
+        sample=batch.sample,
+        num_samples=batch.num_samples,
+        marks=batch.marks,
+        kl_weights=batch.kl_weights,
+        divergence=None if divergence is None else divergence.where(distilled, 0.0),
+        step_values=step_values,
     )
+    outputs = algorithm.loss(hooks.on_batch(inputs))
     values = {**outputs.metrics, "entropy": entropy.detach()}
     if algorithm.needs.old_log_probs:
         values["approx_kl"] = (old - log_probs).detach()

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from rlrun.models.architecture import Architecture
 from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.types import PolicyPart
 from rlrun.runner.contracts.carriers import MicroBatches, Output, TrainerSetup, TrainStep
+from rlrun.runner.contracts.hooks import RANK, hooks_of
 from rlrun.runner.contracts.seeds import update_seed
 from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
 from rlrun.runner.trainer.checkpoints.distributed import load_checkpoint, training_state
@@ -75,7 +77,8 @@ class Learner:
             self.tied = TiedHead(self.parameters, parallel, self._stages)
         with starting_weights(spec, folder, model) as read:
             self.parameters.load(read)
-        self._loss = LossPass(self.model, algorithm, spec.trainer, device)
+        self._hooks = hooks_of(spec, RANK)
+        self._loss = LossPass(self.model, algorithm, spec.trainer, device, self._hooks)
         trained = trained_parameters(self.parameters, model, frozen_patterns(spec.trainer, model))
         self.optimizer = Optimizer(spec.trainer, trained, on_host=spec.trainer.offload == "optimizer")
         self._resets_optimizer = spec.trainer.reset_optimizer == "rollout"
@@ -96,6 +99,13 @@ class Learner:
         precision = spec.trainer.low_precision
         is_emulated = device.type == "cpu" and precision is not None and precision.emulated_on_cpu
         self._facts = {"perf/precision_emulated": 1.0} if is_emulated else {}
+        self._rank, self._decoders, self._trained = setup.rank, decoders, trained
+        self._hooks.on_model(self._part)
+
+    @property
+    def _part(self) -> PolicyPart:
+        optimizers = self.optimizer.optimizers
+        return PolicyPart(self._decoders, self._trained, optimizers, self._rank, self._updates.count)
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
         """Returns `[R]` log-probs of this data rank's sequences by index, as `outputs`."""
@@ -215,6 +225,9 @@ class Learner:
         """Takes an optimizer step with the accumulated gradients; returns the metrics of the whole step."""
         if self.tied is not None:
             self.tied.add_gradients()
+        if self._hooks.change_updates:
+            self.parameters.wait_for_gradients()
+            self._hooks.before_update(self._part)
         values = meter.reduced(self._is_leader, self._device)
         if self._expert_load is not None:
             values |= self._expert_load.metrics()

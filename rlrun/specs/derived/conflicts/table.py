@@ -46,6 +46,7 @@ _JOB = (
         _given("debug", "rollouts", "step"), f.NOT_TRAINING_SAVED, "no other mode trains on saved samples"
     ),
     no_effect(on("debug.profile.steps"), f.NO_TRAINER, "there is no trainer to record"),
+    no_effect(on("hooks"), f.NO_TRAINER, "hooks are called in steps that train"),
     no_effect(on("model.revision"), f.MODEL_FOLDER, "only models on the Hugging Face hub have revisions"),
     no_effect(on("teacher.revision"), f.TEACHER_FOLDER, "only models on the Hugging Face hub have revisions"),
 )

@@ -82,5 +82,5 @@ def test_a_parameter_without_gradient_stays():
     optimizer = Optimizer(SPEC, parameters)
     optimizer.step(0.1)
     assert all(torch.equal(parameters[name], before[name]) for name in SHAPES)
-    assert isinstance(optimizer._optimizers[0], EightBitAdamW)
+    assert isinstance(optimizer.optimizers[0], EightBitAdamW)
     assert optimizer.updates == 0

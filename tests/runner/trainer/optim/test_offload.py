@@ -73,7 +73,7 @@ def test_state_that_visits_a_device_leaves_it_again(monkeypatch):
     optimizer = Optimizer(OptimizerSpec(), {"w.weight": parameter}, on_host=True)
     kept = dict(optimizer.tensors())
     seen = []
-    (part,) = optimizer._optimizers
+    (part,) = optimizer.optimizers
     step = part.step
     monkeypatch.setattr(part, "step", lambda: seen.append(dict(part.state[parameter])) or step())
     optimizer.step(0.1)

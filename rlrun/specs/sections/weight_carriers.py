@@ -115,20 +115,7 @@ DISK = WeightCarrier(
         engines=("native",),
     ),
 )
-SOCKET = WeightCarrier(
-    name="socket",
-    engines=("native",),
-    about="through a Unix socket of the trainer's host, of which each engine reads a copy of the model",
-    on_trainers_host=True,
-    limits=(
-        Limit("sglang", "only native engines read weights from a socket", "remove it"),
-        Limit("external", "only native engines read weights from a socket", "remove it"),
-        Limit("several nodes", "the socket only reaches engines on the trainer's host", "remove it"),
-    ),
-    no_elements=NotCarried("weights over a socket", "whole models are sent over the socket", ""),
-    no_adapters=NotCarried("weights over a socket", "whole models are sent over the socket", ""),
-)
-CARRIERS = (NATIVE, TENSOR, BROADCAST, DISK, SOCKET)
+CARRIERS = (NATIVE, TENSOR, BROADCAST, DISK)
 CHOSEN = {carrier.name: carrier for carrier in CARRIERS if carrier.engines}
 """The carriers that a spec can choose, by name."""
 

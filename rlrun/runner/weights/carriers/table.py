@@ -6,11 +6,10 @@ from rlrun.runner.weights.carriers.broadcast.carrier import Broadcast
 from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.disk.carrier import Disk
 from rlrun.runner.weights.carriers.native.carrier import SharedMemory
-from rlrun.runner.weights.carriers.socket_copy import SocketCopy
 from rlrun.runner.weights.carriers.tensor.carrier import SharedBuffers
 from rlrun.specs.derived.weight_sync import carrier_of
 from rlrun.specs.sections.job import Spec
-from rlrun.specs.sections.weight_carriers import BROADCAST, DISK, NATIVE, SOCKET, TENSOR, WeightCarrier
+from rlrun.specs.sections.weight_carriers import BROADCAST, DISK, NATIVE, TENSOR, WeightCarrier
 
 if TYPE_CHECKING:
     from rlrun.runner.weights.carriers.reader import Reader, ReadingEngine
@@ -20,7 +19,6 @@ CARRIERS: dict[WeightCarrier, Carrier] = {
     TENSOR: SharedBuffers(),
     BROADCAST: Broadcast(),
     DISK: Disk(),
-    SOCKET: SocketCopy(),
 }
 
 

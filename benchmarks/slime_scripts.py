@@ -34,7 +34,8 @@ FIXTURE = ROOT / "tests" / "data" / "slime_scripts.toml"
 PAGE = ROOT / "docs" / "slime.md"
 ROW: dict[str, Any] = {
     **dict.fromkeys(("prompt", "problem", "input", "index"), "What is 1 + 1?"),
-    **dict.fromkeys(("label", "answer", "reward_model"), "2"),
+    **dict.fromkeys(("label", "answer"), "2"),
+    "reward_model": {"ground_truth": {"target": ["2", "two"]}},
     "messages": [{"role": "user", "content": "1 + 1?"}],
 }
 """A row with every column that the scripts name."""

@@ -1,5 +1,6 @@
 """Translates slime's flags about data and rewards."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlrun.converters.imports.secrets import without_credentials
@@ -13,6 +14,17 @@ _REMOTE_SECONDS = 120.0
 _BOXED = "boxed_"
 _WITH_BOXED_KEY = ("f1",)
 """Rewards that read the answer from `\\boxed{}` only if their key `boxed` is set."""
+_OF_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "generate_with_search.reward_func": {
+        "type": "exact_match",
+        "words": True,
+        "answer_pattern": "<answer>(.*?)</answer>",
+    },
+    "generate_with_retool.reward_func": {"type": "dapo", "boxed": True, "tool_bonus": 0.05, "key": "score"},
+}
+"""The rewards of slime's examples search-r1 and retool, by the function that --custom-rm-path names."""
+_LABELS = {"generate_with_search.reward_func": "ground_truth.target"}
+"""Where such a function looks for the answer in the label."""
 
 
 def data(draft: Draft) -> None:
@@ -60,6 +72,8 @@ def rewards(draft: Draft) -> None:
     if draft.is_pure_distillation:
         for flag in draft.given("--rm-type", "--reward-key", "--group-rm"):
             draft.note(flag, "no effect: a job with distillation only has no reward")
+    elif example := _example(draft):
+        _example_reward(draft, example)
     elif custom:
         for flag in draft.given("--custom-rm-path", "--rm-type", "--reward-key", "--rm-url", "--group-rm"):
             draft.note(
@@ -68,6 +82,28 @@ def rewards(draft: Draft) -> None:
         draft.notes.append("no reward: add a table [[rewards]] for --custom-rm-path")
     else:
         _named_reward(draft, draft.text("--rm-type") or "")
+
+
+def _example(draft: Draft) -> str | None:
+    """Returns the function of slime's examples that --custom-rm-path names, if there is a reward like it."""
+    path = draft.text("--custom-rm-path") or ""
+    return next((name for name in _OF_EXAMPLES if f".{path}".endswith(f".{name}")), None)
+
+
+def _example_reward(draft: Draft, name: str) -> None:
+    """Sets the reward that does what a function of slime's examples does."""
+    reward = _OF_EXAMPLES[name]
+    for key, value in reward.items():
+        draft.set(f"rewards.*.{key}", value, ("--custom-rm-path",), "as slime's example has it")
+    if (column := draft.text("--label-key")) and (inner := _LABELS.get(name)):
+        draft.set("data.label_key", f"{column}.{inner}", ("--label-key",), "which the reward reads")
+    for flag in draft.given("--rm-type", "--rm-url", "--group-rm"):
+        draft.note(flag, "no effect beside --custom-rm-path")
+    for flag in draft.given("--reward-key"):
+        if "key" in reward:
+            draft.set("rewards.*.key", draft.text(flag.name) or "", (flag.name,))
+        else:
+            draft.note(flag, "no effect: the reward is a number")
 
 
 def _named_reward(draft: Draft, name: str) -> None:

@@ -28,8 +28,8 @@ def data(draft: ImportDraft) -> None:
             for number in range(len(files)):
                 draft.put(f"data.sources.{number}.prompt_key", column, "data.prompt_key")
     draft.notes.append(
-        "data: verl's rows have the label in the table `reward_model`, as `ground_truth`: write it to a "
-        "column of its own, named by `label_key`"
+        "data: verl's rows have the label in the table `reward_model`: if yours do, set "
+        '`label_key = "reward_model.ground_truth"`'
     )
     for name in [name for name in draft.settings if name.startswith("data.apply_chat_template_kwargs.")]:
         value = draft.value(name)

@@ -69,7 +69,8 @@ class RowKeys(ImageKeys):
     None: the prompt is the value under `prompt_key`."""
     label_key: str = "label"
     """Key of the label, which rewards compare the answer with; for KTO, whether the response is good: true or
-    false, or 1 or 0. A row without this key has no label."""
+    false, or 1 or 0. `reward_model.ground_truth` is a key of the table `reward_model`. A row without this key
+    has no label."""
     label_pattern: Pattern | None = None
     """Regular expression; the first group of its last match in that value is the label: `"#### (.*)"` takes
     the result of an answer of GSM8K. None: the whole value."""
@@ -127,7 +128,7 @@ def row_of(values: Any, keys: RowKeys, row_id: str, folder: Path | None = None) 
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     check_depth(values)
-    prompt, label = _without_answer(_prompt(values, keys), values.get(keys.label_key), keys)
+    prompt, label = _without_answer(_prompt(values, keys), _at(values, keys.label_key), keys)
     prompt, images = with_images(prompt, values, keys, folder)
     return Row(
         id=row_id,
@@ -232,6 +233,15 @@ def _without_answer(
     if len(prompt) == 1:
         raise ValueError(f"{keys.prompt_key!r} has only an answer, and no message before it")
     return prompt[:-1], prompt[-1]["content"] if keys.last_answer == "label" else label
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    """Returns the value of a key, or of a key with dots the value within tables; None without one."""
+    if key in values or "." not in key:
+        return values.get(key)
+    table, _, inner = key.partition(".")
+    within = values.get(table)
+    return _at(within, inner) if isinstance(within, dict) else None
 
 
 def _label(value: Any, pattern: str | None) -> Any:

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from pydantic import Field
+
 from rlrun.plugins.rewards.extraction import last_boxed
 from rlrun.plugins.rewards.math_grading.equivalence import same_answer
 from rlrun.plugins.rewards.math_grading.latex import normalise
@@ -19,8 +21,18 @@ _ARTICLE = re.compile(r"^an?\s+(?=\S)", re.IGNORECASE)
 _END_TOKEN = re.compile(r"<\|[a-z_]+\|>|</s>")
 
 
+LEAST_LOSS = -0.6
+"""The highest score of a wrong answer, however many tools were called."""
+
+
 class DapoParams(Section):
-    """The reward has no parameters."""
+    """Where the answer is, and what calls of tools are worth."""
+
+    boxed: bool = False
+    r"""Grade the content of the last `\\boxed{}` in place of the last `Answer: …`."""
+    tool_bonus: float = Field(default=0.0, ge=0)
+    """What each call of a tool adds to the score of a wrong answer, so that the policy learns to call tools:
+    the score is −1 + `tool_bonus` · (calls − 2), at most −0.6. slime's example of ReTool has 0.05. 0: −1."""
 
 
 class Dapo(NeedsLabel):
@@ -41,13 +53,25 @@ class Dapo(NeedsLabel):
         """Returns a table such as `{"score": 1, "acc": 1, "pred": "42"}`; `pred` is `[INVALID]` without an
         answer.
         """
-        answer = final_answer(sample.text)
+        answer = _boxed_answer(sample.text) if self.params.boxed else final_answer(sample.text)
         right = answer is not None and same_answer(answer, _normalise_label(sample.prompt.row.label))
         return {
-            "score": 1.0 if right else -1.0,
+            "score": 1.0 if right else self._loss(sample),
             "acc": float(right),
             "pred": answer if answer is not None else "[INVALID]",
         }
+
+    def _loss(self, sample: Sample) -> float:
+        """Returns the score of a wrong answer."""
+        if not self.params.tool_bonus:
+            return -1.0
+        calls = float(sample.info.get("tool_calls", 0))
+        return min(LEAST_LOSS, -1.0 + self.params.tool_bonus * (calls - 2))
+
+
+def _boxed_answer(text: str) -> str | None:
+    boxed = last_boxed(text)
+    return None if boxed is None else normalise(boxed)
 
 
 def final_answer(text: str) -> str | None:

@@ -62,6 +62,19 @@ def test_keys_can_be_named(tmp_path: Path) -> None:
     assert (row.prompt, row.label, row.metadata, row.response) == ("q", 4, {"a": 1}, "s")
 
 
+def test_a_label_may_be_in_a_table(tmp_path: Path) -> None:
+    table = {"style": "rule", "ground_truth": {"target": ["Rome", "Roma"]}}
+    path = write(
+        tmp_path,
+        {"prompt": "a", "reward_model": table},
+        {"prompt": "b", "reward_model.ground_truth.target": "of a column with dots"},
+        {"prompt": "c", "reward_model": "no table"},
+        {"prompt": "d"},
+    )
+    rows = check_data("jsonl", {"path": path, "label_key": "reward_model.ground_truth.target"})
+    assert [row.label for row in rows] == [["Rome", "Roma"], "of a column with dots", None, None]
+
+
 @pytest.mark.parametrize(
     ("ends", "labels"), [("[:3]", [0, 1, 2]), ("[-2:]", [8, 9]), ("[2:4]", [2, 3]), ("[:]", list(range(10)))]
 )

@@ -8,12 +8,12 @@ import sympy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.registry import PluginError, build, load
 from rlrun.plugins.rewards.extraction import last_boxed, last_match
 from rlrun.plugins.rewards.math_grading.equivalence import same_answer, split_elements
 from rlrun.plugins.rewards.math_grading.latex import normalise
 from rlrun.plugins.testing import check_reward, sample
-from rlrun.plugins.types import Sample
+from rlrun.plugins.types import Row, Sample
 
 BILLION_DIGITS = "9^{9^{9}}"
 
@@ -371,10 +371,25 @@ def test_last_match() -> None:
         ({"answer_pattern": "answer: (.*)"}, "42", "42", 0),
         ({}, "Paris", "paris", 0),
         ({"ignore_case": True}, "Paris", "paris", 1),
+        ({"words": True}, "The  Eiffel tower.", "Eiffel Tower", 1),
+        ({"words": True}, "the Eiffel tower in Paris", "Eiffel Tower", 0),
+        ({"words": True}, "an Eiffel-tower", ["la tour Eiffel", "Eiffeltower"], 1),
+        ({"words": True}, "the", "a", 0),
+        ({"words": True, "answer_pattern": "<answer>(.*?)</answer>"}, "<answer> 7 </answer>", [6, 7], 1),
     ],
 )
 def test_exact_match(params: dict[str, Any], text: str, label: object, expected: float) -> None:
     assert check_reward("exact_match", params, [sample(text, label=label)]) == [expected]
+
+
+def test_exact_match_names_what_cannot_be_compared() -> None:
+    kind = load("rewards", "exact_match")
+    kind.check_row(kind.Params(words=True), Row("0", "q", label=["a", "Rome"]))
+    for label in ([], ["a", "!"], {"value": 2}, None):
+        with pytest.raises(ValueError, match="compares with"):
+            kind.check_row(kind.Params(words=True), Row("0", "q", label=label))
+    with pytest.raises(PluginError, match="ignore_case has no effect with words = true"):
+        build("rewards", "exact_match", {"words": True, "ignore_case": True})
 
 
 def gym_sample(text: str, **params: Any) -> Sample:
@@ -473,3 +488,21 @@ def test_repetition_costs_its_share() -> None:
 def test_dapo_says_what_it_graded(response: str, label: str, right: bool, pred: str) -> None:
     (score,) = check_reward("dapo", {}, [sample(response, label=label)])
     assert score == {"score": 1 if right else -1, "acc": float(right), "pred": pred}
+
+
+@pytest.mark.parametrize(
+    ("response", "calls", "score"),
+    [
+        (r"so \boxed{42}", 0, 1.0),
+        ("Answer: 42", 2, -1.0),
+        (r"\boxed{41}", 0, -1.1),
+        (r"\boxed{41}", 6, -0.8),
+        (r"\boxed{42} or \boxed{41}", 40, -0.6),
+    ],
+)
+def test_dapo_reads_a_box_and_values_calls_of_tools(response: str, calls: int, score: float) -> None:
+    """As the reward of slime's example of ReTool."""
+    one = sample(response, label="42")
+    one.info["tool_calls"] = calls
+    (found,) = check_reward("dapo", {"boxed": True, "tool_bonus": 0.05}, [one])
+    assert found["score"] == pytest.approx(score)

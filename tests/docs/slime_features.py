@@ -1,6 +1,6 @@
 """Everything that a user of slime can ask for, and what rlrun has for it: docs/slime-features.md.
 
-    python -m tests.docs.slime_features                        writes the page
+    python -m tests.docs.slime_features                        writes the page; follows tests that moved
     python -m tests.docs.slime_features build/tests.xml …      prints the rows that these results do not prove
 
 The rows are in slime_features.toml. A row that works names tests, and its status holds as long as they pass:
@@ -94,6 +94,23 @@ def find_test(name: str) -> NamedTest | None:
     file, _, function = name.partition("[")[0].partition("::")
     path = ROOT / file
     return named_tests(path).get(function) if path.is_file() else None
+
+
+def moved(name: str) -> str | None:
+    """Returns the name of a test that moved to another file, if exactly one file has a test of its name."""
+    _, _, function = name.partition("::")
+    files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "packages").glob("*/tests/test_*.py")]
+    found = [path for path in files if function.partition("[")[0] in named_tests(path)]
+    return f"{found[0].relative_to(ROOT)}::{function}" if len(found) == 1 else None
+
+
+def follow_moved_tests() -> None:
+    """Writes the new places of tests into the data file."""
+    text = DATA.read_text("utf-8")
+    for name in {name for row in rows() for name in row.tests if find_test(name) is None}:
+        text = text.replace(f'"{name}"', f'"{moved(name) or name}"')
+    DATA.write_text(text, "utf-8")
+    rows.cache_clear()
 
 
 def layout_of(name: str) -> str | None:
@@ -194,6 +211,7 @@ def report(results: Mapping[str, Outcome]) -> str:
 def main(arguments: list[str]) -> int:
     """Writes the page, or prints what the reports leave unproven; returns 1 where a test failed."""
     if not arguments:
+        follow_moved_tests()
         PAGE.write_text(page(), "utf-8")
         return 0
     results = outcomes(ElementTree.parse(path).getroot() for path in arguments)

@@ -18,6 +18,7 @@ from tests.docs.slime_features import (
     find_test,
     layout_of,
     main,
+    moved,
     outcomes,
     page,
     report,
@@ -60,7 +61,7 @@ def fault_of(name: str) -> str | None:
     """Returns why a test proves nothing."""
     test, layout = find_test(name), layout_of(name)
     if test is None:
-        return f"there is no test {name}"
+        return f"there is no test {name}; if it moved, run: python -m tests.docs.slime_features"
     if layout is not None and not (layout in BY_NAME and "/test_parity.py" in name):
         return f"{name} is not a layout of the parity tests"
     return f"{name} never runs, or on GPUs only" if test.skipped or test.needs_gpu else None
@@ -115,6 +116,12 @@ def test_marks_are_read_wherever_they_stand(tmp_path: Path) -> None:
     whole = tmp_path / "test_whole.py"
     whole.write_text(f"{file.read_text()}pytestmark = [long, pytest.mark.skip]\n")
     assert all(test.slow and test.skipped for test in named_tests(whole).values())
+
+
+def test_a_test_that_moved_is_found() -> None:
+    here = "tests/docs/test_slime_features.py::test_a_test_that_moved_is_found"
+    assert moved("tests/old/test_place.py::test_a_test_that_moved_is_found") == here
+    assert moved("tests/old/test_place.py::test_that_nobody_wrote") is None
 
 
 def test_rows_are_proven_by_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,10 @@ class Chat(Protocol):
     def vocab_size(self) -> int:
         """The number of token ids: every token of a text is below it."""
 
+    @property
+    def image_placeholder(self) -> int | None:
+        """The token id that stands for images; None if the model reads no images."""
+
     def encode(self, text: str) -> Tokens:
         """Returns the tokens of a text. Names of special tokens in it become these tokens; none are added.
 

@@ -254,6 +254,7 @@ class LetterChat:
 
     eos_token_ids = (END,)
     vocab_size = sys.maxunicode + 1
+    image_placeholder = IMAGE
 
     def encode(self, text: str) -> Tokens:
         """Returns one token per character; `\\0` becomes the end token."""

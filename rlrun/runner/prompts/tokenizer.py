@@ -165,6 +165,11 @@ class Tokenizer:
             start = max(0, match.start() - self._longest)
         return text
 
+    @property
+    def image_placeholder(self) -> int | None:
+        """Returns the token id that stands for images (rlrun.plugins.session.Chat)."""
+        return self.images.placeholder
+
     def place(self, images: Sequence[Image]) -> tuple[PlacedImage, ...]:
         """Returns images with their numbers of tokens (rlrun.plugins.session.Chat)."""
         return self.images.place(images)

@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from rlrun.plugins.agent_task import AgentTask
-from rlrun.plugins.authoring.rollout_testing import ScriptedSession
+from rlrun.plugins.authoring.rollout_testing import IMAGE, ScriptedSession
 from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.rollouts.agent import delivery
 from rlrun.plugins.rollouts.agent.rollout import Agent, AgentParams
@@ -361,6 +361,13 @@ async def test_a_client_that_renders_itself_sends_and_gets_tokens() -> None:
                 assert response.status == 400
                 refused = await response.text()
         assert "the tokenizer's ids end at 1114111" in refused
+        image = {"token_ids": [*prompt, *first, IMAGE, *map(ord, "?")]}
+        async with client.http.post(url, json=image, headers=headers) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["message"] == (
+                "token_ids has 65532, an image's placeholder, at position 9: token ids bring no images; "
+                "send the conversation to /v1/chat/completions"
+            )
 
     [one, other], _ = await run(act, ["four", "yes", "no"])
     assert shown(one) == ("one?", [("four\0", True), ("more?", False), ("yes\0", True)])

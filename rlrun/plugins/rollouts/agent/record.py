@@ -19,11 +19,13 @@ from rlrun.plugins.rollouts.agent.credit import AnsweredTurn
 from rlrun.plugins.rollouts.agent.history import History, Key
 from rlrun.plugins.rollouts.agent.message_images import images_of
 from rlrun.plugins.rollouts.agent.messages import for_template
+from rlrun.plugins.rollouts.agent.request import RefusedRequest
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Message
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 else:
     from rlrun.plugins import lazy_numpy as np
 
@@ -99,12 +101,13 @@ class Record:
     def ask_tokens(self, tokens: Sequence[int], model: str = "policy") -> Conversation:
         """Returns the conversation that tokens continue or begin.
 
-        They continue the longest recorded one that they begin with. Raises ValueError for a token that the
-        tokenizer does not have, which an engine on a GPU may die of.
+        They continue the longest recorded one that they begin with. Raises RefusedRequest for a token that
+        the tokenizer does not have, which an engine on a GPU may die of, and for an image's placeholder, for
+        which engines would look for an image.
         """
         asked = np.asarray(tokens, dtype=np.int32)
         if (highest := int(asked.max())) >= self._chat.vocab_size:
-            raise ValueError(
+            raise RefusedRequest(
                 f"token_ids has {highest}; the tokenizer's ids end at {self._chat.vocab_size - 1}"
             )
         continued = [
@@ -114,9 +117,11 @@ class Record:
             if answered.length < len(asked)
             and np.array_equal(asked[: answered.length], conversation.trajectory.tokens()[: answered.length])
         ]
-        if continued:
-            length, conversation, answered = max(continued, key=lambda one: one[0])
-            conversation = self._continued(conversation, answered)
+        longest = max(continued, key=lambda one: one[0], default=None)
+        length = 0 if longest is None else longest[0]
+        self._refuse_placeholders(asked, length)
+        if longest is not None:
+            conversation = self._continued(*longest[1:])
             conversation.trajectory.give(asked[length:])
         else:
             conversation = self._begin(Trajectory(asked), ())
@@ -175,6 +180,18 @@ class Record:
             conversation.trajectory.give(end)
         conversation.trajectory.give(follow_up, images)
         return conversation
+
+    def _refuse_placeholders(self, tokens: "NDArray[np.int32]", start: int) -> None:
+        """Raises RefusedRequest if tokens from `start` on have an image's placeholder."""
+        placeholder = self._chat.image_placeholder
+        if placeholder is None:
+            return
+        positions = np.flatnonzero(tokens[start:] == placeholder)
+        if len(positions):
+            raise RefusedRequest(
+                f"token_ids has {placeholder}, an image's placeholder, at position {start + positions[0]}: "
+                "token ids bring no images; send the conversation to /v1/chat/completions"
+            )
 
     def _continued(self, conversation: Conversation, answered: _Answered) -> Conversation:
         """Returns the conversation that goes on after an answer.

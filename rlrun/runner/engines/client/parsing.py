@@ -167,11 +167,7 @@ def parse_scores(
 
     Raises BadAnswer if it is not what was asked for.
     """
-    answers = read_json(raw)
-    answers = answers if isinstance(answers, list) else [answers]
-    if len(answers) != len(sequences):
-        raise BadAnswer(f"{len(answers)} sequences where log-probs of {len(sequences)} were asked for")
-    pairs = zip(answers, sequences, strict=True)
+    pairs = zip(_score_answers(raw, len(sequences)), sequences, strict=True)
     # SGLang names the last token of the vocabulary and the placeholders of images 0, beside their right
     # log-probs (managers/scheduler_components/logprob_result_processor.py).
     named_zero = {limits.vocabulary - 1, placeholder}
@@ -190,15 +186,20 @@ def parse_top_scores(
 
     Raises BadAnswer if it is not what was asked for.
     """
-    answers = read_json(raw)
-    answers = answers if isinstance(answers, list) else [answers]
-    if len(answers) != len(sequences):
-        raise BadAnswer(f"{len(answers)} sequences where log-probs of {len(sequences)} were asked for")
-    triples = zip(answers, sequences, starts, strict=True)
+    triples = zip(_score_answers(raw, len(sequences)), sequences, starts, strict=True)
     return [
         _top_scores(answer, tokens[start:], num_top, limits.vocabulary, f"sequence {number}")
         for number, (answer, tokens, start) in enumerate(triples)
     ]
+
+
+def _score_answers(raw: bytes, count: int) -> list[Any]:
+    """Returns the answer about each of `count` sequences."""
+    answers = read_json(raw)
+    answers = answers if isinstance(answers, list) else [answers]
+    if len(answers) != count:
+        raise BadAnswer(f"{len(answers)} sequences where log-probs of {count} were asked for")
+    return answers
 
 
 def _top_scores(

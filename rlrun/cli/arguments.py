@@ -100,6 +100,18 @@ NextFreeName = Annotated[
 ShowLog = Annotated[
     bool, typer.Option("-v", "--verbose", help="Also print the messages of the driver's log.")
 ]
+PromptKey = Annotated[
+    str | None, typer.Option(help="Column of --data with the prompt. Default: chosen by name.")
+]
+LabelKey = Annotated[
+    str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
+]
+RowsReward = Annotated[
+    str,
+    typer.Option(
+        help="The reward that grades answers to rows of --data: see rlrun plugins list, or FILE.py:NAME."
+    ),
+]
 RunName = Annotated[
     str | None, typer.Argument(help="Name of the run. Default: the newest run.", autocompletion=_complete_run)
 ]

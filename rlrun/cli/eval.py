@@ -8,11 +8,14 @@ import typer
 
 from rlrun.cli.arguments import (
     AllowLocalPlugins,
+    LabelKey,
     LaunchRunsDir,
     NextFreeName,
     Overrides,
     Profiles,
+    PromptKey,
     Quiet,
+    RowsReward,
     ShowLog,
     launch_settings,
 )
@@ -39,15 +42,6 @@ Data = Annotated[
         "--reward grades the answers."
     ),
 ]
-Reward = Annotated[
-    str, typer.Option(help="The reward for rows of --data: see rlrun plugins list, or FILE.py:NAME.")
-]
-PromptKey = Annotated[
-    str | None, typer.Option(help="Column of --data with the prompt. Default: chosen by name.")
-]
-LabelKey = Annotated[
-    str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
-]
 
 
 def command(
@@ -55,7 +49,7 @@ def command(
     *,
     spec: Spec = None,
     data: Data = None,
-    reward: Reward = "math",
+    reward: RowsReward = "math",
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples per prompt of --data.")] = 1,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import AllowLocalPlugins, load
+from rlrun.cli.arguments import AllowLocalPlugins, LabelKey, PromptKey, RowsReward, load
 from rlrun.cli.data_sections import evaluation_section, reward_section, sections_of_data, toml_line
 from rlrun.cli.schema import SCHEMA_FILE, write_schema
 from rlrun.models.config_defaults import text_config
@@ -28,18 +28,6 @@ Data = Annotated[
     typer.Option(
         help="Rows to train on instead of a task: JSON lines, CSV, Parquet, or the folder of a dataset of "
         "Hugging Face. --reward grades the answers."
-    ),
-]
-PromptKey = Annotated[
-    str | None, typer.Option(help="Column of --data with the prompt. Default: chosen by name.")
-]
-LabelKey = Annotated[
-    str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
-]
-Reward = Annotated[
-    str,
-    typer.Option(
-        help="The reward that grades answers to rows of --data: see rlrun plugins list, or FILE.py:NAME."
     ),
 ]
 Gpus = Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)]
@@ -63,7 +51,7 @@ def command(
     data: Data = None,
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
-    reward: Reward = "math",
+    reward: RowsReward = "math",
     gpus: Gpus = None,
     nodes: Nodes = 1,
     algorithm: Algorithm = "grpo",

@@ -28,20 +28,9 @@ if last is not None:
 """
 
 
-class PythonParams(Section):
-    """The limits of a program."""
+class PythonParams(Limits):
+    """The limits of a program, and of their number."""
 
-    timeout: float = Field(default=5.0, gt=0)
-    """Seconds for a program; after that it is killed with everything that it started."""
-    memory: int = Field(default=512, ge=64)
-    """Memory of a program in MiB: both the address space of each process and the memory of all processes
-    together."""
-    processes: int = Field(default=8, ge=1)
-    """Number of processes and threads that a program may have."""
-    scratch: int = Field(default=16, ge=1)
-    """MiB of files that a program may write, in a scratch folder that is removed afterwards."""
-    output: int = Field(default=100_000, ge=1)
-    """Number of bytes that a program may print; a program that prints more is ended."""
     concurrency: int = Field(default=4, ge=1)
     """Number of programs that run at the same time; further calls wait."""
 
@@ -67,8 +56,7 @@ class Python:
     def __init__(self, params: PythonParams) -> None:
         """Raises SandboxError if this machine cannot isolate programs."""
         self.schema = function_schema("python", _ABOUT, PythonArguments)
-        limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
-        self._sandbox = Sandbox(limits)
+        self._sandbox = Sandbox(params)
         self._free = asyncio.Semaphore(params.concurrency)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:

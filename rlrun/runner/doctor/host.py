@@ -136,7 +136,7 @@ def check_sandbox(problem: str, memory: MemoryHeldBy) -> Iterator[Check]:
 
 def _try_sandbox() -> tuple[str, MemoryHeldBy]:
     try:
-        return "", Sandbox(Limits(10.0, 256, 8, 4, 1000)).memory_is_held_by
+        return "", Sandbox(Limits(timeout=10, memory=256)).memory_is_held_by
     except (SandboxError, OSError) as error:
         return str(error), "nothing"
 

@@ -358,7 +358,7 @@ ATTACKS = {
 
 WORKER = f"""
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
-sandbox = Sandbox(Limits(100, {MEMORY}, 8, 4, 100_000))
+sandbox = Sandbox(Limits(timeout=100, memory={MEMORY}, scratch=4))
 print("ready", flush=True)
 while True: sandbox.run("import os, time\\nif not os.fork(): os.setsid()\\ntime.sleep(0.05)", b"")
 """
@@ -383,7 +383,7 @@ def run(names: list[str]) -> None:
     """Print how each attack ended: those on memory one by one, the others side by side."""
     from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 
-    sandbox = Sandbox(Limits(SECONDS, MEMORY, 8, 4, 100_000))
+    sandbox = Sandbox(Limits(timeout=SECONDS, memory=MEMORY, scratch=4))
     if "--watched" in sys.argv:
         sandbox.watch_memory()
     peak = Peak()

@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlrun.plugins.rewards.code.reward import AssertTest, CallTest, InputTest, p
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.testing import check_reward, sample
 
-LIMITS = Limits(seconds=20, memory=256, processes=8, scratch=4, output=100_000)
+LIMITS = Limits(timeout=20, memory=256, scratch=4)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def sandbox() -> Sandbox:
 
 @pytest.fixture(scope="module")
 def hasty() -> Sandbox:
-    return Sandbox(replace(LIMITS, seconds=1.0))
+    return Sandbox(LIMITS.model_copy(update={"timeout": 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_a_program_that_cheats_passes_no_simple_test(name: str) -> None:
 
 
 def test_a_short_limit_of_programs_is_not_the_trial_programs() -> None:
-    hasty = Sandbox(Limits(1e-6, 512, 8, 16, 1000))
+    hasty = Sandbox(Limits(timeout=1e-6, output=1000))
     assert "took longer" in hasty.run("print(1)", b"").problem
 
 

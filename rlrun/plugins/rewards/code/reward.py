@@ -16,7 +16,6 @@ from rlrun.plugins.deadline import scoring_timeout
 from rlrun.plugins.rewards.code import calls, names_under_test
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.types import Row, Sample
-from rlrun.specs.sections.section import Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +52,15 @@ _CALLS = Path(calls.__file__).read_text()
 _NAMES = Path(names_under_test.__file__).read_text()
 
 
-class CodeParams(Section):
+class CodeParams(Limits):
     """What a program may use, and how its tests become a score."""
 
     aggregate: Literal["all", "share"] = "all"
     """`all`: 1 if every test passes, else 0. `share`: the share of tests that pass."""
     timeout: float = Field(default=4.0, gt=0)
     """Seconds for one test; all tests of a program together have four fifths of `scoring.timeout`."""
-    memory: int = Field(default=512, ge=64)
-    """Memory of a program in MiB: both the address space of each process and the memory of all processes
-    together."""
-    processes: int = Field(default=8, ge=1)
-    """Number of processes and threads that a program may have."""
-    scratch: int = Field(default=16, ge=1)
-    """MiB of files that a program may write, in a scratch folder that is removed afterwards."""
     output: int = Field(default=1_000_000, ge=1)
-    """Number of bytes that a program may print."""
+    """Number of bytes that a program may print; a program that prints more is ended."""
 
 
 class Code:
@@ -91,8 +83,7 @@ class Code:
     def __init__(self, params: CodeParams) -> None:
         """Raises SandboxError if this machine cannot isolate programs."""
         self.params = params
-        limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
-        self._sandbox = Sandbox(limits)
+        self._sandbox = Sandbox(params)
         self._budget = BUDGET * (scoring_timeout() or math.inf)
 
     @classmethod

@@ -5,15 +5,17 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from pydantic import Field
 
 from rlrun.plugins.failures import Failure, InfrastructureError
 from rlrun.plugins.rewards.code.cgroup import memory_cgroups
 from rlrun.plugins.rewards.code.jail.memory import can_be_watched
 from rlrun.plugins.rewards.code.jail.system_calls import host_filter
 from rlrun.plugins.rewards.code.jailed import Channel, Ending, Jailed, attend
+from rlrun.specs.sections.section import Section
 
 MIB = 1 << 20
 _TRIAL = "print('ready')"
@@ -22,20 +24,20 @@ _TRIAL_SECONDS = 60.0
 MemoryHeldBy = Literal["a cgroup", "watching", "nothing"]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Section):
     """The limits of a program."""
 
-    seconds: float
-    """Wall-clock time."""
-    memory: int
-    """MiB of address space of each process, and of memory of all processes together."""
-    processes: int
-    """Number of processes and threads."""
-    scratch: int
-    """MiB of files."""
-    output: int
-    """Number of bytes of output; a program that prints more is ended."""
+    timeout: float = Field(default=5.0, gt=0)
+    """Seconds for a program; after that it is killed with everything that it started."""
+    memory: int = Field(default=512, ge=64)
+    """Memory of a program in MiB: both the address space of each process and the memory of all processes
+    together."""
+    processes: int = Field(default=8, ge=1)
+    """Number of processes and threads that a program may have."""
+    scratch: int = Field(default=16, ge=1)
+    """MiB of files that a program may write, in a scratch folder that is removed afterwards."""
+    output: int = Field(default=100_000, ge=1)
+    """Number of bytes that a program may print; a program that prints more is ended."""
 
 
 class SandboxError(RuntimeError):
@@ -120,7 +122,7 @@ class Sandbox:
         return self._run(_TRIAL, b"", None, _TRIAL_SECONDS)
 
     def _allowed(self, seconds: float | None) -> float:
-        return self._limits.seconds if seconds is None else min(seconds, self._limits.seconds)
+        return self._limits.timeout if seconds is None else min(seconds, self._limits.timeout)
 
     def _settings(self) -> dict[str, object]:
         limits = self._limits
@@ -129,7 +131,7 @@ class Sandbox:
             "python": [sys.executable, *_python_folders()],
             "memory": limits.memory * MIB,
             "watched": limits.memory * MIB if self.memory_is_held_by == "watching" else 0,
-            "cpu": int(limits.seconds) + 1,
+            "cpu": int(limits.timeout) + 1,
             "processes": limits.processes,
             "scratch": limits.scratch * MIB,
             "user": first + secrets.randbelow(number),

@@ -50,7 +50,7 @@ async def _serve(requests: Any, send: Callable[[Answer], None]) -> None:
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), requests)
     setup = json.loads(await reader.readline())
-    _die_with_driver(setup["parent"])
+    die_with_driver(setup["parent"])
     try:
         sys.meta_path.insert(0, _DriversModules(setup["modules"]))
         environments = _Environments(_load(setup), setup["params"])
@@ -208,7 +208,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else str(value)
 
 
-def _die_with_driver(parent: int) -> None:
+def die_with_driver(parent: int) -> None:
     """Makes Linux kill this process when the driver dies, even if it hangs; elsewhere stdin ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -8,14 +8,12 @@ hangs or crashes, the driver knows which reward and which sample it was, and has
 """
 
 import asyncio
-import ctypes
 import inspect
 import json
 import numbers
 import os
 import pickle
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.plugins import deadline
+from rlrun.plugins.environments.worker import die_with_driver
 from rlrun.plugins.failures import failure_of
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Rewarded, Sample
@@ -33,7 +32,6 @@ from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task,
 from rlrun.runner.scoring.slime_names import reward_of_slime
 
 Answer = dict[str, Any]
-PR_SET_PDEATHSIG = 1
 MAX_MESSAGE_LENGTH = 500
 MAX_REWARD = 1e30
 """The largest magnitude of a reward: sums, squares and float32 tensors can hold it."""
@@ -51,7 +49,7 @@ def main() -> None:
 
     write_when_asked()
     setup: Setup = pickle.load(requests)
-    _die_with_driver(setup.parent)
+    die_with_driver(setup.parent)
     os.environ[deadline.VARIABLE] = str(setup.timeout)
     _limit_memory(setup.memory)
     with asyncio.Runner() as runner:
@@ -183,14 +181,6 @@ def late_problem(error: BaseException, seconds: float) -> str:
 
 async def _awaited(result: Any) -> Any:
     return await result
-
-
-def _die_with_driver(parent: int) -> None:
-    """Makes Linux kill this process when the driver dies, even if it hangs; elsewhere stdin ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit("the driver is gone")
 
 
 def _limit_memory(gibibytes: float | None) -> None:

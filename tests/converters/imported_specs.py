@@ -28,6 +28,15 @@ CONFIG = {
 ROW = {"prompt": "1 + 1", "label": "2"}
 
 
+def other_than(default: Any) -> Any:
+    """Returns a value of the same type that is not the default."""
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int):
+        return 2 * default if default > 0 else 2
+    return default / 2 if isinstance(default, float) else "other"
+
+
 def problems(draft: ImportDraft, folder: Path) -> list[str]:
     """Returns what `rlrun validate` reports of a spec whose paths are replaced by stubs."""
     values = deepcopy(draft.values)

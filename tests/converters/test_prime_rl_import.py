@@ -10,7 +10,7 @@ from rlrun.converters.imports.import_draft import ImportDraft
 from rlrun.converters.imports.settings import add_setting
 from rlrun.converters.prime_rl.importer import RULES, import_files, import_settings, prime_table
 from rlrun.converters.prime_rl.reading import PrimeSource
-from tests.converters.imported_specs import problems, unaccounted
+from tests.converters.imported_specs import other_than, problems, unaccounted
 
 EXAMPLES = Path(__file__).parent / "prime_rl"
 BASE = {
@@ -97,14 +97,7 @@ def of_text(text: str, tmp_path: Path) -> ImportDraft:
 
 def other_value(name: str) -> Any:
     """Returns a value that is not the default."""
-    default = prime_table().default(name)
-    if name in OTHER_VALUES:
-        return OTHER_VALUES[name]
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, int):
-        return default + 1
-    return default / 2 if isinstance(default, float) else "other"
+    return OTHER_VALUES[name] if name in OTHER_VALUES else other_than(prime_table().default(name))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

@@ -11,7 +11,7 @@ from rlrun.converters.imports.settings import add_setting
 from rlrun.converters.trl.importer import RULES, import_file, import_settings, trl_table
 from rlrun.converters.trl.python_script import DatasetCall, RewardCall
 from rlrun.converters.trl.reading import TrlSource
-from tests.converters.imported_specs import problems, unaccounted
+from tests.converters.imported_specs import other_than, problems, unaccounted
 
 EXAMPLES = Path(__file__).parent / "trl"
 GPUS = {"vllm_colocate.py": 4, "lora_math.py": 2}
@@ -76,14 +76,7 @@ def of_script(text: str, tmp_path: Path) -> ImportDraft:
 
 def other_value(name: str) -> Any:
     """Returns a value that is not the default."""
-    default = trl_table().defaults.get(name)
-    if name in OTHER_VALUES:
-        return OTHER_VALUES[name]
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, int):
-        return default + 1
-    return default / 2 if isinstance(default, float) else "other"
+    return OTHER_VALUES[name] if name in OTHER_VALUES else other_than(trl_table().defaults.get(name))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

@@ -10,7 +10,7 @@ from rlrun.converters.imports.import_draft import ImportDraft
 from rlrun.converters.imports.settings import add_setting
 from rlrun.converters.verl.importer import RULES, import_file, import_settings, verl_table
 from rlrun.converters.verl.reading import VerlSource
-from tests.converters.imported_specs import problems, unaccounted
+from tests.converters.imported_specs import other_than, problems, unaccounted
 
 EXAMPLES = Path(__file__).parent / "verl"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -83,14 +83,7 @@ def of_script(arguments: str, tmp_path: Path) -> ImportDraft:
 
 def other_value(name: str) -> Any:
     """Returns a value that is not the default."""
-    default = verl_table().defaults.get(name)
-    if name in OTHER_VALUES:
-        return OTHER_VALUES[name]
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, int):
-        return 2 * default if default > 0 else 2
-    return default / 2 if isinstance(default, float) else "other"
+    return OTHER_VALUES[name] if name in OTHER_VALUES else other_than(verl_table().defaults.get(name))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

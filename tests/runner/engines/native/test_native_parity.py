@@ -96,7 +96,11 @@ WAYS = [
 
 @pytest.mark.parametrize(("name", "operations"), WAYS, indirect=["operations"])
 def test_log_probs_and_greedy_tokens_equal_transformers(name: str, operations: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, **MODELS[name])
+    generate_like_transformers(make_tiny_model(tmp_path, **MODELS[name]))
+
+
+def generate_like_transformers(folder: Path) -> None:
+    """Checks greedy and drawn samples of the model in a folder."""
     scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
     samples = [
         new_sample(

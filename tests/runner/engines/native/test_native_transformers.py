@@ -15,7 +15,10 @@ from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.weights.carriers.disk.reader import FolderModel
 from tests.runner.engines.engine_cases import new_sample, random_prompts, run
-from tests.runner.engines.native.test_native_parity import assert_like_transformers
+from tests.runner.engines.native.test_native_parity import (
+    assert_like_transformers,
+    generate_like_transformers,
+)
 from tests.runner.trainer.model.test_transformers_decoder import make_tiny_multimodal
 from tests.tiny_models import FOREIGN, make_tiny_model
 
@@ -34,17 +37,7 @@ LONGROPE: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", [*FOREIGN, "gpt_oss"])
 def test_log_probs_and_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, family, scale=0.1, pad_token_id=None)
-    scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
-    samples = [
-        new_sample(
-            prompt, seed=k, temperature=(0.0, 0.7, 1.0)[k], max_new_tokens=(40, 5, 17)[k], ignore_eos=True
-        )
-        for prompt in random_prompts(4)
-        for k in range(3)
-    ]
-    run(scheduler, samples)
-    assert_like_transformers(samples, folder)
+    generate_like_transformers(make_tiny_model(tmp_path, family, scale=0.1, pad_token_id=None))
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral"])

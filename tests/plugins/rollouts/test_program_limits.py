@@ -12,7 +12,7 @@ from rlrun.plugins.authoring.rollout_testing import ScriptedSession
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.program_limits import ProgramLimits
-from rlrun.plugins.rollouts.agent.program_watch import HostProcess, WatchedProgram
+from rlrun.plugins.rollouts.agent.program_watch import HostProcess, HostProcesses, WatchedProgram
 from rlrun.plugins.types import Row, Status
 from tests.plugins.rollouts.test_agent import HI, Client, run
 from tests.waiting import wait_for_ends
@@ -106,11 +106,16 @@ async def test_a_program_that_exceeds_a_limit_before_the_policy_answered_names_t
 
 def test_a_program_is_its_sessions_and_their_children_also_without_their_parents() -> None:
     program = WatchedProgram(10, ProgramLimits(), ())
-    before = [(1, 0, 1), (10, 1, 10), (11, 10, 10), (12, 11, 12), (13, 12, 12), (20, 1, 20)]
-    assert program.members([HostProcess(*one) for one in before]) == {10, 11, 12, 13}
-    orphaned = [(1, 0, 1), (13, 1, 12), (14, 13, 14), (20, 1, 20)]
-    assert program.members([HostProcess(*one) for one in orphaned]) == {13, 14}
+
+    def members(*processes: tuple[int, int, int]) -> list[int]:
+        return sorted(program.members(HostProcesses(HostProcess(*one) for one in processes)))
+
+    system, other = (1, 0, 1), (20, 1, 20)
+    assert members(system, (10, 1, 10), (11, 10, 10), (12, 11, 12), (13, 12, 12), other) == [10, 11, 12, 13]
+    assert members(system, (13, 1, 12), (14, 13, 14), other) == [13, 14]
     assert program.sessions == {12, 14}
+    assert members(system, other, (12, 1, 30)) == []
+    assert program.sessions == set()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from rlrun.plugins.generation import Trajectory
 TURN_REWARDS, POLICY_WEIGHTS, KL_WEIGHTS = "turn_rewards", "policy_weights", "kl_weights"
 _NAMES = (TURN_REWARDS, POLICY_WEIGHTS, KL_WEIGHTS)
 _MAX_SHOWN = 8
+_LARGEST = 1e30
+"""The largest reward of `[[rewards]]`, which holds for those of turns, too."""
 
 
 class CreditError(ValueError):
@@ -80,33 +82,38 @@ def _by_answer(name: str, values: Any, answers: Sequence[AnsweredTurn], executio
             f"the agent's {name} is {values!r}: give a list with one value for each answer of the policy, or "
             "a table by the ids of responses"
         )
-    return {_number(name, str(key), numbers, execution): value for key, value in values.items()}
+    named = {_number(name, str(key), numbers, execution): value for key, value in values.items()}
+    if len(named) < len(values):
+        raise CreditError(f"the agent's {name} names an answer twice: use one id for each answer")
+    return named
 
 
 def _number(name: str, response: str, numbers: Sequence[int], execution: str) -> int:
     """Returns the number of the answer that has this id, in any of the endpoint's formats."""
     match = re.fullmatch(rf"(?:[a-z]+[-_])?{re.escape(execution)}-(\d+)", response, re.ASCII)
-    if match is None or int(match[1]) not in numbers:
+    known = {str(number): number for number in numbers}
+    if match is None or match[1] not in known:
         shown = ", ".join(f"…{execution}-{number}" for number in numbers[:_MAX_SHOWN])
         more = f" and {len(numbers) - _MAX_SHOWN} more" if len(numbers) > _MAX_SHOWN else ""
         raise CreditError(
             f"the agent's {name} names {response!r}, and this execution has no such response; its ids end in "
             f"{shown}{more}: use the id of a response as the policy's endpoint sent it"
         )
-    return int(match[1])
+    return known[match[1]]
 
 
 def _reward(value: Any, number: int) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not _is_finite(value):
         raise CreditError(
-            f"the agent's {TURN_REWARDS} has {value!r} for answer {number}: a reward must be a finite number"
+            f"the agent's {TURN_REWARDS} has {value!r} for answer {number}: a reward must be a number of "
+            f"at most {_LARGEST:g} in magnitude"
         )
     return float(value)
 
 
 def _weights(name: str, value: Any, answer: AnsweredTurn) -> float | list[float]:
     weights = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(one, int | float) and math.isfinite(one) and one >= 0 for one in weights):
+    if not all(_is_finite(one) and one >= 0 for one in weights):
         raise CreditError(
             f"the agent's {name} has {value!r} for answer {answer.number}: a weight must be a finite number, "
             "at least 0, or a list of them with one for each token"
@@ -117,3 +124,8 @@ def _weights(name: str, value: Any, answer: AnsweredTurn) -> float | list[float]
             f"{answer.num_tokens} tokens: give one for each token, or one number for all"
         )
     return [float(one) for one in weights] if isinstance(value, list | tuple) else float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    """Returns whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and abs(value) <= _LARGEST

@@ -7,9 +7,11 @@ measured together, since each measurement reads every process of the host.
 import asyncio
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Self
 
 from rlrun.plugins.rewards.code.jail.memory import together_use_more_than
 from rlrun.plugins.rollouts.agent.program_limits import MIB, ProgramLimits
@@ -27,16 +29,48 @@ class HostProcess:
     session: int
 
 
-def host_processes() -> list[HostProcess]:
-    """Returns the processes of this host, without those that have ended and wait for their parents."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 (names alone)
-        with suppress(OSError):  # the process has ended
-            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
-            if state not in b"ZX":
-                found.append(HostProcess(int(name), int(parent), int(session)))
-    return found
+class HostProcesses:
+    """The processes of this host at one moment, by session and by parent."""
+
+    def __init__(self, processes: Iterable[HostProcess]) -> None:
+        self._by_session: defaultdict[int, list[HostProcess]] = defaultdict(list)
+        self._by_parent: defaultdict[int, list[HostProcess]] = defaultdict(list)
+        self._by_id = {process.id: process for process in processes}
+        for process in self._by_id.values():
+            self._by_session[process.session].append(process)
+            self._by_parent[process.parent].append(process)
+
+    @classmethod
+    def now(cls) -> Self:
+        """Returns the processes, without those that have ended and wait for their parents."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 (names alone)
+            with suppress(OSError):  # the process has ended
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
+                if state not in b"ZX":
+                    found.append(HostProcess(int(name), int(parent), int(session)))
+        return cls(found)
+
+    def of(self, program: int, sessions: Iterable[int]) -> list[HostProcess]:
+        """Returns a program's process, the processes of these sessions, and all their children with the
+        sessions that these began.
+        """
+        found: dict[int, HostProcess] = {}
+        known_sessions: set[int] = set()
+        waiting = [self._by_id[program]] if program in self._by_id else []
+        for session in sessions:
+            waiting += self._by_session.get(session, ())
+        while waiting:
+            process = waiting.pop()
+            if process.id in found:
+                continue
+            found[process.id] = process
+            waiting += self._by_parent.get(process.id, ())
+            if process.session not in known_sessions:
+                known_sessions.add(process.session)
+                waiting += self._by_session[process.session]
+        return list(found.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -53,38 +87,27 @@ class WatchedProgram:
     sessions: set[int] = field(default_factory=set)
     """The sessions of its processes, also of those whose parents have ended."""
 
-    def members(self, processes: Sequence[HostProcess]) -> set[int]:
+    def members(self, processes: HostProcesses) -> list[int]:
         """Returns the ids of its processes, and remembers their sessions."""
-        sessions, ids = {self.id, *self.sessions}, {self.id}
-        while True:
-            new = [
-                process
-                for process in processes
-                if process.id not in ids and (process.session in sessions or process.parent in ids)
-            ]
-            if not new:
-                break
-            ids |= {process.id for process in new}
-            sessions |= {process.session for process in new}
-        running = [process for process in processes if process.id in ids]
-        self.sessions = {process.session for process in running}
-        return {process.id for process in running}
+        own = processes.of(self.id, self.sessions | {self.id})
+        self.sessions = {process.session for process in own}
+        return [process.id for process in own]
 
-    def check(self, processes: Sequence[HostProcess]) -> None:
+    def check(self, processes: HostProcesses) -> None:
         """Ends the program if it exceeds a limit, and notes which."""
         members = self.members(processes)
         if not self.problem:
             self.problem = self.limits.exceeded(
                 processes=len(members),
                 output=sum(os.fstat(descriptor).st_size for descriptor in self.output),
-                uses_more_memory=together_use_more_than(self.limits.memory * MIB, list(members)),
+                uses_more_memory=together_use_more_than(self.limits.memory * MIB, members),
             )
         if self.problem:
             _kill(members)
 
     def end(self) -> None:
         """Kills all its processes."""
-        _kill(self.members(host_processes()))
+        _kill(self.members(HostProcesses.now()))
 
 
 class ProgramWatch:
@@ -112,7 +135,7 @@ class ProgramWatch:
 
 
 def _check(programs: Iterable[WatchedProgram]) -> None:
-    processes = host_processes()
+    processes = HostProcesses.now()
     for program in programs:
         with suppress(OSError):  # it has just ended, and its files are closed
             program.check(processes)

@@ -85,9 +85,9 @@ def replace_peers() -> None:
 real_segment = shared_memory._Segment.__init__
 
 
-def segment_without_content(self: Any, name: str, descriptor: int, size: int, writable: bool) -> None:
+def segment_without_content(self: Any, name: str, descriptor: int, size: int) -> None:
     """Maps the segment's file, but lays tensors out in memory that is as pretended as they are."""
-    real_segment(self, name, descriptor, size, writable)
+    real_segment(self, name, descriptor, size)
     self.memory = torch.empty(size, dtype=torch.uint8)
 
 

@@ -23,18 +23,13 @@ from rlrun.models.tensor_names import text_tensors
 from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.gpu_hash import GpuHash, hexadecimal
+from rlrun.runner.weights.tensor_slots import GATE_UP, QKV
 
 Extent = Literal["sample", "all", "none"]
 _CPU = torch.device("cpu")
 
-_FUSED = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-}
-_FUSED_MEMBER = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
+_FUSED = dict.fromkeys(QKV, "qkv_proj") | dict.fromkeys(GATE_UP, "gate_up_proj")
+_FUSED_MEMBER = re.compile(rf"\.({'|'.join(_FUSED)})\.")
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _WIDE = ("embed_tokens.weight", "norm.weight")
 """Servers with `rl_on_policy_target` hold these in float32, with the values that were sent."""
@@ -186,7 +181,7 @@ def rank_part(
     match = _FUSED_MEMBER.search(name)
     if match is None:
         return tensor
-    if match[1] in ("gate_proj", "up_proj"):
+    if match[1] in GATE_UP:
         return _padded_rows(tensor, rank, ranks, feed_forward_step)
     return tensor.chunk(ranks)[rank]
 

@@ -9,6 +9,7 @@ from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.lora_sync import why_merged
 from rlrun.specs.derived.weight_sync import buckets_on_gpus, carrier_of, shares_memory
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.weight_carriers import CHOSEN, WeightCarrier
 
 GPUS = {"gpus_per_node": 4}
 NODES = {"nodes": 2, "address": "h:1", **GPUS}
@@ -73,6 +74,14 @@ def test_which_engines_get_elements_that_changed(
     findings = findings_about(spec, "weight_delta")
     assert [reason in message for message in findings if reason is not None] == [True] * len(findings)
     assert len(findings) == (reason is not None)
+
+
+@pytest.mark.parametrize("carrier", CHOSEN.values(), ids=CHOSEN)
+def test_servers_that_do_not_take_a_carrier_are_told_why(carrier: WeightCarrier) -> None:
+    for engine in {"sglang", "external"} - set(carrier.engines):
+        spec = spec_of({}, {"type": engine, "urls": ["http://h:1"], "weight_sync": carrier.name}, {})
+        assert carrier_of(spec) is not carrier
+        assert findings_about(spec, "weight_sync")
 
 
 def test_native_engines_on_several_nodes_read_files() -> None:

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights, WeightDelta
 from rlrun.runner.weights.deltas.encoding import encode
-from rlrun.runner.weights.page_locking import HOST, PageLock, lock_where_possible
+from rlrun.runner.weights.page_locking import HOST, lock_where_possible
 from rlrun.runner.weights.tensor_slots import tensors_in
 from rlrun.runner.weights.writer import SentModel, StoredWriter
 
@@ -52,27 +52,25 @@ class DeltaFolderWriter:
         self._processes = processes
         self._folder = folder
         self._buckets = buckets
-        self._source = source
         self._model_bytes = sum(bucket.size for bucket in buckets)
         self._version: int | None = None
         """The version that `_held` has; None: none."""
-        self._held: list[torch.Tensor] = []
+        self._held = [torch.empty(bucket.size, dtype=torch.uint8) for bucket in buckets]
         """The bytes of each bucket."""
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._page_lock: PageLock | None = None
+        self._buffer = torch.empty(max(bucket.size for bucket in buckets), dtype=torch.uint8)
+        self._page_lock = lock_where_possible(self._buffer, source)
         self._full_version = -1
         self._deltas: list[WeightDelta] = []
         """What changed after `_full_version`, and before it since the last version."""
         self._stale: list[Path] = []
         """Folders that engines may read until the next update."""
+        shutil.rmtree(folder, ignore_errors=True)  # left by a trainer that was killed
 
     def write(self, weights: WeightSet, version: int) -> FolderWeights:
         """Writes one version. Raises OSError if the disk is full, ValueError for unexpected tensors.
 
         After an error the next version is written in full.
         """
-        if not len(self._buffer):
-            self._allocate()
         previous, self._version = self._version, None
         _remove(self._stale)
         self._stale = []
@@ -102,12 +100,6 @@ class DeltaFolderWriter:
     @property
     def _full_path(self) -> Path:
         return self._folder / str(self._full_version)
-
-    def _allocate(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)  # left by a trainer that was killed
-        self._buffer = torch.empty(max(bucket.size for bucket in self._buckets), dtype=torch.uint8)
-        self._page_lock = lock_where_possible(self._buffer, self._source)
-        self._held = [torch.empty(bucket.size, dtype=torch.uint8) for bucket in self._buckets]
 
     def _filled(self, weights: WeightSet) -> Iterable[tuple[Bucket, torch.Tensor]]:
         """Yields each bucket with its bytes, which are held when the next is asked for."""

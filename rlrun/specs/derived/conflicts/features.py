@@ -481,10 +481,9 @@ def carried(carrier: WeightCarrier, limit: NotCarried) -> Feature:
     """Returns the feature of engines that get weights by a carrier, and not all payloads of it."""
 
     def holds(job: Job) -> bool:
-        is_affected = job.spec.cluster.nodes > 1 or not limit.across_nodes
-        return (
-            carrier_of(job.spec) is carrier and job.spec.engine.type in (*limit.engines, None) and is_affected
-        )
+        spec = job.spec
+        is_far = spec.cluster.nodes > 1 or not limit.across_nodes
+        return carrier_of(spec) is carrier and spec.engine.type in (*limit.engines, None) and is_far
 
     key = _TYPE if limit.instead is None else "engine.weight_sync"
     return Feature(limit.by, key, holds, limit.instead, (_TYPE, "cluster"))

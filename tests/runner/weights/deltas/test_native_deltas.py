@@ -118,6 +118,10 @@ async def test_a_delta_for_another_version_is_refused_and_the_weights_stay(
                 await client.update_weights(policy.write(5).for_engine(Recipient(0, 1, 4)))
             assert await client.update_weights(policy.write(6).for_engine(Recipient(0, 1, 3))) == 6
             assert policy.is_held_by(server)
+            assert await client.update_weights(FolderWeights(str(model), 0, 7)) == 7
+            policy.write(7)
+            with pytest.raises(EngineError, match="applies to weights 7, and this engine has none"):
+                await client.update_weights(policy.write(8).for_engine(Recipient(0, 1, 7)))
 
 
 @pytest.mark.parametrize(

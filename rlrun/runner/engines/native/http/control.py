@@ -28,6 +28,8 @@ class ControlEndpoints:
         folders = (setup.model_folder, *setup.weight_folders)
         shapes, device = weight_shapes(engine.loaded.architecture), engine.loaded.scheduler.model.device
         self._readers = readers_of(ReadingEngine(shapes, device, setup.job, folders))
+        self._updating = asyncio.Lock()
+        """Held during an update: what readers keep from one to the next is not for two at a time."""
 
     def routes(self) -> list[web.RouteDef]:
         """Returns the routes, with SGLang's paths."""
@@ -146,8 +148,9 @@ class ControlEndpoints:
         if reader is None:
             known = " or ".join(f'"{name}"' for name in self._readers)
             raise ValueError(f"load_format must be {known}: this engine does not unpickle tensors")
-        new = reader.read({"weight_version": self._engine.version} | body)
-        await _finished(await asyncio.to_thread(self._engine.load, new), "updating weights")
+        async with self._updating:
+            new = reader.read({"weight_version": self._engine.version} | body)
+            await _finished(await asyncio.to_thread(self._engine.load, new), "updating weights")
         return json_response(
             {"success": True, "message": "weights updated", "weight_version": str(self._engine.version)}
         )

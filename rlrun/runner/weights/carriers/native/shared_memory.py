@@ -143,14 +143,13 @@ def attach(manifest: WeightManifest) -> AttachedWeights:
 class _Segment:
     """A mapped file with a header; its lock is held as long as its descriptor is open."""
 
-    def __init__(self, name: str, descriptor: int, size: int, writable: bool) -> None:
+    def __init__(self, name: str, descriptor: int, size: int) -> None:
         self.name = name
         self._descriptor = descriptor
         self._size = size
         # A reader maps it writable too, since torch.frombuffer warns about read-only memory.
         self._map = mmap.mmap(descriptor, size)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._writable = writable
         self.page_lock: PageLock | None = None
 
     @classmethod
@@ -160,7 +159,7 @@ class _Segment:
         try:
             # Reserves the memory now: a full /dev/shm is an error here, not a SIGBUS in the middle of a copy.
             os.posix_fallocate(descriptor, 0, size)
-            return cls(name, descriptor, size, writable=True)
+            return cls(name, descriptor, size)
         except OSError as error:
             os.close(descriptor)
             path.unlink(missing_ok=True)
@@ -181,7 +180,7 @@ class _Segment:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_size < size:
                 raise SegmentError(f"segment {name} is shorter than the {size} bytes of its manifest")
-            return cls(name, descriptor, size, writable=False)
+            return cls(name, descriptor, size)
         except BlockingIOError as error:
             os.close(descriptor)
             raise SegmentError(f"segment {name} is being written") from error
@@ -193,7 +192,6 @@ class _Segment:
         return ExclusiveLock(self._descriptor, self.name, wait)
 
     def write_header(self, version: int) -> None:
-        assert self._writable
         _HEADER.pack_into(self._map, 0, _MAGIC, version, self._size)
 
     def read_header(self) -> int:

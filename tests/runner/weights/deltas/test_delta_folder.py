@@ -34,9 +34,13 @@ def noise(seed: int) -> WeightSet:
     )
 
 
+def make_writer(tmp_path: Path) -> DeltaFolderWriter:
+    return DeltaFolderWriter(tmp_path / "weights", plan_buckets(SHAPES, FORM, 2 * 64 * 64 * 2))
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> DeltaFolderWriter:
-    return DeltaFolderWriter(tmp_path / "weights", plan_buckets(SHAPES, FORM, 2 * 64 * 64 * 2))
+    return make_writer(tmp_path)
 
 
 def layers(update: FolderWeights, held: dict[str, torch.Tensor] | None = None) -> list[float]:
@@ -108,7 +112,7 @@ def test_a_version_that_is_written_again_is_written_in_full(writer: DeltaFolderW
     assert layers(writer.write(weights(0), 1).for_engine(Recipient(0, 1, 1))) == [2, 1, 1, 1]
 
 
-def test_folders_of_a_trainer_that_was_killed_are_removed(writer: DeltaFolderWriter, tmp_path: Path) -> None:
+def test_folders_of_a_trainer_that_was_killed_are_removed(tmp_path: Path) -> None:
     (tmp_path / "weights" / "99").mkdir(parents=True)
-    writer.write(weights(), 1)
+    make_writer(tmp_path).write(weights(), 1)
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {"1"}

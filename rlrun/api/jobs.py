@@ -20,11 +20,11 @@ from rlrun.api.sweeps import Sweep, start_sweep
 from rlrun.cli.arguments import spec_path
 from rlrun.cli.detached import start_detached
 from rlrun.cli.plan.command import plan_as_dict
+from rlrun.models.cache import private_folder
 from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.host.atomic_files import write_text
 from rlrun.runner.job.preflight import check_files
-from rlrun.specs.cache import private_folder
 from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import SpecText
 from rlrun.specs.reading.loading import LoadedSpec

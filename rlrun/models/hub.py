@@ -1,9 +1,13 @@
-"""Downloads models from the Hugging Face hub."""
+"""Downloads models from the Hugging Face hub, and from object stores."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+
+from rlrun.models.error_text import first_line
+from rlrun.models.object_store import is_address
+from rlrun.models.staged_files import stage_folder, staged_folder
 
 _TIMEOUT = 10.0
 """Seconds. The hub counts as unreachable when it has not answered the first request by then."""
@@ -22,10 +26,14 @@ def download(
     """Downloads the files of a model that match the patterns, unless they are cached, and returns their
     folder.
 
+    `name` may also be the address of a folder in an object store, which is copied to a cache.
+
     `say` shows what is tried before it is tried: a download may take long, and so may an unreachable hub.
     Raises ValueError, with a message of one line, where the hub does not have them, and where it cannot be
     reached and they are not in the cache.
     """
+    if is_address(name):
+        return stage_folder(name.rstrip("/"), patterns, say)
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -45,6 +53,9 @@ def download(
 
 def cached_config(name: str, revision: str | None = None) -> Path | None:
     """Returns the cached folder with a model's config.json, without a request; None if it is not cached."""
+    if is_address(name):
+        folder = staged_folder(name.rstrip("/"))
+        return folder if folder is not None and (folder / "config.json").is_file() else None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -53,11 +64,6 @@ def cached_config(name: str, revision: str | None = None) -> Path | None:
     except HFValidationError:
         return None
     return Path(file).parent if isinstance(file, str) else None
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _unreachable(name: str, revision: str | None) -> str:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.kinds import METHODS, fault_of, how_to_install, names_in_packages
+from rlrun.plugins.staged_data import with_copies
 from rlrun.specs.local_code import how_to_allow, is_file_allowed
 from rlrun.specs.paths import suggest_path
 from rlrun.specs.problems.codes import Code
@@ -146,13 +147,14 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
 
 
 def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
-    """Returns a plugin's `Params` from the keys of a spec, with references to secrets replaced.
+    """Returns a plugin's `Params` from the keys of a spec, with references to secrets replaced, and addresses
+    of objects by the paths of their copies.
 
     Raises PluginError, which names the plugin and each wrong key.
     """
     model = load(kind, name).Params
     try:
-        return model.model_validate(reveal(params))
+        return with_copies(model.model_validate(reveal(params)))
     except ValidationError as error:
         raise PluginError(f"{find(kind, name)}: {describe_errors(error, model, params)}") from error
     except ValueError as error:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel
 
+from rlrun.models.object_store import is_address
 from rlrun.specs.problems.spelling import nearest
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -30,13 +31,16 @@ _SLICE = re.compile(r"@\[[^\]]*\]$")
 class PathMarker:
     """Marks a field as a path, in its type annotation."""
 
-    kind: Literal["input", "model"] = "input"
-    """`input`: an existing file or folder. `model`: a folder with config.json, or an id on the Hugging Face
-    hub."""
+    kind: Literal["input", "data", "model"] = "input"
+    """`input`: an existing file or folder. `data`: the same, or the address of an object (`s3://…`). `model`:
+    a folder with config.json, an id on the Hugging Face hub, or the address of such a folder."""
 
 
 SpecPath = Annotated[str, PathMarker()]
 """A file or folder that must exist; a slice such as `rows.jsonl@[:100]` may follow the name."""
+
+DataPath = Annotated[str, PathMarker("data")]
+"""As `SpecPath`, or the address of an object in an object store, which a launch copies to this machine."""
 
 ModelPath = Annotated[str, PathMarker("model")]
 """A Hugging Face model folder or id."""
@@ -81,12 +85,15 @@ def path_kind(path: Path) -> Literal["file", "folder"] | None:
 def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
     """Returns the absolute path that `value` means in a file of `folder`.
 
-    A Hugging Face id is returned unchanged. Raises PathError if the path does not exist.
+    A Hugging Face id and an address of an object store are returned unchanged. Raises PathError if the path
+    does not exist.
     """
     slice_match = _SLICE.search(value)
     row_slice = slice_match[0] if slice_match else ""
     if not value.strip():
         raise PathError("the path is empty", None)
+    if marker.kind in ("data", "model") and is_address(value.removesuffix(row_slice)):
+        return value
     path = absolute_path(value.removesuffix(row_slice), folder)
     if marker.kind == "model":
         return _resolve_model(value, path)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlrun.models.json_files import read_json
-from rlrun.specs.ownership import is_own, others_may_replace_in, others_may_write
+from rlrun.models.ownership import is_own, others_may_replace_in, others_may_write
 
 _KEY = "folders"
 

@@ -25,6 +25,8 @@ from tests.waiting import wait_until
 NAME = "rlrun"
 SECRET = "rlrunsecret"
 BUCKET = "runs"
+_PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+_STARTS = 5
 
 
 def why_missing() -> str | None:
@@ -46,40 +48,52 @@ def environment(port: int) -> dict[str, str]:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[int]:
     """Starts a server with an empty bucket; yields its port."""
-    ports = _free_ports(9)
-    (folder / "data").mkdir(parents=True)
     identity = {
         "name": NAME,
         "credentials": [{"accessKey": NAME, "secretKey": SECRET}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    named = zip(
-        ("master", "master.port.grpc", "volume", "volume.port.grpc", "filer", "filer.port.grpc", "s3",
-         "s3.port.grpc"),
-        ports,
-        strict=False,
-    )  # fmt: skip
-    flags = [f"-{name if '.' in name else name + '.port'}={port}" for name, port in named]
+    for number in range(_STARTS):
+        # another process may take a port before the server does, which then ends
+        ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        server = _start(folder, folder / f"data-{number}", ports)
+        try:
+            if _becomes_ready(server, ports, folder / "weed.log"):
+                _make_bucket(ports["filer.port"])
+                yield ports["s3.port"]
+                return
+        finally:
+            server.kill()
+            server.wait()
+    raise AssertionError(f"the S3 server ended {_STARTS} times:\n{(folder / 'weed.log').read_text()[-3000:]}")
+
+
+def _start(folder: Path, data: Path, ports: dict[str, int]) -> "subprocess.Popen[bytes]":
+    data.mkdir()
     with (folder / "weed.log").open("w") as log:
-        server = subprocess.Popen(
+        return subprocess.Popen(
             [
-                *(str(_weed()), "-logtostderr=true", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1"),
+                *(str(_weed()), "-logtostderr=true", "server", f"-dir={data}", "-ip=127.0.0.1"),
                 *("-ip.bind=127.0.0.1", "-master.volumeSizeLimitMB=64", "-volume.max=100", "-filer", "-s3"),
-                *(f"-s3.config={folder / 's3.json'}", *flags),
+                f"-s3.config={folder / 's3.json'}",
+                *(f"-{name}={port}" for name, port in ports.items()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    try:
-        text = (folder / "weed.log").read_text
-        wait_until(lambda: _is_ready(ports[0], ports[6]), "the S3 server", text)
-        _make_bucket(ports[4])
-        yield ports[6]
-    finally:
-        server.kill()
-        server.wait()
+
+
+def _becomes_ready(server: "subprocess.Popen[bytes]", ports: dict[str, int], log: Path) -> bool:
+    """Returns True when the server answers, and False if it ends."""
+
+    def has_answered_or_ended() -> bool:
+        return server.poll() is not None or _is_ready(ports["master.port"], ports["s3.port"])
+
+    wait_until(has_answered_or_ended, "the S3 server", log.read_text)
+    return server.poll() is None
 
 
 class Proxy:

@@ -67,10 +67,8 @@ def test_a_run_leaves_what_its_folder_promises(reference: Ended) -> None:
     assert (state["status"], state["step"], state["steps"]) == ("done", 12, 12)
 
 
-def test_a_run_that_is_killed_and_continued_on_another_machine_is_the_same_run(
-    jobs: Jobs, reference: Ended
-) -> None:
-    """All that the other machine has is the mirror of the checkpoints."""
+def test_the_same_spec_gives_the_same_run_killed_and_resumed_or_not(jobs: Jobs, reference: Ended) -> None:
+    """It is resumed as on another machine, which has nothing but the mirror of its checkpoints."""
     bucket = jobs.folder / "bucket"
     mirrored = {"checkpoint__mirror": f"file://{bucket}"}
     hold = jobs.folder / "hold"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.models import ownership
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.specs import ownership
 from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import SpecError
 from rlrun.specs.trusted_folders import danger_of, store_trusted_folders, trust_file, trusted_folders

@@ -97,7 +97,7 @@ def command(
         conversion, destination, threads=threads, memory=memory, commit=commit, verify=verify, dry_run=dry_run
     )
     if push is not None and not dry_run:
-        print_text(f"uploaded as {upload(destination, push)}")
+        print_text(f"uploaded as {upload(destination, push, 'Upload by rlrun convert')}")
 
 
 for _name, _help in _DIRECTIONS.items():

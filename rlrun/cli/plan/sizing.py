@@ -7,6 +7,7 @@ from rich.text import Text
 
 from rlrun.cli.plan.picture import table
 from rlrun.models.low_precision import kinds_of_matrices, layer_matrices, note_on
+from rlrun.models.object_store import is_address
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import Phase
 from rlrun.runner.planning.sizing import Sizing, size_job
@@ -20,7 +21,7 @@ from rlrun.runner.planning.step_time import (
     PlannedJob,
     training_tokens,
 )
-from rlrun.runner.planning.storage import checkpoint_bytes
+from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes
 from rlrun.runner.planning.sync_time import DISK, sync_bytes, sync_time
 from rlrun.specs.derived.shared_prefixes import NOT_SHARED
 
@@ -94,6 +95,9 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         checkpoints = "checkpoint" if sizing.checkpoints == 1 else "checkpoints"
         source = f"{sizing.checkpoints:,} {checkpoints} at once (checkpoint.keep)"
         yield "disk for checkpoints and the model", disk, source
+    if is_address(job.spec.model.path):
+        source = "~/.cache/rlrun; data in object stores is added to it"
+        yield "disk for a copy of model.path", format_bytes(export_bytes(job.model)), source
     if job.spec.checkpoint.mirror is not None:
         size = format_bytes(checkpoint_bytes(job.model, job.spec.trainer))
         yield "upload of a checkpoint", size, "checkpoint.mirror; samples are added to it"

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.models.hub import download, first_line
+from rlrun.models.error_text import first_line
+from rlrun.models.hub import download
 
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
@@ -36,20 +37,20 @@ def local_folder(name: str, revision: str | None) -> LocalModel:
     return LocalModel(path, path.name)
 
 
-def upload(folder: Path, name: str) -> str:
+def upload(folder: Path, name: str, message: str) -> str:
     """Uploads a folder as the model `name`, which is created as a private one if it does not exist.
 
-    Returns the URL of the commit. Raises ValueError if the hub refuses the upload.
+    `message` is that of the commit. Returns its URL. Raises ValueError if the hub refuses the upload, or
+    cannot be reached.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     api = HfApi()
     try:
         api.create_repo(name, private=True, exist_ok=True)
-        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by rlrun convert")
-    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError) as error:
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+    except Exception as error:  # a boundary: different versions of the library use different HTTP libraries
         raise ValueError(
-            f"{folder} is complete, but the hub refused to store it as {name}: {first_line(error)}"
+            f"{folder} is complete, but the hub did not store it as {name}: {first_line(error)}"
         ) from error
     return str(commit.commit_url)

@@ -25,7 +25,7 @@ class CsvParams(RowKeys):
 
     path: SlicedPath
     """CSV file whose first line names the columns; `train.csv@[100:200]` takes a slice of its rows, with
-    Python's indices."""
+    Python's indices. The file may be in an object store, `s3://bucket/train.csv`."""
     delimiter: str = Field(default=",", min_length=1, max_length=1)
     r"""The character between two values of a row: `";"`, or `"\t"` for a tab."""
 

@@ -31,7 +31,8 @@ class JsonlParams(RowKeys):
     """The file, and the keys of the values in each line."""
 
     path: SlicedPath
-    """File of JSON lines; `train.jsonl@[100:200]` takes a slice of its rows, with Python's indices."""
+    """File of JSON lines; `train.jsonl@[100:200]` takes a slice of its rows, with Python's indices. The file
+    may be in an object store, `s3://bucket/train.jsonl`."""
 
 
 class Jsonl:

@@ -28,7 +28,8 @@ class ParquetParams(RowKeys):
     """The file and its columns."""
 
     path: SlicedPath
-    """Parquet file, or a folder of Parquet files; `train.parquet@[100:200]` takes a slice of the rows."""
+    """Parquet file, or a folder of Parquet files; `train.parquet@[100:200]` takes a slice of the rows. A file
+    may be in an object store, `s3://bucket/train.parquet`."""
 
 
 class Parquet(TableSource):

@@ -15,7 +15,7 @@ from rlrun.models.json_files import check_depth, parse_json
 from rlrun.plugins.data.row_images import ImageKeys, with_images
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.types import Row
-from rlrun.specs.paths import SpecPath
+from rlrun.specs.paths import DataPath
 from rlrun.specs.text_template import TEMPLATE_PART
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
@@ -55,7 +55,7 @@ def _well_formed(path: str) -> str:
     return path
 
 
-SlicedPath = Annotated[SpecPath, AfterValidator(_well_formed)]
+SlicedPath = Annotated[DataPath, AfterValidator(_well_formed)]
 """A path in a spec that may end in a slice."""
 
 

@@ -20,8 +20,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlrun.models.cache import cache_folder, check_private, private_folder
 from rlrun.runner.host.instruction_sets import compiler_flag
-from rlrun.specs.cache import cache_folder, check_private, private_folder
 
 _RUNNER = Path(__file__).parents[1]
 OPERATORS = _RUNNER / "kernels" / "operators.cpp"

@@ -21,6 +21,7 @@ from typing import Any
 from rlrun.models.hub import say_nothing
 from rlrun.models.low_precision import note_on
 from rlrun.plugins.registry import build
+from rlrun.plugins.staged_data import stage_data
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.checkpoints.folder import newest_step
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint
@@ -94,6 +95,10 @@ def launch(
     check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=here, new=new)
     if stored is not None and not resume and not new:
         stored.check_empty()
+    try:
+        stage_data(loaded.spec, say)
+    except ValueError as error:
+        raise LaunchRefused(f"data: {error}", Code.DATA) from error
     check_files(loaded, online=True, say=say)
     check_gpus(loaded)
     models = fetch_models(loaded.spec, say)

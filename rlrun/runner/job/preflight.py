@@ -16,6 +16,7 @@ from pathlib import Path
 from rlrun.models.config_defaults import with_family_defaults
 from rlrun.models.config_json import read_config
 from rlrun.models.hub import Say, cached_config, download, say_nothing
+from rlrun.models.object_store import INSTALL
 from rlrun.models.transformers_models import refuse_unsupported
 from rlrun.plugins.registry import load
 from rlrun.plugins.validation import needs_of
@@ -25,7 +26,6 @@ from rlrun.runner.host.adapter_files import adapter_findings
 from rlrun.runner.host.remote_code import code_problem
 from rlrun.runner.prompts.row_preview import data_findings, few_rows
 from rlrun.runner.prompts.template import template_problem
-from rlrun.runner.storage.bucket import INSTALL
 from rlrun.specs.derived.compared_tokens import vocabulary_problem
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.engine_sections import engine_sections

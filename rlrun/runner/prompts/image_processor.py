@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.models.hub import first_line
+from rlrun.models.error_text import first_line
 from rlrun.models.json_files import read_json_object
 from rlrun.plugins.images import Image, PlacedImage
 from rlrun.runner.contracts.carriers import ImagePatches

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlrun.plugins.data.rows import LABEL_NAMES, RESPONSE_NAMES, RowKeys, likely
 from rlrun.plugins.registry import PluginError, checked_params, load
 from rlrun.plugins.row_checks import is_good, row_check
+from rlrun.plugins.staged_data import is_here
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.prompts.teacher_prompts import teacher_check
@@ -99,7 +100,7 @@ def _too_long(spec: Spec) -> Iterator[Finding]:
 
 def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> Iterator[Finding]:
     kind = load("data", source.type)
-    if not hasattr(kind, "preview"):
+    if not hasattr(kind, "preview") or not is_here(source.params):
         return
     at = (*path, _naming_key(source))
     try:

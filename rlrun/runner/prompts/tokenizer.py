@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.models.hub import first_line
+from rlrun.models.error_text import first_line
 from rlrun.plugins.images import Image, PlacedImage
 from rlrun.plugins.types import Message, Row
 from rlrun.runner.host.remote_code import CodeFile, check_code

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from rlrun.models.foreign_files import read_bytes
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.registry import PluginError, load
+from rlrun.plugins.staged_data import local_path
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.model_files import ModelFiles, fingerprint
 from rlrun.specs.derived.default_dtype import DtypeChoice, with_dtypes
@@ -207,7 +208,7 @@ def data_hashes(spec: Spec) -> Iterator[tuple[str, str]]:
         except PluginError:  # the spec was loaded without checking its plugins
             continue
         for name, _ in path_fields(params):
-            path = Path(_SLICE.sub("", str(source.params.get(name, ""))))
+            path = Path(_SLICE.sub("", local_path(str(source.params.get(name, "")))))
             if path.is_file():
                 with path.open("rb") as file:
                     yield f"{key}.{name}", hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,32 +6,19 @@ parts of a multipart upload, which listings do not show and which stay until som
 
 import asyncio
 import logging
-import os
-import re
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import timedelta
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from rlrun.models.hub import first_line
+from rlrun.models.object_store import StorageError, open_store, reason
 
-INSTALL = "pip install 'rlrun[storage]'"
 TRIES = 4
 """How often a request is made that fails. The library has repeated it within each try."""
 _FIRST_PAUSE = 0.5
 """Seconds before the second try; doubles each time."""
-_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-_TIMEOUT = "120s"
-"""The time that one request may take: PART_BYTES (rlrun.runner.storage.upload) at 0.3 MB/s."""
-_QUERY = re.compile(r"\?[^\s)]*")
 
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
-
-
-class StorageError(Exception):
-    """A request failed as often as it may; the message is one line, without the address's credentials."""
 
 
 class Missing(StorageError):
@@ -119,56 +106,22 @@ class Bucket:
                 raise Exists(f"{self.url}/{key} exists already") from error
             except (BaseError, OSError, ValueError) as error:
                 self.failed_requests += 1
-                reason = _reason(error)
+                message = reason(error)
                 if number == TRIES:
-                    raise StorageError(f"{self.url}/{key}: {reason}") from error
-                logger.info("%s/%s: %s; it is tried again", self.url, key, reason)
+                    raise StorageError(f"{self.url}/{key}: {message}") from error
+                logger.info("%s/%s: %s; it is tried again", self.url, key, message)
                 await asyncio.sleep(pause)
                 pause *= 2
         raise AssertionError("the last try returns or raises")
 
 
 def open_bucket(url: str) -> Bucket:
-    """Returns the objects below an address such as `s3://bucket/prefix/run`; makes no request.
-
-    Credentials, region and endpoint come from the environment by obstore's rules, `AWS_ACCESS_KEY_ID` for
-    instance. Raises StorageError without obstore, or for an address that it cannot use.
+    """Returns the objects below an address such as `s3://bucket/prefix/run`. Raises StorageError as
+    `open_store` does.
     """
-    if missing := missing_package():
-        raise StorageError(f"{url}: {missing}")
-    from obstore.exceptions import BaseError
-    from obstore.store import from_url
-
-    try:
-        if url.startswith("file:"):
-            return Bucket(from_url(url, mkdir=True, automatic_cleanup=True), url)
-        # these options replace those that obstore takes from the environment
-        options: Any = {"timeout": _TIMEOUT, "connect_timeout": "10s", "allow_http": _allows_http()}
-        settings: Any = {"client_options": options, "retry_config": _RETRIES}
-        if url.startswith("s3:") and "AWS_CHECKSUM_ALGORITHM" not in os.environ:
-            # some servers do not compare the body with the checksum that the signature covers
-            settings["checksum_algorithm"] = "SHA256"
-        return Bucket(from_url(url, **settings), url)
-    except (BaseError, ValueError, OSError) as error:
-        raise StorageError(f"{url}: {_reason(error)}") from error
+    return Bucket(open_store(url), url)
 
 
 def run_url(mirror: str, name: str) -> str:
     """Returns the address of a run's objects."""
     return f"{mirror.rstrip('/')}/{name}"
-
-
-def missing_package() -> str | None:
-    """Returns what is not installed, and the cure; None if nothing is missing."""
-    return None if find_spec("obstore") else f"obstore is not installed: {INSTALL}"
-
-
-def _reason(error: Exception) -> str:
-    """Returns an error's first line without the query of an address, which may hold a signature, and without
-    the beginning of a server's page.
-    """
-    return _QUERY.sub("", first_line(error).partition(": <")[0])
-
-
-def _allows_http() -> bool:
-    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")

@@ -15,11 +15,12 @@ from contextlib import asynccontextmanager
 from typing import Literal
 from uuid import uuid4
 
+from rlrun.models.object_store import StorageError
 from rlrun.runner.checkpoints.folder import checkpoints_in, steps_to_delete
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint, best_step
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.storage.bucket import Bucket, StorageError, open_bucket, run_url
+from rlrun.runner.storage.bucket import Bucket, open_bucket, run_url
 from rlrun.runner.storage.manifest import (
     DATA,
     SAMPLES,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlrun.converters.folders.checksums import checksum
 from rlrun.models.foreign_files import open_regular
+from rlrun.models.object_store import StorageError
 from rlrun.runner.checkpoints.folder import (
     checkpoint_of,
     create_empty,
@@ -21,7 +22,7 @@ from rlrun.runner.contracts.errors import LaunchRefused
 from rlrun.runner.host.atomic_files import sync_tree
 from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.records.run_folder import PRIVATE, RunFolder
-from rlrun.runner.storage.bucket import Bucket, StorageError, open_bucket, run_url
+from rlrun.runner.storage.bucket import Bucket, open_bucket, run_url
 from rlrun.runner.storage.manifest import (
     Part,
     StepManifest,

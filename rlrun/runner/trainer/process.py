@@ -10,12 +10,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rlrun.models.cache import private_folder
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.host.network import use_interface_of
 from rlrun.runner.trainer.compat.device import ON_CPU
 from rlrun.runner.trainer.compat.meshes import ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
 from rlrun.runner.weights.tcp_store import store_server
-from rlrun.specs.cache import private_folder
 from rlrun.specs.sections.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300

@@ -16,8 +16,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from rlrun.models.cache import private_folder
 from rlrun.runner.view.summary import Summary, mean_and_spread
-from rlrun.specs.cache import private_folder
 from rlrun.specs.step_names import Kind
 
 _SCHEMA_VERSION = 5

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from rlrun.models.cache import private_folder
 from rlrun.models.json_files import read_json
-from rlrun.specs.cache import private_folder
 from rlrun.specs.safe_python import SAFE_PATH
 
 

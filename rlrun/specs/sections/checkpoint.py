@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from rlrun.models.object_store import is_address
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section
 
@@ -13,11 +14,8 @@ def _kind(value: Any) -> str:
     return "word" if isinstance(value, str) else "number"
 
 
-_ADDRESS = re.compile(r"(s3|gs|az)://[^/\s]+(/\S*)?|file:///\S+")
-
-
 def _checked_address(value: str) -> str:
-    if not _ADDRESS.fullmatch(value):
+    if not is_address(value):
         raise ValueError("must be an address such as s3://bucket/folder, gs://, az:// or file:///folder")
     return value
 

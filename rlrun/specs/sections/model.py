@@ -13,7 +13,7 @@ class ModelSpec(Section):
 
     path: ModelPath
     """Hugging Face id, or a folder with config.json, tokenizer and safetensors; relative to the file that
-    sets it."""
+    sets it. Such a folder may be in an object store, `s3://bucket/model`, from which a launch copies it."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id. None: the default branch, whose commit is recorded in
     spec.lock.json."""

@@ -64,11 +64,11 @@ def test_a_hub_that_does_not_answer(hub):
 
 
 def test_uploading_makes_a_private_model(hub, tmp_path):
-    assert upload(tmp_path, "a/b") == "https://hub/a/b/commit/1"
+    assert upload(tmp_path, "a/b", "a message") == "https://hub/a/b/commit/1"
     assert (hub.repos, hub.uploads) == ([("a/b", True, True)], [("a/b", tmp_path)])
     hub.refuses = HfHubHTTPError("not allowed", response=Response())
-    with pytest.raises(ValueError, match="is complete, but the hub refused to store it as a/b: not allowed"):
-        upload(tmp_path, "a/b")
+    with pytest.raises(ValueError, match="is complete, but the hub did not store it as a/b: not allowed"):
+        upload(tmp_path, "a/b", "a message")
 
 
 def test_the_command_pushes_what_it_wrote(hub, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import HfApi
+from huggingface_hub import constants
 
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.storage.hub_push import push_model
@@ -67,11 +67,14 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[type[Hub], HfApi]]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Hub], str]]:
     handler = type("OneHub", (Hub,), {"created": [], "commits": [], "tokens": set()})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield handler, HfApi(endpoint=f"http://127.0.0.1:{server.server_port}", token="hf_secret")
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield handler, endpoint
         server.shutdown()
 
 
@@ -91,11 +94,11 @@ def finished_run(folder: Path) -> RunFolder:
     return run
 
 
-def test_the_model_and_its_card_are_one_commit(tmp_path: Path, hub: tuple[type[Hub], HfApi]) -> None:
-    handler, api = hub
+def test_the_model_and_its_card_are_one_commit(tmp_path: Path, hub: tuple[type[Hub], str]) -> None:
+    handler, endpoint = hub
     run, said = finished_run(tmp_path), []
-    push_model(spec(), run, said.append, api)
-    assert said == [f"the model is at {api.endpoint}/acme/small/commit/1"]
+    push_model(spec(), run, said.append)
+    assert said == [f"the model is at {endpoint}/acme/small/commit/1"]
     assert handler.created[0]["name"] == "small"
     assert handler.created[0]["visibility"] == "private"
     assert handler.tokens == {"Bearer hf_secret"}
@@ -107,14 +110,14 @@ def test_the_model_and_its_card_are_one_commit(tmp_path: Path, hub: tuple[type[H
 
 
 def test_a_push_that_fails_leaves_a_finished_run(
-    tmp_path: Path, hub: tuple[type[Hub], HfApi], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, hub: tuple[type[Hub], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler, api = hub
+    handler, _ = hub
     handler.refuses = True
     said: list[str] = []
-    push_model(spec(), finished_run(tmp_path), said.append, api)
+    push_model(spec(), finished_run(tmp_path), said.append)
     assert not said
-    assert "the model was not pushed to acme/small: " in caplog.text
+    assert "the hub did not store it as acme/small: " in caplog.text
     assert "hf upload acme/small " in caplog.text
     assert "hf_secret" not in caplog.text
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.models.object_store import StorageError
 from rlrun.runner.checkpoints.folder import checkpoints_in
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.errors import JobError, LaunchRefused
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.storage.bucket import Bucket, StorageError, open_bucket
+from rlrun.runner.storage.bucket import Bucket, open_bucket
 from rlrun.runner.storage.manifest import StepManifest, read_manifest, stored_steps
 from rlrun.runner.storage.mirror import uploading
 from rlrun.runner.storage.restore import StoredRun

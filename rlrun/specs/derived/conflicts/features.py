@@ -4,6 +4,7 @@ from rlrun.models.adapters import EXPERT_TARGETS
 from rlrun.models.architecture import INEXACT_PARTS as INEXACT
 from rlrun.models.architecture import Architecture
 from rlrun.models.families.table import family_named
+from rlrun.models.object_store import is_address
 from rlrun.specs.derived.conflicts.feature import (
     Feature,
     Job,
@@ -60,8 +61,13 @@ def _sent(name: str, key: str, test: Test, off: str | None = None) -> Feature:
 
 
 def _is_folder(key: str) -> Feature:
-    """Returns the feature of a model in a folder, rather than on the Hugging Face hub."""
-    return Feature(f"a folder as {key}", key, lambda job: str(job.value(key) or "").startswith("/"), None)
+    """Returns the feature of a model in a folder or an object store, rather than on the Hugging Face hub."""
+
+    def is_folder(job: Job) -> bool:
+        path = str(job.value(key) or "")
+        return path.startswith("/") or is_address(path)
+
+    return Feature(f"a folder as {key}", key, is_folder, None)
 
 
 # The job and its machines

@@ -3,7 +3,7 @@
     ~/.cache/rlrun (or RLRUN_CACHE), created with mode 0700
         operators/   libraries that are loaded into processes        functions/   modules of notebooks
         sglang-….json, sglang-router-….json   names of arguments          view/        indexes of samples
-        inductor/    what torch.compile built
+        inductor/    what torch.compile built                  objects/     copies from object stores
 
 Other users, and other members of a group, must not be able to write any of it, nor to replace a folder above.
 """
@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from rlrun.specs.ownership import others_may_replace_in
+from rlrun.models.ownership import others_may_replace_in
 
 
 def cache_folder() -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.specs import ownership
-from rlrun.specs.cache import cache_folder, check_private, private_folder
+from rlrun.models import ownership
+from rlrun.models.cache import cache_folder, check_private, private_folder
 
 
 @pytest.fixture(autouse=True)

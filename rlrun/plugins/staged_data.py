@@ -1,0 +1,77 @@
+"""Data in object stores: a launch copies it to this machine, and sources read the copies.
+
+data.path = "s3://bucket/rows.jsonl@[:100]" ─▶ launch: stage_data ─▶ with_copies ─▶ a source's Params
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from rlrun.models.object_store import is_address
+from rlrun.models.staged_files import stage_file, staged_file
+from rlrun.specs.paths import path_fields
+from rlrun.specs.sections.job import Spec
+
+_SLICED = re.compile(r"(?P<address>.*?)(?P<slice>@\[[^\]]*\])?", re.DOTALL)
+
+Params = TypeVar("Params", bound=BaseModel)
+
+
+def stage_data(spec: Spec, say: Callable[[str], None]) -> None:
+    """Copies every object that a data source of the spec names. ValueError if one cannot be copied."""
+    for source in (spec.data, *spec.eval.datasets):
+        for address in _addresses(source.params):
+            stage_file(address, say)
+
+
+def is_here(params: Any) -> bool:
+    """Whether this machine has a copy of every object that the parameters of a data source name."""
+    return all(staged_file(address) is not None for address in _addresses(params))
+
+
+def with_copies(params: Params) -> Params:
+    """Returns the parameters of a plugin with the paths of copies in the place of addresses.
+
+    Raises ValueError for an object that this machine has no copy of.
+    """
+    copies = {
+        name: local_path(value)
+        for name, marker in path_fields(type(params))
+        if marker.kind == "data" and isinstance(value := getattr(params, name), str)
+    }
+    changed = {name: path for name, path in copies.items() if path != getattr(params, name)}
+    return params.model_copy(update=changed) if changed else params
+
+
+def local_path(path: str) -> str:
+    """Returns the path of an object's copy, with the slice that follows the address; any other path as it is.
+
+    Raises ValueError if this machine has no copy.
+    """
+    address, row_slice = _split(path)
+    if not is_address(address):
+        return path
+    copy = staged_file(address)
+    if copy is None:
+        raise ValueError(f"{address} is not on this machine yet: rlrun launch copies it")
+    return f"{copy}{row_slice}"
+
+
+def _split(path: str) -> tuple[str, str]:
+    match = _SLICED.fullmatch(path)
+    assert match is not None
+    return match["address"], match["slice"] or ""
+
+
+def _addresses(value: Any) -> Iterator[str]:
+    """Yields the addresses in parameters, also in those of sources within a source, without slices."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _addresses(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _addresses(inner)
+    elif isinstance(value, str) and is_address(address := _split(value)[0]):
+        yield address

@@ -35,9 +35,10 @@ def fetch_models(spec: Spec, say: Say = say_nothing) -> Models:
         else None
         for number, section in enumerate(spec.engines)
     }
-    own = {"reference": spec.reference.path, "critic": spec.critic.path}
     others = {
-        role: fetch_files(f"{role}.path", path, say=say) for role, path in own.items() if path is not None
+        role: fetch_files(f"{role}.path", section.path, section.revision, say=say)
+        for role, section in (("reference", spec.reference), ("critic", spec.critic))
+        if section.path is not None
     }
     _check_vocabularies(spec, policy, teacher, named_models)
     for role, files in others.items():

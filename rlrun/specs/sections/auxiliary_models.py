@@ -20,6 +20,8 @@ class ReferenceSpec(Section):
     path: Annotated[str | None, PathMarker("model")] = None
     """Hugging Face id or folder of a model with the policy's architecture and tokenizer, which is the
     reference. None: the model of `model.path`."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id. None: the default branch."""
     update_interval: int | None = Field(default=None, ge=1)
     """Number of steps after which the current policy replaces the reference, each time. None: the reference
     stays as it is."""
@@ -98,6 +100,8 @@ class CriticSpec(OptimizerSpec):
     """Hugging Face id or folder of a model that the critic starts from, with the policy's architecture and
     tokenizer. Its `score.weight` is the value head, if it has one, as reward models of transformers do. None:
     the critic starts as a copy of the policy, with a value head of zeros."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id. None: the default branch."""
     only_steps: int = Field(default=0, ge=0)
     """Number of steps at the start that train only the critic. The policy and its learning rate schedule do
     not change during these steps."""

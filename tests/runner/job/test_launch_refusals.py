@@ -15,8 +15,9 @@ from rlrun.models import hub
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.cluster.host_gpus import gpu_findings
 from rlrun.runner.contracts.errors import LaunchRefused
-from rlrun.runner.host.model_files import fetch_model
+from rlrun.runner.host.model_files import ModelFiles, fetch_model
 from rlrun.runner.job import launch as launching
+from rlrun.runner.job import model_fetch
 from rlrun.runner.job.launch import launch
 from rlrun.runner.planning.planned_model import resolve_on_this_host
 from rlrun.runner.records.lock import make_lock
@@ -192,3 +193,22 @@ def test_a_teacher_with_other_tokens_is_refused_with_the_key_that_takes_it(job: 
     with pytest.raises(LaunchRefused, match=r'does not have the policy.s token .* teacher.tokenizer = "own"'):
         launch(load(*overrides))
     assert not (job / "runs").exists()
+
+
+def test_models_beside_the_policy_are_fetched_at_their_revisions(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def fetch_files(key: str, path: str, revision: str | None, **others: object) -> ModelFiles:
+        asked[key] = (path, revision)
+        return policy
+
+    overrides = ["algorithm.type=ppo", 'algorithm.kl={in_loss={type="k3", coef=0.1}}']
+    overrides += ["reference.path=org/first", "reference.revision=v1", "critic.path=org/values"]
+    spec = load(*overrides, "critic.revision=abc").spec
+    policy = fetch_model(spec.model)
+    monkeypatch.setattr(model_fetch, "fetch_files", fetch_files)
+    models = model_fetch.fetch_models(spec)
+    assert asked == {"reference.path": ("org/first", "v1"), "critic.path": ("org/values", "abc")}
+    assert models.reference is models.critic is policy

@@ -96,6 +96,7 @@ GRID = equal("sweep.search", "grid", '"optuna"')
 TRANSFORMERS = equal("model.implementation", "transformers", None)
 RANDOM = on("model.random_init")
 MODEL_FOLDER, TEACHER_FOLDER = _is_folder("model.path"), _is_folder("teacher.path")
+REFERENCE_FOLDER, CRITIC_FOLDER = _is_folder("reference.path"), _is_folder("critic.path")
 VISION = model_with("a vision tower", lambda model: model.tower is not None, "trainer.vision_tower", '"none"')
 GIVEN_TOWER = Feature(
     "trainer.vision_tower",

@@ -49,6 +49,12 @@ _JOB = (
     no_effect(on("hooks"), f.NO_TRAINER, "hooks are called in steps that train"),
     no_effect(on("model.revision"), f.MODEL_FOLDER, "only models on the Hugging Face hub have revisions"),
     no_effect(on("teacher.revision"), f.TEACHER_FOLDER, "only models on the Hugging Face hub have revisions"),
+    no_effect(on("reference.revision"), missing(on("reference.path")), "the reference is model.path's model"),
+    no_effect(
+        on("reference.revision"), f.REFERENCE_FOLDER, "only models on the Hugging Face hub have revisions"
+    ),
+    no_effect(on("critic.revision"), missing(on("critic.path")), "the critic starts as the policy"),
+    no_effect(on("critic.revision"), f.CRITIC_FOLDER, "only models on the Hugging Face hub have revisions"),
 )
 _ROLLOUTS = (
     no_effect(
@@ -188,7 +194,7 @@ _OTHER_MODELS = (
         "remove it, or serve that model with [[engines]] and name it as reference.engine",
     ),
     no_effect(
-        _given("reference", "path", "update_interval"),
+        _given("reference", "path", "revision", "update_interval"),
         f.SERVED_REFERENCE,
         "engines serve the reference, and the trainer does not load it",
     ),

@@ -21,7 +21,8 @@ from rlrun.runner.prompts.conversations import (
 )
 from rlrun.runner.prompts.dataset import EAGER_ROWS, EncodedPrompt, PromptStream
 from rlrun.runner.prompts.prefetcher import Prefetcher
-from rlrun.runner.prompts.teacher_prompts import TeacherPrompts, teacher_check
+from rlrun.runner.prompts.teacher_prompts import TeacherPrompts
+from rlrun.runner.prompts.teacher_rows import teacher_check
 from rlrun.runner.prompts.teacher_tokens import TeacherTokens, read_teacher_tokens
 from rlrun.runner.prompts.template import naming
 from rlrun.runner.prompts.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from rlrun.plugins.row_checks import is_good, row_check
 from rlrun.plugins.staged_data import is_here
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.prompts.teacher_prompts import teacher_check
+from rlrun.runner.prompts.teacher_rows import teacher_check
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest

@@ -10,22 +10,18 @@ not. Such a sample keeps the policy's prompt, and its divergence and distance co
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.data.rows import fill
-from rlrun.plugins.row_checks import no_teacher, source_of
-from rlrun.plugins.types import Group, Needs, Row, Sample
+from rlrun.plugins.types import Group, Row, Sample
 from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.prompts.teacher_rows import question, teacher_row
 from rlrun.runner.prompts.template import Tools
 from rlrun.runner.prompts.tokenizer import Tokenizer
-from rlrun.specs.derived.served_adapters import has_one_teacher
-from rlrun.specs.sections.auxiliary_models import FEEDBACK, LABEL, PROMPT, SOLUTION, TeacherSpec
-from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.auxiliary_models import FEEDBACK, SOLUTION, TeacherSpec
 from rlrun.specs.text_template import template_names
 
 logger = logging.getLogger(__name__)
@@ -82,7 +78,7 @@ class TeacherPrompts:
         if used and not any(told[name] for name in used):
             return None
         row = teacher_row(template, group.prompt.row, told)
-        key = row.id, _question(row)
+        key = row.id, question(row)
         if key not in known:
             known[key] = self._encode(row)
         return known[key]
@@ -121,50 +117,3 @@ def feedback_of(sample: Sample) -> str:
     tables = (*sample.reward_details.values(), sample.info)
     texts = (table.get(FEEDBACK) for table in tables)
     return "\n".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
-
-
-def teacher_row(template: str, row: Row, told: Mapping[str, str]) -> Row:
-    """Returns the row with the teacher's prompt: the template in place of the last message's text.
-
-    `told`: the solution and the feedback of a sample. Raises ValueError for a row that has not what the
-    template names, or whose prompt does not end with a text of the user.
-    """
-    if row.images:
-        raise ValueError("the row has images, and the teacher's own prompts are text")
-    label = {} if row.label is None else {LABEL: row.label}
-    values: dict[str, Any] = {**row.metadata, **label, **told, PROMPT: _question(row)}
-    text = fill(template, values)
-    if isinstance(row.prompt, str):
-        return replace(row, prompt=text)
-    return replace(row, prompt=[*row.prompt[:-1], {**row.prompt[-1], "content": text}])
-
-
-def _question(row: Row) -> str:
-    """Returns the text that the template replaces. Raises ValueError if the prompt does not end with it."""
-    if isinstance(row.prompt, str):
-        return row.prompt
-    last = row.prompt[-1]
-    if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        raise ValueError("the last message of the prompt is not a text of the user")
-    return str(last["content"])
-
-
-def teacher_check(spec: Spec, needs: Needs) -> Callable[[Row], None]:
-    """Returns a function that raises ValueError for a row without a teacher, and for one that the teacher's
-    own prompt cannot be written for.
-    """
-    teacher = spec.teacher if needs.teacher else None
-    if teacher is None:
-        return lambda row: None
-
-    def check(row: Row) -> None:
-        if not has_one_teacher(spec) and source_of(row) not in teacher.sources:
-            raise ValueError(f"row {row.id}: {no_teacher(row, teacher.sources)}")
-        if teacher.prompt is None:
-            return
-        try:
-            teacher_row(teacher.prompt, row, {SOLUTION: "", FEEDBACK: ""})
-        except ValueError as error:
-            raise ValueError(f"row {row.id}: teacher.prompt: {error}") from None
-
-    return check

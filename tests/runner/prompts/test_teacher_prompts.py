@@ -8,7 +8,8 @@ import pytest
 
 from rlrun.plugins.types import Group, Needs, Prompt, Row, Sample, Status
 from rlrun.runner.batches.sequences import to_sequences
-from rlrun.runner.prompts.teacher_prompts import TeacherPrompts, feedback_of, teacher_check, teacher_row
+from rlrun.runner.prompts.teacher_prompts import TeacherPrompts, feedback_of
+from rlrun.runner.prompts.teacher_rows import teacher_check, teacher_row
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.sections.auxiliary_models import TeacherSpec
 from rlrun.specs.sections.job import Spec

@@ -197,6 +197,16 @@ class Trajectory:
             assert self.prompt_images is not None or not images, "set prompt_images to add images to them"
             self.prompt_images = (*self.prompt_images, *images) if self.prompt_images is not None else None
 
+    def weigh_given(self, cross_entropy: Weights) -> None:
+        """Sets the weight of the cross-entropy of the tokens that were given last, as `give` does.
+
+        It does nothing where an answer came last, or where these tokens have images.
+        """
+        number = len(self._parts) - 1
+        has_images = any(part == len(self._parts) for part, _ in self.given_images)
+        if self._parts and not isinstance(self._parts[number], Generation) and not has_images:
+            self._cross_entropy[number] = cross_entropy
+
     def __len__(self) -> int:
         """Returns the number of tokens so far, including the prompt's."""
         return len(self.prompt) + self._added

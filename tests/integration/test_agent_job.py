@@ -83,6 +83,7 @@ def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -
             "command": [sys.executable, str(agent)],
             "max_programs": 3,
             "limits": {"memory": 500},
+            "cross_entropy": 0.125,
         },
     )
     assert ended.code == 0, ended.output
@@ -91,6 +92,8 @@ def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -
         assert line["rollout/info/samples"] == 1.0
         assert 0.0 < line["rollout/info/wire"] < 2.0
         assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-4
+        assert line["train/ce_tokens"] > 6
+        assert line["train/loss"] == pytest.approx(line["train/pg_loss"] + line["train/ce_loss"], abs=1e-6)
     records = list(read_records(rollout_path(ended.folder.rollouts, 1)))
     assert len(records) == 6
     check_credit(records[:4])

@@ -70,6 +70,26 @@ async def test_tokens_have_the_weights_that_the_agent_gives_them() -> None:
     assert "reward" not in one.info
 
 
+async def test_what_the_agent_says_between_two_answers_has_a_weight() -> None:
+    """Not the template's end of an answer, and nothing behind the last answer, where no other had room."""
+
+    async def act(client: Client) -> None:
+        _, first = await client.post({"messages": [HI], "max_tokens": 3})
+        messages = [HI, first["choices"][0]["message"], {"role": "user", "content": "b"}]
+        _, second = await client.post({"messages": messages})
+        messages += [second["choices"][0]["message"], {"role": "user", "content": "x" * 200}]
+        assert (await client.post({"messages": messages}))[0] == 400
+
+    [one], _ = await run(act, ["four", "yes"], cross_entropy=0.25, max_new_tokens=64)
+    tokens, _, mask, _ = one.response()
+    weights = one.cross_entropy()
+    assert weights is not None
+    assert "".join(chr(token) for token, own in zip(tokens, mask, strict=True) if own) == "fouyes\0"
+    said = [chr(token) for token, weight in zip(tokens, weights, strict=True) if weight == 0.25]
+    assert "".join(said) == "\nuser: b\0\nassistant: "
+    assert set(weights) == {0.0, 0.25}
+
+
 async def test_every_sample_of_an_execution_has_the_rewards_of_its_own_answers() -> None:
     async def act(client: Client) -> dict[str, Any]:
         first = await client.say(HI)

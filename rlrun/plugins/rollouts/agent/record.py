@@ -68,14 +68,18 @@ class Conversation:
 class Record:
     """Holds all conversations of one execution."""
 
-    def __init__(self, chat: Chat, thinking: Thinking, history: History | None = None) -> None:
+    def __init__(
+        self, chat: Chat, thinking: Thinking, history: History | None = None, cross_entropy: float = 0.0
+    ) -> None:
         """`thinking` says what becomes of the thoughts of earlier turns: `keep` keeps them; `template` leaves
         it to the chat template, which may drop them after another question, as Qwen3's does. Dropping them
         changes the tokens, so it begins another sample. `history` says which messages count as recorded ones.
+        `cross_entropy` is the weight of what the agent says between two answers; images have none.
         """
         self._chat = chat
         self.history = history or History()
         self._thinking = thinking
+        self._cross_entropy = cross_entropy
         self._conversations: list[Conversation] = []
         self._answers = 0
         self.turns: list[AnsweredTurn] = []
@@ -133,6 +137,8 @@ class Record:
         """Records the policy's tokens, and the message that the agent receives; does nothing once closed."""
         if self.closed:
             return
+        if self._cross_entropy and len(generation.tokens):  # tokens without an answer are in no sample
+            conversation.trajectory.weigh_given(self._cross_entropy)
         conversation.trajectory.add(generation)
         self.history.add_answer(message)
         self._answers += 1

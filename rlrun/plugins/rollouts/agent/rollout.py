@@ -86,6 +86,11 @@ class AgentParams(Section):
     """`keep`: the policy's thoughts of earlier turns stay in the conversation. `template`: the chat template
     decides, and each further question begins another sample, since the template may drop thoughts there."""
 
+    cross_entropy: float = Field(default=0.0, ge=0)
+    """Weight of the cross-entropy of what the agent says between two answers, such as results of tools,
+    beside the loss of the policy's own tokens: the policy also learns to predict it. 0: only its own tokens
+    are trained."""
+
     @model_validator(mode="after")
     def _one_agent(self) -> "AgentParams":
         if (self.agent is None) == (self.command is None):
@@ -131,9 +136,10 @@ class Agent:
         After a PolicyError of the agent, its samples so far have the error's reward. Raises CreditError for
         rewards or weights that do not fit the answers.
         """
-        record = Record(session.chat, self.params.thinking, History(self.params.same_history))
-        turns = TurnDeadline(self.params.turn_timeout)
         params = self.params
+        history = History(params.same_history)
+        record = Record(session.chat, params.thinking, history, params.cross_entropy)
+        turns = TurnDeadline(params.turn_timeout)
         served = Served(session, record, turns, params.syntax, params.other_settings, params.max_turns)
         url = await self._endpoint.url()
         key = self._endpoint.open(served)

@@ -11,8 +11,8 @@ from rlrun.plugins.types import Group, Sample
 from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
+from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.start import POLICY
-from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.contracts.step_clock import BusyTimes

@@ -14,7 +14,7 @@ from pathlib import Path
 import rlrun.specs
 from benchmarks.gpu.models import FOLDER, ON_GPU, model_folder
 from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
-from rlrun.runner.doctor.sglang_start import start_sglang
+from rlrun.runner.doctor.gpu import start_sglang
 
 QUICKSTART = Path(rlrun.specs.__file__).parent / "recipes" / "quickstart" / "model"
 STEPS = 6 if ON_GPU else 2

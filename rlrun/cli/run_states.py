@@ -1,4 +1,4 @@
-"""Finds runs on disk, for the commands that show them."""
+"""Finds runs on disk, and their checkpoints as `RUN@STEP` names them, for the commands about runs."""
 
 import re
 from pathlib import Path

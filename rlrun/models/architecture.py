@@ -1,11 +1,16 @@
-"""The shape of a decoder, without torch: its family, its sizes and its features."""
+"""The shape of a decoder, without torch: its family, its sizes, its attention and its other features."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
-from rlrun.models.mtp import MtpLayer
+from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.vision import VisionTower
+
+MTP_PROJECTION = "mtp_projection"
+"""The name of the projection in the trainer: no other module has it."""
+MTP_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""Ends of the names of copies of the policy's embedding and head, which some checkpoints store with the
+layer. SGLang ignores them, and exports keep them as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,141 @@ class Experts:
     names: ExpertNames = ExpertNames()
     adaptable: bool = True
     """They can have adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding: the base frequency, and how it is scaled for longer contexts."""
+
+    theta: float
+    type: str = "default"
+    """`default`, `linear`, `llama3` or `yarn`."""
+    factor: float = 1.0
+    """How many times longer the context is than the one the model was first trained on."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    """yarn: dimensions that turn more often than this within the original context are kept, and those that
+    turn less often than `beta_slow` are slowed down by `factor`."""
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """yarn: the limits of the blend are rounded to whole dimensions."""
+    attention_factor: float = 1.0
+    """yarn: multiplies cosines and sines."""
+    axes: tuple[int, ...] = ()
+    """M-RoPE (arXiv:2409.12191): which of a token's positions, in time (0), height (1) and width (2), each
+    pair of rotated dimensions turns by. Empty: a token has one position."""
+    interleaved: bool = False
+    """Neighbouring dimensions form the rotated pairs, as in DeepSeek; otherwise dimensions i and i + H/2
+    do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """DeepSeek's multi-head latent attention: keys and values are projected from one small latent vector."""
+
+    query_rank: int | None
+    """Size of the latent vector of queries; None: queries are projected from the hidden state."""
+    kv_rank: int
+    """Size of the latent vector of keys and values."""
+    unrotated_dim: int
+    """Dimensions of each head's queries and keys that do not encode a position."""
+    rotated_dim: int
+    """Dimensions of queries and keys that do; all heads share those of the keys."""
+    value_dim: int
+    """Dimensions of each head's values."""
+    scale_factor: float
+    """yarn's `mscale_all_dim`: scores are multiplied by (0.1 · scale_factor · ln factor + 1)²."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Gated DeltaNet (arXiv:2412.06464): linear attention with a recurrent state, in place of some layers'
+    attention.
+
+    Each value head has a state `[key_dim, value_dim]`; value heads share the queries and keys of a key head.
+    """
+
+    layers: frozenset[int]
+    """The layers that have it; all other layers have attention."""
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    """Size of each head's queries and keys."""
+    value_dim: int
+    """Size of each head's values."""
+    taps: int
+    """Number of tokens that the convolution over queries, keys and values sees, the newest included."""
+    by_head: bool
+    """The checkpoint stores queries, keys, values and gates in one matrix, head by head (Qwen3-Next)."""
+
+    @property
+    def repeats(self) -> int:
+        """Number of value heads for each key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Numbers of queries, keys and values of one key head."""
+        return self.key_dim, self.key_dim, self.repeats * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Number of queries, keys and values together, which is that of the convolution's channels."""
+        return self.key_heads * sum(self.rows)
+
+    @property
+    def values(self) -> int:
+        """Number of values of all heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state_size(self) -> int:
+        """Number of elements of one layer's recurrent state."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MtpLayer:
+    """How a family's checkpoints store the layer, and what it reads.
+
+    Example (GLM-4.5-Air): `MtpLayer("model.layers.46.", "hnorm", "enorm", "eh_proj", "shared_head.norm")`
+
+    The layer follows the policy's last one. Position t has the final hidden state of token t and the
+    embedding of token t + 1, and predicts token t + 2 with the policy's own head (DeepSeek-V3,
+    arXiv:2412.19437 § 2.2):
+
+        hidden state ─▶ norm ─┐
+        embedding ────▶ norm ─┴─▶ projection ─▶ decoder layer ─▶ norm ─▶ head
+    """
+
+    prefix: str
+    """The names of its tensors begin with this."""
+    hidden_norm: str
+    """Name of the norm of hidden states."""
+    token_norm: str
+    """Name of the norm of embeddings."""
+    projection: str
+    """Name of the projection of both."""
+    final_norm: str
+    """Name of the norm before the head."""
+    hidden_first: bool = False
+    """The projection's input has the hidden state before the embedding."""
+    blind_start: bool = False
+    """The embedding counts as zero at the first position of a sequence."""
+
+    def tensors(self, hidden: int, parameter: str) -> Iterator[HfTensor]:
+        """Yields the tensors besides those of the decoder layer; `parameter` begins the parameters' names."""
+        norms = (self.hidden_norm, "hidden_norm"), (self.token_norm, "token_norm"), (self.final_norm, "norm")
+        for name, own in norms:
+            yield HfTensor(f"{self.prefix}{name}.weight", (hidden,), f"{parameter}mtp_{own}.weight")
+        shape = (hidden, 2 * hidden)
+        yield HfTensor(f"{self.prefix}{self.projection}.weight", shape, f"{parameter}{MTP_PROJECTION}.weight")
+
+    def in_checkpoint(self, tensor: HfTensor, layer: str) -> HfTensor:
+        """Returns a tensor of the decoder layer, whose name begins with `layer`, as checkpoints name it."""
+        return replace(tensor, name=self.prefix + tensor.name.removeprefix(layer))
 
 
 @dataclass(frozen=True, slots=True)

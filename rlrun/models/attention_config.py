@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.models.attention_shapes import DeltaNet, LatentAttention, Rope
+from rlrun.models.architecture import DeltaNet, LatentAttention, Rope
 from rlrun.models.checked_values import check_numbers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")

@@ -68,12 +68,12 @@ def abbreviated(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-# Checks the numbers of a `config.json` before anything is computed from them.
-#
-# A wrong type would be found far from here, and a size of 10^9 would fill the memory: a model's tensors and
-# layers are listed one by one.
 def check_numbers(config: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError for a number or a flag that no model has. Null and missing keys are accepted."""
+    """Raises ValueError for a number or a flag that no model has. Null and missing keys are accepted.
+
+    A wrong type would be found far from here, and a size of 10^9 would fill the memory: a model's tensors and
+    layers are listed one by one.
+    """
     for key in sorted(_WHOLE & config.keys()):
         value, most = config[key], _LIMITS.get(key, _LARGEST)
         if value is not None and not (type(value) is int and 0 <= value <= most):

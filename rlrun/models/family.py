@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlrun.models.architecture import Architecture, ExpertNames
-from rlrun.models.mtp import MtpLayer
+from rlrun.models.architecture import Architecture, ExpertNames, MtpLayer
 from rlrun.models.vision import TowerFacts
 
 Config = Mapping[str, Any]

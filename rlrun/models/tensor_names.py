@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import MTP_COPIES, Architecture
 from rlrun.models.hf_tensor import HEADS, LANGUAGE_MODEL, HfTensor, is_of_text_model, transformers_tensor
-from rlrun.models.mtp import MTP_COPIES
 
 SCORE = "score.weight"
 """transformers' name for the head of a model that classifies."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.architecture import Architecture, Experts
-from rlrun.models.attention_shapes import Rope
+from rlrun.models.architecture import Architecture, Experts, Rope
 from rlrun.models.checked_values import check_numbers
 from rlrun.models.config_defaults import with_family_defaults
 from rlrun.models.config_json import read_architecture, read_config

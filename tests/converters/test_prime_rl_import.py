@@ -8,8 +8,7 @@ import pytest
 
 from rlrun.converters.imports.import_draft import ImportDraft
 from rlrun.converters.imports.settings import add_setting
-from rlrun.converters.prime_rl.importer import RULES, import_files, import_settings, prime_table
-from rlrun.converters.prime_rl.reading import PrimeSource
+from rlrun.converters.prime_rl.importer import RULES, PrimeSource, import_files, import_settings, prime_table
 from tests.converters.imported_specs import other_than, problems, unaccounted
 
 EXAMPLES = Path(__file__).parent / "prime_rl"

@@ -8,9 +8,8 @@ import pytest
 
 from rlrun.converters.imports.import_draft import ImportDraft
 from rlrun.converters.imports.settings import add_setting
-from rlrun.converters.trl.importer import RULES, import_file, import_settings, trl_table
+from rlrun.converters.trl.importer import RULES, TrlSource, import_file, import_settings, trl_table
 from rlrun.converters.trl.python_script import DatasetCall, RewardCall
-from rlrun.converters.trl.reading import TrlSource
 from tests.converters.imported_specs import other_than, problems, unaccounted
 
 EXAMPLES = Path(__file__).parent / "trl"

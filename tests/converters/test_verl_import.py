@@ -8,8 +8,7 @@ import pytest
 
 from rlrun.converters.imports.import_draft import ImportDraft
 from rlrun.converters.imports.settings import add_setting
-from rlrun.converters.verl.importer import RULES, import_file, import_settings, verl_table
-from rlrun.converters.verl.reading import VerlSource
+from rlrun.converters.verl.importer import RULES, VerlSource, import_file, import_settings, verl_table
 from tests.converters.imported_specs import other_than, problems, unaccounted
 
 EXAMPLES = Path(__file__).parent / "verl"

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from rlrun.models.architecture import ClampedGate
-from rlrun.models.attention_shapes import Rope
+from rlrun.models.architecture import ClampedGate, Rope
 from rlrun.models.config_json import architecture, read_architecture
 from rlrun.models.decoder_config import weight_dtype
 from rlrun.models.tensor_names import hf_tensors

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.cluster.trainer_actor import TrainerActor
+from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.host.failures import Failure
 from rlrun.runner.trainer.checkpoints.exports import make_writer

@@ -13,10 +13,9 @@ from rlrun.converters.families.mapping import (
     to_parameters,
 )
 from rlrun.converters.tensors.content import Content
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import MTP_PROJECTION, Architecture
 from rlrun.models.config_json import architecture, with_mtp_layer
 from rlrun.models.families.table import FAMILIES, NATIVE, family_of
-from rlrun.models.mtp import MTP_PROJECTION
 
 
 def check_family(config: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlrun.converters.imports.secrets import is_secret
+from rlrun.specs.derived.sglang_arguments import SERVER, flag_name
 from rlrun.specs.reading.reference import as_toml
 from rlrun.specs.sections.job import Spec
 
@@ -183,3 +185,12 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, inner in items:
             yield from _texts(inner, f"{key}.{name}".lstrip("."))
+
+
+def why_reserved(name: str) -> str | None:
+    """Returns why a spec cannot set an argument of the server; None if it can."""
+    argument = flag_name(name)
+    if argument not in SERVER.own and not is_secret(argument):
+        return None
+    decides = SERVER.own.get(argument)
+    return "set by rlrun" + (f": {decides}" if decides else "")

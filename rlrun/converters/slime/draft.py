@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from rlrun.converters.imports.secrets import is_secret, without_credentials
-from rlrun.converters.imports.server_arguments import why_reserved
-from rlrun.converters.imports.spec_draft import SpecDraft
+from rlrun.converters.imports.spec_draft import SpecDraft, why_reserved
 from rlrun.converters.imports.yaml_table import yaml_table
 from rlrun.models.families.table import TABLES
 from rlrun.models.family import Support

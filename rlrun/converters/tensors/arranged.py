@@ -86,13 +86,12 @@ def stack_contents(members: list[Content]) -> Content:
     return Stacked(tuple(members))
 
 
-# Orders the rows of a tensor by head: checkpoints store whole sections, such as queries, keys and values.
-#
-# section by section  q0 q1 k0 k1 v0 v1   ─▶   by head  q0 k0 v0 q1 k1 v1
 def by_head(rows: torch.Tensor, sections: Sequence[int]) -> torch.Tensor:
     """Returns the rows of a tensor that has one section after the other, head by head.
 
     `sections`: how many rows of each section a head has.
+
+    section by section  q0 q1 k0 k1 v0 v1   ─▶   by head  q0 k0 v0 q1 k1 v1
     """
     heads = len(rows) // sum(sections)
     parts = rows.split([heads * size for size in sections])

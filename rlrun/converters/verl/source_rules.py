@@ -4,8 +4,7 @@ from pathlib import PurePath
 from typing import Any
 
 from rlrun.converters.imports.import_draft import ImportDraft, how_to_write, own_reward
-from rlrun.converters.imports.server_arguments import why_reserved
-from rlrun.converters.imports.spec_draft import plain_name
+from rlrun.converters.imports.spec_draft import plain_name, why_reserved
 
 _TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -6,7 +6,7 @@ The trainer and the native engine both rotate by these tables, so that their ang
 import math
 from typing import TYPE_CHECKING
 
-from rlrun.models.attention_shapes import Rope
+from rlrun.models.architecture import Rope
 
 if TYPE_CHECKING:
     import torch

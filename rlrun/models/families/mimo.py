@@ -3,9 +3,9 @@
 Its configuration class has Qwen2's defaults.
 """
 
+from rlrun.models.architecture import MtpLayer
 from rlrun.models.families.qwen import QWEN2_DEFAULTS, read_qwen2
 from rlrun.models.family import DENSE, Family, Support
-from rlrun.models.mtp import MtpLayer
 
 
 def _next_layer(layers: int) -> MtpLayer:

@@ -6,19 +6,18 @@ metrics.jsonl  ─▶ steps             model folder, data   ─▶ tokenizer, p
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, get_args
 
 from rlrun.models.json_files import read_json_object
 from rlrun.plugins.registry import PluginError
-from rlrun.plugins.types import Needs, Prompt
+from rlrun.plugins.types import Needs, Prompt, Sample
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.audit.check import NotChecked, Violation
-from rlrun.runner.audit.rescoring import Rescorer
 from rlrun.runner.audit.stored_sample import StoredSample, read_sample
-from rlrun.runner.contracts.errors import RunFolderError
+from rlrun.runner.contracts.errors import JobError, RunFolderError
 from rlrun.runner.job.inputs import Inputs, read_inputs
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.records.lock import data_hashes, read_lock
@@ -26,13 +25,22 @@ from rlrun.runner.records.metrics_file import MetricsLine, read_lines
 from rlrun.runner.records.packed_lines import UnreadableFile, read_records
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.settings import RolloutSettings, rollout_settings
+from rlrun.runner.scoring.scorer import Scorer
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.rollout import RolloutFunctionSpec
+from rlrun.specs.sections.scoring import RewardSpec
 from rlrun.specs.step_names import ROLLOUTS, Kind, list_step_paths
 
 Metrics = Mapping[str, float | None]
 Loaded = TypeVar("Loaded")
+_REPEATABLE = (
+    *("exact_match", "math", "deepscaler", "dapo", "f1", "gpqa"),
+    *("format", "length", "repetition", "reasoning_gym"),
+)
+"""Rewards that read nothing but the response and the row, so that they give the same value each time."""
+_READ_METADATA = ("reasoning_gym",)
+"""Those among them that read the row's metadata, which only whole records have."""
 
 
 @dataclass(slots=True)
@@ -81,7 +89,7 @@ class AuditedRun:
         """A step, and the samples that it stored and did not train on; `recomputed` sets it."""
         self._taken: dict[int, Prompt] = {}
 
-        self.rescorer = Rescorer(self.spec)
+        self.rescorer = _Rescorer(self.spec)
         """Scores samples again."""
 
     def close(self) -> None:
@@ -219,3 +227,43 @@ def _read(kind: Kind, step: int, path: Path) -> Batch:
     except UnreadableFile as error:
         batch.problems.append((batch.file, str(error)))
     return batch
+
+
+class _Rescorer:
+    """The rewards of a run; their process starts with the first samples."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._runner = asyncio.Runner()
+        self._scorer: Scorer | None = None
+
+    def score(self, samples: Sequence[Sample], rewards: Sequence[RewardSpec]) -> list[Sample]:
+        """Returns copies of samples, scored again. Raises NotChecked if a reward need not repeat itself."""
+        others = [reward.type for reward in rewards if reward.type not in _REPEATABLE or reward.type_key]
+        if others:
+            raise NotChecked(f"the reward {others[0]} may give another value the second time")
+        if any(reward.type in _READ_METADATA for reward in rewards) and not all(
+            sample.prompt.row.metadata for sample in samples
+        ):
+            raise NotChecked("rewards read the rows' metadata (debug.save_rollouts stores them)")
+        copies = [replace(sample, reward=float("nan"), rewards={}, failure=None) for sample in samples]
+        try:
+            self._runner.run(self._score(copies, rewards))
+        except JobError as error:
+            raise NotChecked(f"the rewards cannot be computed again: {error}") from None
+        return copies
+
+    async def _score(self, samples: Sequence[Sample], rewards: Sequence[RewardSpec]) -> None:
+        if self._scorer is None:
+            spec = self._spec
+            scoring = spec.scoring.model_copy(update={"workers": 1, "on_error": "drop"})
+            evaluated = [dataset.rewards for dataset in spec.eval.datasets]
+            self._scorer = Scorer(spec.rewards, scoring, evaluated=evaluated)
+            await self._scorer.start()
+        await self._scorer.grader_of(rewards).score(samples)
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._scorer is not None:
+            self._runner.run(self._scorer.close())
+        self._runner.close()

@@ -169,12 +169,12 @@ def _split_executions(executions: Sequence[str], parts: int) -> list[list[int]]:
     return steps
 
 
-# Units: the sequences that packing keeps in one micro-batch.
-#
-# A unit is a sequence, or all sequences of an execution; where prefixes are shared, it is several of these.
 @dataclass(frozen=True, slots=True)
 class Units:
-    """N units, and what each takes of a micro-batch."""
+    """N units, and what each takes of a micro-batch.
+
+    A unit is a sequence, or all sequences of an execution; where prefixes are shared, it is several of these.
+    """
 
     members: list[list[int]]
     """`[N]` indices of each unit's sequences."""

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
+from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor
 from rlrun.runner.cluster.placement import BundleSlot
 from rlrun.runner.cluster.rank_calls import Shared
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_nodes import Node
-from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.host.background import in_background, with_deadline
 from rlrun.runner.host.failures import Failure, ProcessFailure
 from rlrun.runner.host.repeated_crashes import fatal_signal

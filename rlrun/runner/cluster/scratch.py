@@ -24,8 +24,8 @@ from pathlib import Path
 from rlrun.models.foreign_files import read_bytes
 from rlrun.models.json_files import parse_json
 from rlrun.runner.host.atomic_files import write_json
+from rlrun.runner.host.child_processes import Guardian, guarded
 from rlrun.runner.host.file_lock import try_lock
-from rlrun.runner.host.guardian import Guardian, guarded
 from rlrun.runner.host.process_identity import Owner, boot_id
 from rlrun.runner.host.segment_files import remove_segments_of, remove_stale_segments
 

@@ -7,7 +7,7 @@ from itertools import islice
 from yarl import URL
 
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
+from rlrun.runner.cluster.actors import EngineActor, SglangActor
 from rlrun.runner.cluster.engine_setups import ServedModelSetup, Setup, engine_setup, reports_experts
 from rlrun.runner.cluster.placement import NodeSlots
 from rlrun.runner.cluster.ray import Cluster

@@ -6,11 +6,11 @@ actors ─▶ free port of rank 0's host ─▶ all ranks: import, meet there, l
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.rank_calls import run_on
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
-from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.contracts.carriers import Role, TrainerSetup
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.host.threads import thread_variables

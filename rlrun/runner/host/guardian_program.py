@@ -3,7 +3,7 @@
     guardian_program.py MARK < pipe
 
 It is started without site-packages and imports nothing of rlrun, so that it is ready within milliseconds.
-`guardian.py` starts it and documents what it does.
+`child_processes.py` starts it and documents what it does.
 """
 
 import os

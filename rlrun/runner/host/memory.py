@@ -1,4 +1,4 @@
-"""The memory of this host: how much there is, and which of a job's processes hold it when it runs out.
+"""The memory of this host and its GPUs: how much there is, and which of a job's processes hold it.
 
 The kernel and Ray kill a process when memory runs out, and neither says which processes took it. So the
 driver looks while little is left, and keeps what it saw for the message of the failure.
@@ -29,8 +29,8 @@ _SCARCE = 0.85
 _RECENT_SECONDS = 30.0
 """A failure within this time after memory was scarce may have been caused by it."""
 _CGROUP = Path("/sys/fs/cgroup")
-_COMMAND = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-_SECONDS = 20.0
+_GPU_PROCESSES = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+_NVIDIA_SMI_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,9 @@ def largest_gpu_memory(pids: Collection[int]) -> float:
     In a container the driver may list processes under other numbers.
     """
     try:
-        output = subprocess.run(_COMMAND, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+        output = subprocess.run(
+            _GPU_PROCESSES, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return 0.0
     return max((memory for pid, memory in used_memory(output).items() if pid in pids), default=0.0)

@@ -1,4 +1,4 @@
-"""Computes the metrics `perf/…` of a step. Pure functions."""
+"""Computes the metrics `perf/…` of a step, from sets of times and the GPUs of the job. Pure functions."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Estimates the memory of forward and backward passes from shapes; `rlrun plan --deep` traces it instead."""
 
-from rlrun.models.architecture import Architecture
-from rlrun.models.attention_shapes import DeltaNet
+from rlrun.models.architecture import Architecture, DeltaNet
 from rlrun.models.computation.delta_rule import CHUNK
 from rlrun.runner.planning.rank_share import RankShare
 from rlrun.specs.sections.trainer import TrainerSpec

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlrun.runner.contracts.execution_limit import FULL_CACHE, LONG_QUEUE
-from rlrun.runner.records.alerts import Alert, find_alerts
+from rlrun.runner.records.alerts import Alert, Losses, find_alerts, find_losses
 from rlrun.runner.records.lock import read_lock
-from rlrun.runner.records.losses import Losses, find_losses
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.sections.job import Spec

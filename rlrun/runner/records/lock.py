@@ -241,13 +241,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-# Lets a resumed run keep the choices of the host and of the version of rlrun that it began with.
-#
-# A spec may leave the kind of an engine open, which then depends on the packages of the host
-# (`specs/reading/engine_types.py`), and the precision, which depends on its processor. Runs that began when
-# prefixes were not shared by default have `share_prefixes = false` in their lock.
 def keep_choices(loaded: LoadedSpec, locked: Mapping[str, Any]) -> LoadedSpec:
-    """Returns the spec with the choices of the run's lock where it leaves them open."""
+    """Returns the spec with the choices of the run's lock where it leaves them open.
+
+    A spec may leave the kind of an engine open, which then depends on the packages of the host
+    (`specs/reading/engine_types.py`), and the precision, which depends on its processor. Runs that began when
+    prefixes were not shared by default have `share_prefixes = false` in their lock.
+    """
     return _keep_sharing(_keep_dtypes(_keep_engines(loaded, locked["spec"]), locked["spec"]), locked["spec"])
 
 

@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl, which has one line per step, for a resume and for the learning curve.
+"""Reads metrics.jsonl, which has one line per step, for a resume and for the learning curve, and sums it up.
 
 A crash may cut the last line short, and a failing disk may break any line. Only the step of such a line is
 lost: readers skip it, and a resume moves it to `superseded/`.

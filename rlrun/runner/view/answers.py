@@ -129,14 +129,13 @@ class Answers:
         return search(self._run(query).folder.rollouts, checked_kind(query["kind"]), text, before)
 
 
-# Lists of the samples of one or several runs, in one order, a page at a time.
-#
-# index of a run ─▶ its rows in order ─┐
-# index of a run ─▶ its rows in order ─┴─▶ merged ─▶ one page ─▶ beginnings of prompts and responses
 def _list_samples(runs: Mapping[int, ViewedRun], filters: Mapping[str, str]) -> dict[str, Any]:
     """Returns one page of samples, or of groups, and how much of the runs is indexed.
 
     `runs`: by the number that the page knows them by, which every row has as `run`.
+
+    index of a run ─▶ its rows in order ─┐
+    index of a run ─▶ its rows in order ─┴─▶ merged ─▶ one page ─▶ beginnings of prompts and responses
     """
     _wait_for_newest(runs)
     # Taken before the query: a page that is told of all files does not ask again.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.cluster.engine_actors import EngineActor
+from rlrun.runner.cluster.actors import EngineActor
 from rlrun.runner.cluster.engine_setups import ServedModelSetup, engine_setup, policy_model_setup
 from rlrun.runner.cluster.ray_nodes import Node
 from rlrun.runner.cluster.ray_process import Process, Request

@@ -14,7 +14,7 @@ import pytest
 
 from rlrun.runner.cluster import scratch
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
-from rlrun.runner.host.guardian import guarded
+from rlrun.runner.host.child_processes import guarded
 
 LAUNCH = """
 import sys, tempfile

@@ -122,7 +122,7 @@ Thread 0x00007f3 (most recent call first):
 Current thread 0x00007f4 [MainThread] (most recent call first):
   File "/home/me/rlrun/.venv/lib/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
   File "/home/me/rlrun/rlrun/runner/trainer/roles/learner.py", line 90 in train
-  File "/home/me/rlrun/rlrun/runner/cluster/trainer_actor.py", line 26 in run
+  File "/home/me/rlrun/rlrun/runner/cluster/actors.py", line 26 in run
 """
     stacks = read_stacks(text)
     assert stacks[0][0] == Frame("/usr/lib/python3.11/threading.py", 327, "wait")

@@ -13,8 +13,7 @@ from rlrun.runner.view.indexer import Indexer
 from rlrun.runner.view.page import to_json
 from rlrun.runner.view.sample_detail import SHOWN_CHARACTERS, join_bytes
 from rlrun.runner.view.summary import prompt_text, quote
-from rlrun.runner.view.timeline import spans_of_metrics, valid_spans
-from rlrun.runner.view.viewed_run import ViewedRun
+from rlrun.runner.view.viewed_run import ViewedRun, spans_of_metrics, valid_spans
 from tests.pictures import picture
 from tests.runner.view.view_runs import (
     metrics_line,

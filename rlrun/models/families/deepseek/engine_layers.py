@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import Architecture, LatentAttention
 from rlrun.models.attention_config import yarn_scale
-from rlrun.models.attention_shapes import LatentAttention
 from rlrun.models.families.deepseek.family import LATENT_NORM_EPS
 from rlrun.runner.engines.native.model import torch_ops
 from rlrun.runner.engines.native.model.engine_parts import EngineParts

@@ -7,11 +7,10 @@ next one.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlrun.models.architecture import Architecture, Experts
+from rlrun.models.architecture import Architecture, Experts, MtpLayer
 from rlrun.models.attention_config import read_latent
 from rlrun.models.decoder_config import decoder
 from rlrun.models.family import SPARSE, Config, Family, Support
-from rlrun.models.mtp import MtpLayer
 
 OWN_LAYERS = "rlrun.models.families.deepseek"
 """The package with the layers of latent attention."""

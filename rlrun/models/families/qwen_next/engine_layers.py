@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from rlrun.models.architecture import Architecture
-from rlrun.models.attention_shapes import DeltaNet
+from rlrun.models.architecture import Architecture, DeltaNet
 from rlrun.models.computation.delta_rule import delta_rule, delta_step, document_convolution, log_decay
 from rlrun.runner.engines.native.model import torch_ops
 from rlrun.runner.engines.native.model.cache import zeros

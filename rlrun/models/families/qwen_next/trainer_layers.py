@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rlrun.models.attention_shapes import DeltaNet as DeltaShape
+from rlrun.models.architecture import DeltaNet as DeltaShape
 from rlrun.models.computation.delta_rule import delta_rule, document_convolution, log_decay
 from rlrun.runner.trainer.compat.kernels import (
     HAS_TRITON,

@@ -127,9 +127,6 @@ def _is_worked_out(answer: str, label: str) -> bool:
     return under > 1 and gcd(over, under) == 1
 
 
-# Splits a mathematical answer into elements of lists and sets, intervals of a union, and cells of a matrix.
-#
-# "(1,2]" -> ordered 1, 2 in "(]"    "\{1,2\}" -> 1 and 2 in any order    "3\pm x" -> 3+x and 3-x in any order
 def split_elements(text: str) -> tuple[str, list[str]]:
     """Returns the brackets around a list, pair or interval, and its elements; `("", [text])` for one value.
 

@@ -83,13 +83,6 @@ def _write(folder: Path, spans: Sequence[Span], moments: Sequence[GroupMoment], 
         json.dump(merge_timeline(spans, moments, began, traces), file)
 
 
-# Merges the spans of a step and the traces of its ranks into one timeline in Chrome's trace format. Pure.
-#
-#     driver, rewards, engines: spans ─┐
-#     ranks: torch's traces            ┴─▶ events on one clock: a process per lane, and flows between lanes
-#
-# https://ui.perfetto.dev and chrome://tracing open it. A flow is an arrow: each group leads from its engines
-# to the rewards, and from there to the ranks that train on it; weights lead from the driver to the engines.
 def merge_timeline(
     spans: Sequence[Span],
     moments: Sequence[GroupMoment],
@@ -100,6 +93,13 @@ def merge_timeline(
 
     `moments`: where each group was, and when. `began`: seconds since 1970 at time 0 of the spans' clock.
     `rank_traces`: torch's trace by rank.
+
+        driver, rewards, engines: spans ─┐
+        ranks: torch's traces            ┴─▶ events on one clock: a process per lane, and flows between lanes
+
+    https://ui.perfetto.dev and chrome://tracing open it. A flow is an arrow: each group leads from its
+    engines to the rewards, and from there to the ranks that train on it; weights lead from the driver to the
+    engines.
     """
     first = min((span.start for span in spans), default=0.0)
     arrows = [*_ways_of_groups(moments), *_ways_of_weights(spans)]

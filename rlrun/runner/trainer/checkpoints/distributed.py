@@ -18,7 +18,7 @@ from rlrun.converters.families.lora import BASE_KINDS, LORA_BASE, LORA_SCALE
 from rlrun.converters.folders.checksums import Digests
 from rlrun.converters.quantised.int4 import INT4_GROUP
 from rlrun.models.adapters import LoraShape
-from rlrun.models.mtp import MTP_PROJECTION
+from rlrun.models.architecture import MTP_PROJECTION
 from rlrun.runner.trainer.checkpoints.checksummed_files import CheckpointReader, HashedFiles
 from rlrun.runner.trainer.checkpoints.restore_checks import (
     check_adapters,

@@ -162,19 +162,19 @@ def export_folder(
         pass
 
 
-# Refuses to hand engines the weights that they already have after the adapters were trained.
-#
-# An engine that is sent the frozen model at every update generates from the first policy for the whole run,
-# which looks like staleness (verl's issue 7495). So each update is compared with the one before it:
-#
-#     second factors changed since the last update, on this rank ─┬─▶ some tensor must differ ─▶ else an error
-#     sums of the bits of each merged matrix that is sent, or of  │
-#     each second factor where adapters are sent alone ───────────┘
-#
-# Only second factors count: the first ones may decay while the second are still zero, which changes no
-# matrix.
 class _MovedWeights:
-    """Compares the merged matrices of one update with those of the update before."""
+    """Compares the merged matrices of one update with those of the update before.
+
+    An engine that is sent the frozen model at every update generates from the first policy for the whole run,
+    which looks like staleness (verl's issue 7495). So each update is compared with the one before it:
+
+        second factors changed since the last update, on this rank ─┬─▶ some tensor must differ, or an error
+        sums of the bits of each merged matrix that is sent, or of  │
+        each second factor where adapters are sent alone ───────────┘
+
+    Only second factors count: the first ones may decay while the second are still zero, which changes no
+    matrix.
+    """
 
     def __init__(
         self, factors: Sequence[torch.Tensor], matrices: Collection[str], last: str, present: Present

@@ -33,14 +33,14 @@ from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
-# What an MTP layer is asked about a pack, and what its answers are worth.
-#
-# A response token is predicted from the hidden state two tokens before it and the embedding of the token
-# between. The loss is the cross-entropy at temperature 1, as Megatron-LM computes it, with the weights of the
-# policy's loss: masked tokens do not count.
 @dataclass(frozen=True, slots=True)
 class MtpOutputs:
-    """The predictions of a pack's R response tokens, `[R]` float32 each."""
+    """The predictions of a pack's R response tokens, `[R]` float32 each.
+
+    A response token is predicted from the hidden state two tokens before it and the embedding of the token
+    between. The loss is the cross-entropy at temperature 1, as Megatron-LM computes it, with the weights of
+    the policy's loss: masked tokens do not count.
+    """
 
     log_probs: torch.Tensor
     hits: torch.Tensor

@@ -26,9 +26,8 @@ from rlrun.runner.kernels.operators import promise_order
 from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
-from rlrun.runner.trainer.compat.server_kernels import use_server_kernels
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts
-from rlrun.runner.trainer.gpu_support import check_support, use_flash_attention
+from rlrun.runner.trainer.gpu_support import check_support, use_flash_attention, use_server_kernels
 from rlrun.runner.trainer.model.top_tokens import comparison_of
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rlrun.models.attention_shapes import DeltaNet
+from rlrun.models.architecture import DeltaNet
 from rlrun.models.config_json import read_architecture
 from rlrun.models.families.qwen_next import trainer_layers as delta_net
 from rlrun.runner.planning.activations import logit_bytes

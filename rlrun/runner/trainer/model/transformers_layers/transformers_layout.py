@@ -103,13 +103,13 @@ def _forward(style: str, module: nn.Module, group: dist.ProcessGroup) -> Callabl
     return plain_forward
 
 
-# Puts rlrun's experts in the place of transformers', whose router chooses them.
-#
-#     transformers' router -> experts of each token -> exchange -> rlrun's experts -> exchange -> weighted sum
-#
-# So experts can be sharded over ranks, and checkpoints have a tensor for each of an expert's matrices.
 class _RoutedExperts(nn.Module):
-    """A layer's experts, with the interface of transformers' modules of that kind."""
+    """A layer's experts, with the interface of transformers' modules of that kind.
+
+    transformers' router -> experts of each token -> exchange -> rlrun's experts -> exchange -> weighted sum
+
+    So experts can be sharded over ranks, and checkpoints have a tensor for each of an expert's matrices.
+    """
 
     def __init__(self, num_experts: int, hidden: int, intermediate: int) -> None:
         super().__init__()

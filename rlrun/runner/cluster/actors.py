@@ -1,8 +1,11 @@
-"""The processes of engines: one serves HTTP itself (native), one owns an SGLang server."""
+"""The processes of a job: trainer ranks, native engines, and SGLang servers, which their process owns."""
 
 import os
+import time
+from typing import Any
 
 from rlrun.runner.cluster.actor import Actor, peak_memory, reports_failure
+from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.process.server_process import ask_health
 from rlrun.runner.engines.sglang.server import SglangServer
@@ -63,3 +66,29 @@ class SglangActor(Actor):
         """Ends the server and every process that it started."""
         if self._server is not None:
             self._server.stop()
+
+
+class TrainerActor(Actor):
+    """Holds one trainer rank, whose methods the driver calls through `run` (see rank_calls.py)."""
+
+    called_aside = frozenset({"ping", "abort_weights"})
+    imports = "rlrun.runner.trainer.roles.rank"
+
+    @reports_failure
+    def start(self, setup: TrainerSetup) -> None:
+        """Imports torch, joins the other ranks and loads the models: seconds to minutes."""
+        from rlrun.runner.trainer.roles.rank import TrainerRank
+
+        self._rank = TrainerRank(setup)
+
+    @reports_failure
+    def run(self, method: str, *args: Any) -> tuple[Any, float]:
+        """Returns the answer of a method of TrainerRank, and the seconds that it took."""
+        started = time.perf_counter()
+        answer = getattr(self._rank, method)(*args)
+        return answer, time.perf_counter() - started
+
+    @reports_failure
+    def close(self) -> None:
+        """Removes shared memory and leaves the process group."""
+        self._rank.close()

@@ -11,15 +11,14 @@ import psutil
 import pytest
 
 from rlrun.plugins.launch_variable import LAUNCH_VARIABLE
-from rlrun.runner.host.child_processes import children
-from rlrun.runner.host.guardian import guarded, guardians
+from rlrun.runner.host.child_processes import children, guarded, guardians
 
 SECONDS = 60.0
 """For a process to end on a busy machine."""
 
 DRIVER = """
 import subprocess, sys
-from rlrun.runner.host.guardian import guarded
+from rlrun.runner.host.child_processes import guarded
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
 PARENT = f"import subprocess; print(subprocess.Popen({SLEEP!r}, start_new_session=True).pid, flush=True)"

@@ -128,7 +128,7 @@ def _exists(spec: "Spec") -> bool:
 
     if run_folder(spec).was_launched:
         return True
-    stored = stored_run(spec.checkpoint, spec.name)
+    stored = stored_run(spec, spec.name)
     return stored is not None and stored.newest is not None
 
 

@@ -77,6 +77,7 @@ def _start(folder: Path, data: Path, ports: dict[str, int]) -> "subprocess.Popen
             [
                 *(str(_weed()), "-logtostderr=true", "server", f"-dir={data}", "-ip=127.0.0.1"),
                 *("-ip.bind=127.0.0.1", "-master.volumeSizeLimitMB=64", "-volume.max=100", "-filer", "-s3"),
+                *("-s3.port.iceberg=0", "-s3.port.lance=0"),
                 f"-s3.config={folder / 's3.json'}",
                 *(f"-{name}={port}" for name, port in ports.items()),
             ],

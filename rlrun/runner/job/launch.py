@@ -90,7 +90,7 @@ def launch(
     """
     start_again_on_signal()
     say = say_nothing if quiet else _say_early
-    stored = stored_run(loaded.spec.checkpoint, loaded.spec.name)
+    stored = stored_run(loaded.spec, loaded.spec.name)
     here = resume and not (stored is not None and stored.is_elsewhere(run_folder(loaded.spec)))
     check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=here, new=new)
     if stored is not None and not resume and not new:
@@ -229,7 +229,7 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
             console.say(text)
             journal.note(running.cluster.note_processes())
 
-        mirror = open_mirror(spec.checkpoint, folder)
+        mirror = open_mirror(spec, folder)
         if spec.debug.mode == "eval":
             work = evaluate_alone(spec, running, folder, journal, say, stop=stop)
         elif spec.debug.mode == "rollout":

@@ -32,18 +32,25 @@ from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.contracts.update_metrics import algorithm_metrics, combine_updates
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.performance import StepUsage
-from rlrun.runner.job.step_end import evaluate, evaluate_first, finish_step, saved_when_stopped
+from rlrun.runner.job.step_end import (
+    evaluate,
+    evaluate_first,
+    finish_saving,
+    finish_step,
+    saved_when_stopped,
+)
 from rlrun.runner.job.sync_probe import check_pass, check_update
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.rollouts.rollout_source import Batch
 
 
 async def run(job: Job, progress: Progress) -> None:
-    """Runs the job from where `progress` is to its end; a finished job returns at once.
+    """Runs the job from where `progress` is to its end; a finished job only uploads what is not uploaded yet.
 
     A run that is asked to stop saves its last finished step, and returns.
     """
     if progress.step >= job.steps and progress.unevaluated is None:
+        await finish_saving(job)
         return
     async with saved_when_stopped(job, progress):
         await begin(job, progress)

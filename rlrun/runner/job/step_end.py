@@ -29,9 +29,13 @@ async def saved_when_stopped(job: RolloutJob, progress: Progress) -> AsyncIterat
         except Stopped:
             if progress.step:
                 await save(job, progress)
-        checkpoints = job.checkpoints
-        await job.journal.timed("writing the last checkpoint", checkpoints.wait_until_written())
-        await job.journal.timed("uploading the last checkpoint", checkpoints.mirror.finish())
+        await finish_saving(job)
+
+
+async def finish_saving(job: RolloutJob) -> None:
+    """Returns when the last checkpoint is written, and uploaded where it has a mirror."""
+    await job.journal.timed("writing the last checkpoint", job.checkpoints.wait_until_written())
+    await job.journal.timed("uploading the last checkpoint", job.checkpoints.mirror.finish())
 
 
 async def finish_step(

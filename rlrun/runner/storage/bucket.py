@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from rlrun.models.object_store import StorageError, open_store, reason
+from rlrun.specs.sections.job import Spec
 
 TRIES = 4
 """How often a request is made that fails. The library has repeated it within each try."""
@@ -122,6 +123,10 @@ def open_bucket(url: str) -> Bucket:
     return Bucket(open_store(url), url)
 
 
-def run_url(mirror: str, name: str) -> str:
-    """Returns the address of a run's objects."""
-    return f"{mirror.rstrip('/')}/{name}"
+def run_bucket(spec: Spec, name: str) -> Bucket | None:
+    """Returns the objects of the run `name`; None for a spec without a mirror, and for an evaluation, which
+    has no checkpoints. Raises StorageError as `open_store` does.
+    """
+    if spec.checkpoint.mirror is None or spec.debug.mode == "eval":
+        return None
+    return open_bucket(f"{spec.checkpoint.mirror.rstrip('/')}/{name}")

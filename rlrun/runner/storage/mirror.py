@@ -20,7 +20,7 @@ from rlrun.runner.checkpoints.folder import checkpoints_in, steps_to_delete
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint, best_step
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.storage.bucket import Bucket, open_bucket, run_url
+from rlrun.runner.storage.bucket import Bucket, run_bucket
 from rlrun.runner.storage.manifest import (
     DATA,
     SAMPLES,
@@ -31,7 +31,7 @@ from rlrun.runner.storage.manifest import (
 )
 from rlrun.runner.storage.upload import PART_BYTES, LostOwnership, StepUpload, take_ownership
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.sections.checkpoint import CheckpointSpec
+from rlrun.specs.sections.job import Spec
 from rlrun.specs.step_names import step_name
 
 UPLOADS = 4
@@ -227,11 +227,11 @@ class BucketMirror:
         logger.warning("%s; the local checkpoints are complete", message)
 
 
-def open_mirror(checkpoint: CheckpointSpec, folder: RunFolder) -> BucketMirror | None:
+def open_mirror(spec: Spec, folder: RunFolder) -> BucketMirror | None:
     """Returns what mirrors the checkpoints of a run; None where the spec names no mirror."""
-    if checkpoint.mirror is None:
+    bucket, checkpoint = run_bucket(spec, folder.name), spec.checkpoint
+    if bucket is None:
         return None
-    bucket = open_bucket(run_url(checkpoint.mirror, folder.name))
     return BucketMirror(bucket, folder, checkpoint.keep, required=checkpoint.mirror_required)
 
 

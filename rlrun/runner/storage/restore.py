@@ -22,7 +22,7 @@ from rlrun.runner.contracts.errors import LaunchRefused
 from rlrun.runner.host.atomic_files import sync_tree
 from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.records.run_folder import PRIVATE, RunFolder
-from rlrun.runner.storage.bucket import Bucket, open_bucket, run_url
+from rlrun.runner.storage.bucket import Bucket, run_bucket
 from rlrun.runner.storage.manifest import (
     Part,
     StepManifest,
@@ -32,7 +32,7 @@ from rlrun.runner.storage.manifest import (
     stored_steps,
 )
 from rlrun.specs.problems.codes import Code
-from rlrun.specs.sections.checkpoint import CheckpointSpec
+from rlrun.specs.sections.job import Spec
 from rlrun.specs.step_names import step_name
 
 _AT_A_TIME = 4
@@ -150,16 +150,14 @@ class StoredRun:
         return f". Without {self.url}/{manifest_key(self.newest)} --resume {then}"
 
 
-def stored_run(checkpoint: CheckpointSpec, name: str) -> StoredRun | None:
+def stored_run(spec: Spec, name: str) -> StoredRun | None:
     """Returns what the object store of a spec has of the run `name`; None for a spec without a mirror.
 
     Raises LaunchRefused if the store cannot be read.
     """
-    if checkpoint.mirror is None:
-        return None
     try:
-        bucket = open_bucket(run_url(checkpoint.mirror, name))
-        return StoredRun(bucket, asyncio.run(stored_steps(bucket)))
+        bucket = run_bucket(spec, name)
+        return None if bucket is None else StoredRun(bucket, asyncio.run(stored_steps(bucket)))
     except StorageError as error:
         raise LaunchRefused(
             f"checkpoint.mirror cannot be read: {error}. Check the address, and the credentials in the "

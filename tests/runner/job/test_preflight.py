@@ -288,6 +288,20 @@ def test_settings_that_need_torchao_name_the_extra_that_installs_it(tmp_path: Pa
     assert "rlrun[low-precision]" in str(problem.cure)
 
 
+def test_what_an_object_store_and_the_hub_need_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    rows = [{"prompt": "1?", "label": 0}]
+    section = '\n[checkpoint]\nmirror = "s3://bucket/team"\npush = "acme/small"\n'
+    monkeypatch.setenv("HF_TOKEN", "hf_token")
+    assert problems_of(tmp_path, rows, sections=section) == []
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.setattr(preflight, "find_spec", lambda package: None if package == "obstore" else package)
+    push, mirror = problems_of(tmp_path, rows, sections=section)
+    assert (push.key, mirror.key) == ("checkpoint.push", "checkpoint.mirror")
+    assert "hf auth login" in str(push.cure)
+    assert "rlrun[storage]" in str(mirror.cure)
+
+
 def test_a_key_that_names_a_column_no_row_has_is_refused(tmp_path: Path) -> None:
     keys = {"prompt_key": "question", "label_key": "anser"}
     [problem] = problems_of(tmp_path, QUESTIONS, reward={"type": "random"}, **keys)

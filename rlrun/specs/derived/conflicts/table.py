@@ -32,9 +32,8 @@ _JOB = (
         given("checkpoint.start_optimizer"), missing(on("checkpoint.start_from")), "no state is loaded"
     ),
     no_effect(given("checkpoint.mirror_required"), missing(on("checkpoint.mirror")), "nothing is uploaded"),
-    no_effect(on("checkpoint.mirror"), equal("debug.mode", "eval"), "an evaluation saves no checkpoint"),
     no_effect(on("checkpoint.push"), equal("checkpoint.export_hf", False), "the final model is not written"),
-    no_effect(on("checkpoint.push"), f.NO_TRAINER, "nothing is trained"),
+    no_effect(on("checkpoint.push"), equal("debug.mode", "rollout"), "nothing is trained"),
     no_effect(on("checkpoint.keep_best"), f.NO_TRAINER, "the weights stay the same, and so does the result"),
     no_effect(
         on("checkpoint.start_from"),

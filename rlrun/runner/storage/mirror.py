@@ -65,6 +65,7 @@ class BucketMirror:
         self._attempt = uuid4().hex[:12]
         self._saved = asyncio.Event()
         self._idle = asyncio.Event()
+        self._has_ended = False
         self._failures: dict[int, int] = {}
         self._failure: str | None = None
         self._uploading: int | None = None
@@ -76,6 +77,8 @@ class BucketMirror:
 
     def add(self) -> None:
         """Says that another checkpoint is complete."""
+        if self._has_ended:
+            return
         self._idle.clear()
         self._saved.set()
 
@@ -129,6 +132,7 @@ class BucketMirror:
             logger.info("the mirror failed", exc_info=error)
             self._give_up(f"{self._bucket.url}: unexpected {type(error).__name__}: {error}")
         finally:
+            self._has_ended = True
             self._idle.set()
 
     async def _work(self) -> None:

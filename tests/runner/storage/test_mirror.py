@@ -166,14 +166,20 @@ async def test_a_lost_launch_stops_writing(tmp_path: Path, caplog: pytest.LogCap
     """Its machine was only cut off, and a later launch has continued the run."""
     run, bucket = make_run(tmp_path / "run"), bucket_in(tmp_path / "bucket")
     old = mirror_of(bucket, run)
-    await uploaded(run, old, 1)
+    checkpoints = Checkpoints(run.checkpoints, 2, mirror=old)
+    working = asyncio.create_task(old.run())
+    await take_step(run, checkpoints, 1)
+    await old.finish()
     elsewhere = RunFolder(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
     elsewhere.make()
     await asyncio.to_thread((await stored_in(bucket)).restore, elsewhere)
     await uploaded(elsewhere, mirror_of(bucket, elsewhere), 2)
     objects = await bucket.list("steps/")
-    await uploaded(run, old, 3)
+    await take_step(run, checkpoints, 3)
+    await working
+    await take_step(run, checkpoints, 4)
+    await old.finish()
     assert await bucket.list("steps/") == objects
     assert "has continued this run; this launch does not upload any more" in caplog.text
 

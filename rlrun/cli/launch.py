@@ -124,12 +124,9 @@ def _check_launchable(loaded: "LoadedSpec", locked: Path | None) -> None:
 def _exists(spec: "Spec") -> bool:
     """Returns whether the spec's run was launched, here or on a machine that mirrored it."""
     from rlrun.runner.records.run_folder import run_folder
-    from rlrun.runner.storage.restore import stored_run
+    from rlrun.runner.storage.restore import is_unstored
 
-    if run_folder(spec).was_launched:
-        return True
-    stored = stored_run(spec, spec.name)
-    return stored is not None and stored.newest is not None
+    return run_folder(spec).was_launched or not is_unstored(spec, spec.name)
 
 
 def end_process(code: int) -> NoReturn:

@@ -22,10 +22,12 @@ from rlrun.cli.arguments import (
 )
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError, SpecText, format_value
+from rlrun.specs.reading.reference import as_toml
 
 if TYPE_CHECKING:
     from rlrun.runner.sweeps.sweep_folder import SweepFolder
     from rlrun.specs.reading.loading import LoadedSpec
+    from rlrun.specs.sections.job import Spec
 
 app = typer.Typer(help="Run a job with several values for some keys, and compare.", no_args_is_help=True)
 Keys = Annotated[
@@ -68,7 +70,7 @@ def launch(
         raise SpecError(unset)
     slots = slots_for(spec)
     folder = SweepFolder(Path(spec.runs_dir).absolute() / (name or f"{spec.name}-sweep"))
-    options = [f"--set={setting}" for setting in settings]
+    options = [f"--set={setting}" for setting in (*settings, *_mirror(spec, folder))]
     options += [f"--profile={profile}" for profile in profiles or ()]
     arguments = LaunchArguments(specs, options, _document(loaded, specs))
     with folder.claimed(resume=resume):
@@ -149,6 +151,17 @@ def _settings(overrides: list[str] | None, keys: list[str] | None) -> list[str]:
     from rlrun.runner.sweeps.trials import sweep_setting
 
     return [*(overrides or ()), *map(sweep_setting, keys or ())]
+
+
+def _mirror(spec: "Spec", folder: "SweepFolder") -> list[str]:
+    """Returns the setting that mirrors the trials to a folder of their sweep: other sweeps have trials of the
+    same names.
+    """
+    mirror = spec.checkpoint.mirror
+    if mirror is None:
+        return []
+    address = as_toml(f"{mirror.rstrip('/')}/{folder.path.name}")
+    return [f"checkpoint.mirror={address}"]
 
 
 def _document(loaded: "LoadedSpec", specs: list[str]) -> str:

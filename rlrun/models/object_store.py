@@ -4,7 +4,9 @@ import os
 import re
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from rlrun.models.error_text import first_line
 
@@ -25,8 +27,27 @@ def is_address(value: str) -> bool:
     return _ADDRESS.fullmatch(value) is not None
 
 
-def open_store(url: str) -> Any:
+def address_fault(value: str) -> str | None:
+    """Returns why an address cannot be used; None if it can. The text repeats nothing of the address, which
+    may have a secret.
+    """
+    parts = urlsplit(value)
+    if "@" in parts.netloc:
+        return "must not have a user or a key before the bucket: credentials come from the environment"
+    if parts.query or parts.fragment or value[-1:] in ("?", "#"):
+        return "must not have ? or #: what follows is no part of an object's name; write them as %3F and %23"
+    return None
+
+
+def folder_of(url: str) -> Path | None:
+    """Returns the folder that an address `file:///…` names; None for any other address."""
+    return Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
+
+
+def open_store(url: str, *, create: bool = True) -> Any:
     """Returns obstore's store for an address, whose path is the prefix of all keys; makes no request.
+
+    `create`: a folder as `file:///…` that does not exist is made.
 
     Credentials, region and endpoint come from the environment by obstore's rules, `AWS_ACCESS_KEY_ID` for
     instance. Raises StorageError without obstore, or for an address that it cannot use.
@@ -36,9 +57,12 @@ def open_store(url: str) -> Any:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
+    folder = folder_of(url)
+    if folder is not None and not create and not folder.is_dir():
+        raise StorageError(f"{url}: there is no folder {folder}")
     try:
-        if url.startswith("file:"):
-            return from_url(url, mkdir=True, automatic_cleanup=True)
+        if folder is not None:
+            return from_url(url, mkdir=create, automatic_cleanup=create)
         # these options replace those that obstore takes from the environment
         allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
         options: Any = {"timeout": _TIMEOUT, "connect_timeout": "10s", "allow_http": allow_http}

@@ -30,7 +30,7 @@ def stage_folder(address: str, patterns: Sequence[str], say: Callable[[str], Non
     cannot be read or has no such object.
     """
     with _one_line(address):
-        store = open_store(address)
+        store = open_store(address, create=False)
         objects = {item["path"]: item for item in _listed(store) if "/" not in item["path"]}
         if not objects:
             raise ValueError(f"{address} has no objects")
@@ -48,7 +48,7 @@ def stage_file(address: str, say: Callable[[str], None]) -> Path:
     with _one_line(address):
         import obstore
 
-        store = open_store(parent)
+        store = open_store(parent, create=False)
         item = obstore.head(store, name)
         folder = _begin(address, [item])
         _copy(store, item, folder / name, address, say)

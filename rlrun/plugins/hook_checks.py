@@ -37,7 +37,9 @@ def advantages_fault(advantages: Any, inputs: LossInputs) -> str | None:
     """Returns what is wrong with the advantages that a hook gives a micro-batch; None if nothing is."""
     wanted = list(inputs.advantages.shape)
     if not hasattr(advantages, "isfinite") or list(advantages.shape) != wanted:
-        given = f"the shape {list(advantages.shape)}" if hasattr(advantages, "shape") else repr(advantages)
+        given = repr(advantages)
+        if hasattr(advantages, "shape"):
+            given = f"{type(advantages).__name__} of the shape {list(advantages.shape)}"
         return f"advantages are a tensor of the shape {wanted}, it returned {given}"
     return None if bool(advantages.isfinite().all()) else "it returned advantages that are not finite"
 
@@ -54,9 +56,12 @@ class _State:
         return cls(_fixed(sample), sample.loss_mask.copy())
 
     def fault(self, sample: Sample) -> str | None:
+        arrays = (sample.tokens, sample.log_probs, sample.loss_mask)
+        if not all(isinstance(array, np.ndarray) for array in arrays) or arrays[2].dtype != self.mask.dtype:
+            return "its arrays stay arrays of the same type: change loss_mask in place, loss_mask[3:] = 0"
         if _fixed(sample) != self.fixed:
             return "only loss_mask and info may change: an algorithm turns rewards into advantages"
-        mask = np.asarray(sample.loss_mask)
+        mask = sample.loss_mask
         if mask.shape != self.mask.shape:
             return f"loss_mask has the shape {list(mask.shape)}, the response {list(self.mask.shape)}"
         if not np.all((mask == self.mask) | (mask == 0)):
@@ -71,4 +76,7 @@ def _samples(groups: Sequence[Group]) -> list[Sample]:
 def _fixed(sample: Sample) -> tuple[Any, ...]:
     """Returns what must be equal before and after; text of floats, because NaN is not equal to itself."""
     numbers = repr((sample.reward, sorted(sample.rewards.items())))
-    return sample.id, sample.status, numbers, sample.tokens.tobytes(), sample.log_probs.tobytes()
+    texts = sample.id, sample.execution_id, sample.status, sample.text, sample.failure
+    weights = sample.cross_entropy, sample.policy_weights, sample.kl_weights
+    arrays = [None if array is None else np.asarray(array).tobytes() for array in weights]
+    return *texts, numbers, sample.tokens.tobytes(), sample.log_probs.tobytes(), *arrays

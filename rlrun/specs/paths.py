@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel
 
-from rlrun.models.object_store import is_address
+from rlrun.models.object_store import address_fault, is_address
 from rlrun.specs.problems.spelling import nearest
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -93,6 +93,8 @@ def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
     if not value.strip():
         raise PathError("the path is empty", None)
     if marker.kind in ("data", "model") and is_address(value.removesuffix(row_slice)):
+        if (fault := address_fault(value.removesuffix(row_slice))) is not None:
+            raise PathError(f"the address {fault}", None)
         return value
     path = absolute_path(value.removesuffix(row_slice), folder)
     if marker.kind == "model":

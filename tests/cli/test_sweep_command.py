@@ -115,6 +115,23 @@ def test_a_trial_is_launched_with_its_values_in_the_folder_of_the_sweep(
     assert (spec.rewards[0].weight, spec.rollout.stop) == (0.5, ('"',))
 
 
+def test_trials_are_mirrored_to_a_folder_of_their_sweep(
+    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def launch_first(folder: SweepFolder, arguments: LaunchArguments, *rest: object) -> int:
+        commands.append(arguments.command(folder, folder.trials()[0], resume=False))
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlrun.runner.sweeps.run_sweep.run_sweep", launch_first)
+    mirror = "checkpoint.mirror=file:///disk/team/"
+    outcome = rlrun("sweep", "launch", BASE, "--sweep", "seed=1,2", "--set", mirror)
+    assert outcome.code == 0, outcome.err
+    assert '--set=checkpoint.mirror="file:///disk/team/run-sweep"' in commands[0]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> SweepFolder:
     """A sweep whose first two trials are done, whose third has failed, and whose fourth has not begun."""

@@ -40,11 +40,12 @@ def test_an_object_that_changed_is_copied_again(store: Path) -> None:
     assert staged_file(address) == after
 
 
-@pytest.mark.parametrize(("name", "message"), [("nothing", "has no objects"), ("model/x", "has no objects")])
-def test_an_address_without_a_model_is_named(store: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize(("name", "message"), [("nothing", ": there is no folder"), ("", " has no objects")])
+def test_an_address_without_a_model_is_named_and_not_made(store: Path, name: str, message: str) -> None:
     address = f"file://{store.parent / name}"
-    with pytest.raises(ValueError, match=f"{address} {message}"):
+    with pytest.raises(ValueError, match=f"{address}{message}"):
         stage_folder(address, ["*"], print)
+    assert not (store.parent / "nothing").exists()
 
 
 def test_an_object_that_is_not_there_is_one_line(store: Path) -> None:

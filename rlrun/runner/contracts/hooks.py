@@ -35,13 +35,13 @@ class Hooks:
         """Lets the hooks see and mask the samples of a step."""
         for place, call in self._with("on_samples"):
             before = SamplesBefore(groups)
-            _call(place, call, groups)
+            _call_for_effect(place, call, groups)
             _refuse(place, before.fault())
 
     def on_model(self, part: PolicyPart) -> None:
         """Shows the hooks the policy with its weights."""
         for place, call in self._with("on_model"):
-            _call(place, call, part)
+            _call_for_effect(place, call, part)
 
     def on_batch(self, inputs: LossInputs) -> LossInputs:
         """Returns the inputs of a loss, with the advantages that the hooks give them."""
@@ -60,7 +60,7 @@ class Hooks:
     def before_update(self, part: PolicyPart) -> None:
         """Lets the hooks see and change the gradients of a step."""
         for place, call in self._with("before_update"):
-            _call(place, call, part)
+            _call_for_effect(place, call, part)
 
     def _with(self, method: str) -> list[tuple[str, Callable[..., Any]]]:
         """Returns the hooks' methods of this name, each with its place for messages."""
@@ -87,6 +87,13 @@ def _call(place: str, call: Callable[..., Any], argument: Any) -> Any:
         return call(argument)
     except Exception as error:
         raise HookError(f"{place} failed: {type(error).__name__}: {error}") from error
+
+
+def _call_for_effect(place: str, call: Callable[..., Any], argument: Any) -> None:
+    """Calls a method whose result nobody would use, and refuses one: its author expects something of it."""
+    if (result := _call(place, call, argument)) is not None:
+        fault = f"it returned {type(result).__name__}, which has no effect: change its argument, return None"
+        raise HookError(f"{place}: {fault}")
 
 
 def _refuse(place: str, fault: str | None) -> None:

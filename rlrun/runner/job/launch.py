@@ -62,7 +62,7 @@ from rlrun.runner.records.lock import check_same_run, keep_choices, make_lock, r
 from rlrun.runner.records.run_folder import RunFolder, run_folder
 from rlrun.runner.scoring.scorer import unique_names
 from rlrun.runner.storage.mirror import open_mirror, uploading
-from rlrun.runner.storage.restore import stored_run
+from rlrun.runner.storage.restore import is_unstored, stored_run
 from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.sample_limits import sample_limits
 from rlrun.specs.derived.shared_prefixes import SharingChoice
@@ -106,7 +106,11 @@ def launch(
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
         stack.enter_context(held_signals())
-        folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=here, new=new))
+        folder = stack.enter_context(
+            claim_folder(
+                runs_dir, loaded.spec.name, resume=here, new=new, is_free=partial(is_unstored, loaded.spec)
+            )
+        )
         if stored is not None and resume and stored.is_ahead_of(folder):
             say(f"{folder.name}: restoring step {stored.newest} from {stored.url}")
             with released_signals():

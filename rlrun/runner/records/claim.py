@@ -10,7 +10,7 @@ show the locks of other hosts; there state.json alone decides.
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,15 +34,23 @@ def check_name(runs_dir: Path, name: str, *, resume: bool, new: bool) -> None:
 
 
 @contextmanager
-def claim_folder(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Iterator[RunFolder]:
+def claim_folder(
+    runs_dir: Path,
+    name: str,
+    *,
+    resume: bool,
+    new: bool,
+    is_free: Callable[[str], bool] = lambda name: True,
+) -> Iterator[RunFolder]:
     """Yields the folder of a launch, which no other launch can claim before the block ends.
 
-    The folder is fresh, or an existing one with `resume`; `new` takes the next free name. Raises
+    The folder is fresh, or an existing one with `resume`; `new` takes the next name that is free here, and
+    of which `is_free` says that it is free elsewhere. Raises
     RunFolderError, with nothing changed, if the name is in use, if there is no run to resume, or if the run
     is still running.
     """
     folder = RunFolder(runs_dir.absolute() / name)  # other processes have other working directories
-    folder, lock = _resume(folder) if resume else _make_fresh(folder, new=new)
+    folder, lock = _resume(folder) if resume else _make_fresh(folder, is_free if new else None)
     try:
         _remove_unfinished(folder)
         folder.make()
@@ -97,13 +105,15 @@ def _resume(folder: RunFolder) -> tuple[RunFolder, int]:
     return folder, lock
 
 
-def _make_fresh(folder: RunFolder, *, new: bool) -> tuple[RunFolder, int]:
+def _make_fresh(folder: RunFolder, is_free: Callable[[str], bool] | None) -> tuple[RunFolder, int]:
+    """Returns the folder and its lock; with `is_free`, that of the next free name."""
     number = 2
     candidate = folder
     while True:
-        if (lock := _make_and_lock(candidate)) is not None:
+        may_take = is_free is None or (not candidate.path.exists() and is_free(candidate.name))
+        if may_take and (lock := _make_and_lock(candidate)) is not None:
             return candidate, lock
-        if not new:
+        if is_free is None:
             raise RunFolderError(_in_use(folder))
         candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
         number += 1

@@ -212,10 +212,13 @@ class BucketMirror:
 
     async def _prune(self, in_bucket: list[int]) -> None:
         """Deletes the steps that are not kept: their manifests first, so that no half step looks whole."""
-        for step in self._dropped(in_bucket):
-            await self._bucket.delete([manifest_key(step)])
-            in_bucket.remove(step)
-            await self._bucket.delete(await self._bucket.list(f"{DATA}{step_name(step)}/"))
+        try:
+            for step in self._dropped(in_bucket):
+                await self._bucket.delete([manifest_key(step)])
+                in_bucket.remove(step)
+                await self._bucket.delete(await self._bucket.list(f"{DATA}{step_name(step)}/"))
+        except StorageError as error:  # the new step is there
+            logger.warning("%s; what is not kept any more stays there until a later launch", error)
 
     def _is_given_up(self, step: int, error: Exception) -> bool:
         """Reports a failed upload; returns whether it has failed as often as it may."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlrun.models.object_store import is_address
 from rlrun.runner.records.metrics_file import results_of
 from rlrun.specs.sections.job import Spec
 
@@ -18,7 +19,8 @@ def model_card(spec: Spec, spec_text: str, lines: Sequence[dict[str, Any]], *, a
     """
     from huggingface_hub import ModelCardData
 
-    base = None if Path(spec.model.path).is_absolute() else spec.model.path
+    is_elsewhere = Path(spec.model.path).is_absolute() or is_address(spec.model.path)
+    base = None if is_elsewhere else spec.model.path  # the hub refuses a base model that it does not have
     data = ModelCardData(
         base_model=base,
         library_name="peft" if adapter else "transformers",

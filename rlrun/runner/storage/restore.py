@@ -65,8 +65,8 @@ class StoredRun:
         """Raises LaunchRefused if the store has a run, which a new run of its name would mix with."""
         if self.newest is not None:
             raise LaunchRefused(
-                f"{self.url} has step {self.newest} of a run: continue it (--resume), choose another name "
-                "(--name), or delete it there",
+                f"{self.url} has step {self.newest} of a run: continue it (--resume), start another "
+                "run beside it (--new), choose another name (--name), or delete it there",
                 Code.RUN_FOLDER,
             )
 
@@ -164,6 +164,12 @@ def stored_run(spec: Spec, name: str) -> StoredRun | None:
             "environment",
             Code.CHECKPOINT,
         ) from error
+
+
+def is_unstored(spec: Spec, name: str) -> bool:
+    """Whether the object store of a spec has no run of this name. Raises LaunchRefused as `stored_run`."""
+    stored = stored_run(spec, name)
+    return stored is None or stored.newest is None
 
 
 def _set_aside(folder: RunFolder, names: list[str]) -> None:

@@ -61,4 +61,13 @@ def sweep_search(spec: Spec) -> Iterator[Finding]:
         yield Finding(("sweep", "search"), message, cure, "trials", "optuna", related=(path,))
 
 
-SWEEP_RULES: tuple[Rule, ...] = (sweep_values, sweep_search)
+def sweep_push(spec: Spec) -> Iterator[Finding]:
+    """Trials do not push their models to one repository."""
+    if spec.sweep is None or spec.checkpoint.push is None:
+        return
+    if "checkpoint.push" not in {dotted_key(path) for path, _ in sweep_leaves(spec.sweep.keys)}:
+        message = "every trial of [sweep] would push its model to this repository, one over the other"
+        yield Finding(("checkpoint", "push"), message, "remove it, and push the best model afterwards")
+
+
+SWEEP_RULES: tuple[Rule, ...] = (sweep_values, sweep_search, sweep_push)

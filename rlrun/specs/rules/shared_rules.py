@@ -7,12 +7,15 @@ that depend on the algorithm are in algorithm_rules.py.
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from pydantic import BaseModel
 
+from rlrun.models.object_store import folder_of
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.own_variables import why_own_variable
+from rlrun.specs.paths import display_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -47,6 +50,16 @@ def ray_address(spec: Spec) -> Iterator[Finding]:
         yield Finding(
             ("cluster", "nodes"), message, cure, None, spec.cluster.nodes, related=(("cluster", "address"),)
         )
+
+
+def mirror_folder(spec: Spec) -> Iterator[Finding]:
+    """A mirror in a folder is not the run's own folder, nor in it."""
+    folder = None if spec.checkpoint.mirror is None else folder_of(spec.checkpoint.mirror)
+    run = Path(spec.runs_dir, spec.name).absolute()
+    if folder is not None and (folder / spec.name).resolve().is_relative_to(run.resolve()):
+        message = f"the mirror would be in the folder of the run itself, {display_path(run)}"
+        cure = "name a folder outside of runs_dir"
+        yield Finding(("checkpoint", "mirror"), message, cure, related=(("runs_dir",), ("name",)))
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -158,6 +171,7 @@ def trackers(spec: Spec) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     length_of_job,
     ray_address,
+    mirror_folder,
     environment,
     evaluation,
     best_metric,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from rlrun.models.object_store import is_address
+from rlrun.models.object_store import address_fault, is_address
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section
 
@@ -17,6 +17,8 @@ def _kind(value: Any) -> str:
 def _checked_address(value: str) -> str:
     if not is_address(value):
         raise ValueError("must be an address such as s3://bucket/folder, gs://, az:// or file:///folder")
+    if (fault := address_fault(value)) is not None:
+        raise ValueError(fault)
     return value
 
 

@@ -52,6 +52,18 @@ def short_mask(groups: Sequence[Group]) -> None:
     groups[0].samples[1].loss_mask = np.zeros(1, np.float32)
 
 
+def list_mask(groups: Sequence[Group]) -> None:
+    groups[0].samples[1].loss_mask = [0.0, 0.0]  # type: ignore[assignment]
+
+
+def list_tokens(groups: Sequence[Group]) -> None:
+    groups[0].samples[1].tokens = groups[0].samples[1].tokens.tolist()
+
+
+def weights(groups: Sequence[Group]) -> None:
+    groups[0].samples[1].policy_weights = np.zeros(2, np.float32)
+
+
 def drop(groups: Sequence[Group]) -> None:
     groups[0].samples.pop()
 
@@ -67,6 +79,9 @@ def fail(groups: Sequence[Group]) -> None:
         (other_reward, "sample 0-1: only loss_mask and info may change: an algorithm turns rewards into"),
         (other_tokens, "sample 0-1: only loss_mask and info may change"),
         (short_mask, r"sample 0-1: loss_mask has the shape \[1\], the response \[2\]"),
+        (list_mask, "sample 0-1: its arrays stay arrays of the same type: change loss_mask in place"),
+        (list_tokens, "sample 0-1: its arrays stay arrays of the same type"),
+        (weights, "sample 0-1: only loss_mask and info may change"),
         (drop, "it adds or removes samples: a filter does that"),
         (fail, "failed: KeyError: 'label'"),
     ],
@@ -76,6 +91,16 @@ def test_what_a_hook_does_wrong_with_samples_names_it(hook: Callable[..., None],
     groups[0].samples[1].loss_mask[0] = 0
     with pytest.raises(HookError, match=rf'^hooks\.0 \("mine"\): on_samples:? {message}'):
         hooks(on_samples=hook).on_samples(groups)
+
+
+@pytest.mark.parametrize("method", ["on_samples", "on_model", "before_update"])
+def test_a_result_that_nobody_would_use_is_refused(method: str) -> None:
+    argument = [group([1.0, 0.0])]
+    with pytest.raises(
+        HookError, match=rf'^hooks\.0 \("mine"\): {method}: it returned list, which has no effect'
+    ):
+        getattr(hooks(**{method: lambda given: [1]}), method)(argument)
+    getattr(hooks(**{method: lambda given: None}), method)(argument)
 
 
 def test_hooks_replace_the_advantages_of_a_micro_batch_one_after_the_other() -> None:
@@ -95,7 +120,11 @@ def test_hooks_replace_the_advantages_of_a_micro_batch_one_after_the_other() -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (torch.zeros(3), r"advantages are a tensor of the shape \[12\], it returned the shape \[3\]"),
+        (
+            torch.zeros(3),
+            r"advantages are a tensor of the shape \[12\], it returned Tensor of the shape \[3\]",
+        ),
+        (np.zeros(12), r"a tensor of the shape \[12\], it returned ndarray of the shape \[12\]"),
         (0.5, r"advantages are a tensor of the shape \[12\], it returned 0\.5"),
         (torch.full((12,), float("nan")), "it returned advantages that are not finite"),
     ],

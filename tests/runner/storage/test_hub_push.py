@@ -132,4 +132,6 @@ def test_a_card_states_base_results_and_spec() -> None:
     assert "| eval/held-out/reward | 0.25 | 0.875 | 0.875 |" in body
     assert "| rollout/reward/mean | 0.5 | 0.75 | 0.75 |" in body
     assert '```toml\nname = "job"\n```' in body
-    assert "base_model" not in model_card(spec("/models/mine"), "", [], adapter=False)
+    for place in ("/models/mine", "s3://bucket/models/mine"):
+        text = model_card(spec(place), "", [], adapter=False)
+        assert "base_model" not in text and "\nmine, trained for 0 steps" in text

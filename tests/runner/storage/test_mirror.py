@@ -2,19 +2,23 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rlrun.models.object_store import StorageError
+from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.checkpoints.folder import checkpoints_in
 from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.errors import JobError, LaunchRefused
+from rlrun.runner.records.claim import claim_folder
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.storage.bucket import Bucket, open_bucket
 from rlrun.runner.storage.manifest import StepManifest, read_manifest, stored_steps
 from rlrun.runner.storage.mirror import uploading
-from rlrun.runner.storage.restore import StoredRun
+from rlrun.runner.storage.restore import StoredRun, is_unstored
 from tests.runner.storage.stored_runs import (
     bucket_in,
     content,
@@ -252,6 +256,35 @@ def test_an_unusable_address_is_one_line() -> None:
     with pytest.raises(StorageError, match=r"^gopher://x: ") as error:
         open_bucket("gopher://x")
     assert "\n" not in str(error.value)
+
+
+async def test_a_step_whose_predecessor_cannot_be_deleted_is_no_failed_upload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(keys: Iterable[str]) -> None:
+        if list(keys):
+            raise StorageError("403 Forbidden")
+
+    run, bucket = make_run(tmp_path / "run"), bucket_in(tmp_path / "bucket")
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "delete", refuse)
+        await uploaded(run, mirror_of(bucket, run, keep=1), 1, 2, keep=1)
+    assert await stored_steps(bucket) == [1, 2]
+    assert "not kept any more stays there" in caplog.text and "could not be uploaded" not in caplog.text
+    await uploaded(run, mirror_of(bucket, run, keep=1), 3, keep=1)
+    assert await stored_steps(bucket) == [3]
+
+
+def test_a_new_run_takes_a_name_that_is_free_in_the_bucket_too(tmp_path: Path) -> None:
+    run, bucket = make_run(tmp_path / "here/run-2"), bucket_in(tmp_path / "b/run-2")
+    asyncio.run(uploaded(run, mirror_of(bucket, run), 1))
+    settings = [f"checkpoint.mirror=file://{tmp_path}/b"]
+    spec = load_checked_spec([ROOT / "tests/specs/base.toml"], settings).spec
+    (tmp_path / "there/run").mkdir(parents=True)
+    free = partial(is_unstored, spec)
+    with claim_folder(tmp_path / "there", "run", resume=False, new=True, is_free=free) as folder:
+        assert folder.name == "run-3"
+    assert not (tmp_path / "there/run-2").exists()
 
 
 def test_nothing_is_stored_yet(tmp_path: Path) -> None:

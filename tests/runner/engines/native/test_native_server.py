@@ -4,7 +4,9 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from rlrun.runner.engines.process.server_process import ask_health
 from rlrun.runner.weights.carriers.disk.folder_tensors import FolderTensors
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights
 from rlrun.runner.weights.carriers.native.shared_memory import SharedWeights
+from rlrun.runner.weights.carriers.reader import NewWeights
 from tests.runner.engines.engine_cases import random_prompts
 from tests.tiny_models import make_tiny_model
 from tests.waiting import PATIENCE, until
@@ -352,6 +355,58 @@ def test_a_port_in_use_is_named(server: Any, tiny_folder: Path) -> None:
 def test_a_setup_that_cannot_work_says_why(tiny_folder: Path, setup: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NativeServer(EngineSetup(**({"model_folder": str(tiny_folder)} | setup))).start()
+
+
+class NoWeights(NewWeights):
+    """Weights that only note that they are closed."""
+
+    payload = "adapters"
+    closed = False
+
+    def open(self, held: int | None) -> None:
+        raise ValueError("nothing to read")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_cancelled_call_is_dropped_and_the_engine_goes_on(client: EngineClient, server: Any) -> None:
+    engine, free, new = server._engine, threading.Event(), NoWeights(3)
+    busy = engine._thread.call(free.wait)
+    cancelled = [engine.load(new), engine.resume()]
+    assert all(future.cancel() for future in cancelled)
+    free.set()
+    await asyncio.wrap_future(busy)
+    assert await asyncio.wrap_future(engine.abort(lambda sample: False)) == 0
+    assert new.closed
+
+
+async def test_an_update_whose_client_has_gone_holds_up_the_next(
+    client: EngineClient, server: Any, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, free, entered = server._engine, threading.Event(), []
+
+    def load(new: Any) -> Future[None]:
+        entered.append(new.version)
+        free.wait(PATIENCE)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(engine, "load", load)
+    path, body = "/update_weights_from_disk", {"model_path": str(tiny_folder), "weight_version": "1"}
+    gone = asyncio.create_task(post(client, path, body))
+    await until(lambda: entered == [1], "the first update")
+    gone.cancel()
+    second = asyncio.create_task(post(client, path, body | {"weight_version": "2"}))
+    async with aiohttp.ClientSession() as session:
+        for _ in range(50):  # the server sees that the connection is closed, and gets the second request
+            async with session.get(client.url + "/health") as response:
+                assert response.status == 200
+    assert entered == [1]
+    free.set()
+    assert (await second)[0] == 200
+    assert entered == [1, 2]
 
 
 async def test_an_engine_that_stops_answers_its_last_calls(tiny_folder: Path) -> None:

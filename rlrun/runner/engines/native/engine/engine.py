@@ -188,8 +188,13 @@ class Engine:
         belong to weights that the engine has, and wait for the step to end.
 
         This call or the future raises ValueError if the weights do not fit; the old ones stay if that is
-        known before anything is written.
+        known before anything is written. New weights whose future is cancelled are closed.
         """
+        loading = self._load(new)
+        loading.add_done_callback(lambda ended: new.close() if ended.cancelled() else None)
+        return loading
+
+    def _load(self, new: NewWeights) -> "Future[None]":
         if new.payload != "model":
             return self._thread.call(lambda: self._open_and_write(new))
         model, architecture = self._scheduler.model, self.loaded.architecture

@@ -55,10 +55,15 @@ class EngineThread:
         self._post(action)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Runs `function` between two steps; the future holds what it returns or raises."""
+        """Runs `function` between two steps; the future holds what it returns or raises.
+
+        Cancelling the future before then drops the call.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except Exception as error:

@@ -11,7 +11,7 @@ from rlrun.runner.engines.native.engine.engine import Engine, MemoryPart
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import Handler, error_response, json_response, read_body
 from rlrun.runner.engines.native.model.config import weight_shapes
-from rlrun.runner.weights.carriers.reader import ReadingEngine
+from rlrun.runner.weights.carriers.reader import Reader, ReadingEngine
 from rlrun.runner.weights.carriers.table import readers_of
 
 T = TypeVar("T")
@@ -148,12 +148,17 @@ class ControlEndpoints:
         if reader is None:
             known = " or ".join(f'"{name}"' for name in self._readers)
             raise ValueError(f"load_format must be {known}: this engine does not unpickle tensors")
-        async with self._updating:
-            new = reader.read({"weight_version": self._engine.version} | body)
-            await _finished(await asyncio.to_thread(self._engine.load, new), "updating weights")
+        # An update goes on, and others wait for it, where its client has gone: a thread that reads weights
+        # cannot be interrupted.
+        await asyncio.shield(asyncio.create_task(self._load(reader, body)))
         return json_response(
             {"success": True, "message": "weights updated", "weight_version": str(self._engine.version)}
         )
+
+    async def _load(self, reader: Reader, body: dict[str, Any]) -> None:
+        async with self._updating:
+            new = reader.read({"weight_version": self._engine.version} | body)
+            await _finished(await asyncio.to_thread(self._engine.load, new), "updating weights")
 
 
 def _tags(body: dict[str, Any]) -> list[MemoryPart]:

@@ -11,6 +11,7 @@ import pytest
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
+from rlrun.plugins.rollouts.agent import program_watch
 from rlrun.plugins.rollouts.agent.program_limits import ProgramLimits
 from rlrun.plugins.rollouts.agent.program_watch import HostProcess, HostProcesses, WatchedProgram
 from rlrun.plugins.types import Row, Status
@@ -155,3 +156,62 @@ async def test_an_execution_that_asks_for_more_turns_is_truncated(fails: bool) -
 def test_limits_are_for_a_command() -> None:
     with pytest.raises(ValueError, match="limits is for a command; an agent's class runs in rlrun's own"):
         build("rollouts", "agent", {"agent": {"type": "solve_and_select"}, "limits": {"memory": 1}})
+
+
+async def test_a_daemon_that_left_its_program_at_once_ends_with_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = f"""
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        open({str(pid)!r}, "w").write(str(os.getpid()))
+        {WAIT}
+    os._exit(0)
+os.wait()
+ask()
+while not os.path.exists({str(pid)!r}) or not open({str(pid)!r}).read():
+    pass
+print('{{"reward": 1.0}}')
+"""
+    [one] = await run_program(program)
+    assert one.info["reward"] == 1.0
+    wait_for_ends([psutil.Process(found) for found in [int(pid.read_text())] if psutil.pid_exists(found)])
+
+
+async def test_a_daemon_that_never_reads_a_long_task_does_not_hold_up_its_execution() -> None:
+    program = f"child({WAIT!r}, start_new_session=True); ask(); print('{{\"reward\": 1.0}}')"
+    metadata = {"text": "x" * (1 << 20)}
+    unread = ASK.replace("json.load(sys.stdin)", '{"messages": [{"role": "user", "content": "Hi"}]}')
+    rollout = build("rollouts", "agent", {"command": [sys.executable, "-c", unread + program]})
+    [one] = await run_session(rollout, metadata)
+    assert one.info["reward"] == 1.0
+
+
+async def run_session(rollout: Any, metadata: dict[str, Any]) -> list[Trajectory]:
+    try:
+        return await rollout.run(ScriptedSession(["4"], row=Row("0", [HI], metadata=metadata)))
+    finally:
+        await rollout.close()
+
+
+async def test_the_last_line_may_be_long() -> None:
+    [one] = await run_program(
+        "ask(); print('first'); print(json.dumps({'note': 'x' * 200_000, 'reward': 1.0}))"
+    )
+    assert one.info["reward"] == 1.0
+
+
+def test_processes_of_another_user_keep_no_other_from_being_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+
+    def kill(process: int, number: int) -> None:
+        if process == 10:
+            raise PermissionError
+        killed.append(process)
+
+    monkeypatch.setattr(program_watch.os, "kill", kill)
+    monkeypatch.setattr(program_watch, "together_use_more_than", lambda limit, members: True)
+    program = WatchedProgram(10, ProgramLimits(), ())
+    program.check(HostProcesses([HostProcess(10, 1, 10), HostProcess(11, 10, 10)]))
+    assert killed == [11]

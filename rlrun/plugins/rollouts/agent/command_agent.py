@@ -19,7 +19,7 @@ from rlrun.plugins.rollouts.agent.program_limits import MIB, LimitExceeded, Prog
 from rlrun.plugins.rollouts.agent.program_watch import ProgramWatch, WatchedProgram
 
 _TAIL = 64 * 1024
-"""Number of bytes at the end of the output in which the last line is looked for."""
+"""Number of bytes at the end of the output in which the last line is looked for first."""
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM")
 """Variables that are passed to every program, besides those that begin with LC_. They hold no secrets."""
 
@@ -60,17 +60,18 @@ async def run_command(
     """
     environment = environment_for(task, os.environ, passed)
     with ExitStack() as stack:
-        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        # Files, not pipes: a daemon that holds a pipe open, or never reads it, would hold up the execution.
+        given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(json.dumps(task.as_json(), default=str).encode())
+        given.seek(0)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        process = await _start(
-            command, stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err, env=environment, cwd=folder
-        )
+        process = await _start(command, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder)
         running_programs.add(process.pid)
-        program = WatchedProgram(process.pid, limits, (out.fileno(), err.fileno()))
+        program = WatchedProgram(process.pid, limits, (out.fileno(), err.fileno()), _mark(task))
         _limit_files(process.pid, limits)
         try:
             with watch.watching(program):
-                await process.communicate(json.dumps(task.as_json(), default=str).encode())
+                await process.wait()
         finally:
             try:
                 await asyncio.to_thread(program.end)
@@ -81,10 +82,15 @@ async def run_command(
                 running_programs.discard(process.pid)
         if program.problem:
             raise LimitExceeded(f"{command[0]} {program.problem}")
-        info = _parse_reward_line(_last_line(out))
+        info = _parse_reward_line(_last_line(out, limits.output * MIB))
         if process.returncode:
-            raise error_of_status(command[0], process.returncode, _last_line(err), info)
+            raise error_of_status(command[0], process.returncode, _last_line(err, _TAIL), info)
         return info
+
+
+def _mark(task: AgentTask) -> bytes:
+    """Returns the variable that only the processes of this program inherit."""
+    return f"OPENAI_API_KEY={task.api_key}".encode()
 
 
 def _limit_files(process: int, limits: ProgramLimits) -> None:
@@ -139,10 +145,15 @@ def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[st
     return environment
 
 
-def _last_line(file: IO[bytes]) -> str:
-    file.seek(0, os.SEEK_END)
-    file.seek(max(0, file.tell() - _TAIL))
-    return file.read().decode(errors="replace").strip().rpartition("\n")[2]
+def _last_line(file: IO[bytes], most: int) -> str:
+    """Returns the last line that is not empty, at most the last `most` bytes of the file."""
+    length, size = min(most, file.seek(0, os.SEEK_END)), _TAIL
+    while True:  # weights of all tokens make a long line
+        file.seek(-min(size, length), os.SEEK_END)
+        end = file.read().strip()
+        if b"\n" in end or size >= length:
+            return end.rpartition(b"\n")[2].decode(errors="replace")
+        size *= 4
 
 
 def _parse_reward_line(line: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,12 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     described = {tensor.name: TensorInfo(torch.float32, tensor.shape) for tensor in adapter_tensors(adapters)}
     write_safetensors(folder / ADAPTER_WEIGHTS, described, iter(tensors))
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(_config(base, adapters, lora), indent=2) + "\n")
+    config = {"base_model_name_or_path": base, **peft_config(adapters, lora)}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _config(base: str, adapters: list[AnyAdapter], lora: LoraShape) -> Mapping[str, Any]:
+def peft_config(adapters: Sequence[AnyAdapter], lora: LoraShape) -> dict[str, Any]:
+    """Returns the settings that peft keeps with these adapters."""
     alpha = int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha
     of_experts = dict.fromkeys(adapter.target for adapter in adapters if isinstance(adapter, ExpertAdapter))
     # peft nests the modules in the order of this list
@@ -84,7 +86,6 @@ def _config(base: str, adapters: list[AnyAdapter], lora: LoraShape) -> Mapping[s
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": alpha,
         "target_modules": list(

@@ -5,11 +5,11 @@ each update    factors ─▶ a carrier's buffer or folder ─▶ every server l
 """
 
 from abc import abstractmethod
-from typing import Any
+from dataclasses import replace
 
+from rlrun.converters.families.adapter_folder import peft_config
 from rlrun.converters.tensors.precision import parse_dtype
-from rlrun.models.adapters import LoraShape, adapters
-from rlrun.models.architecture import Architecture
+from rlrun.models.adapters import adapters
 from rlrun.runner.contracts.weight_updates import Checksums, StoredWeights
 from rlrun.runner.weights.buckets import plan_buckets
 from rlrun.runner.weights.form import Form
@@ -27,7 +27,9 @@ class ServerAdapterWriter(Writer):
         self._spec, self._source = spec, source
         self._form = Form(parse_dtype(spec.engine.dtype))
         [self._bucket] = plan_buckets(source.shapes, self._form, None)
-        self._config = peft_config(source.model, source.lora)
+        # SGLang does not read `use_rslora`: alpha is such that alpha / rank is the scale.
+        plain = replace(source.lora, alpha=source.lora.scale * source.lora.rank, rslora=False)
+        self._config = peft_config(adapters(source.model, plain), plain)
         self._room = adapter_room(spec)
         self._base: Checksums | None = None
         self._has_base = False
@@ -58,17 +60,3 @@ class ServerAdapterWriter(Writer):
             return recorder.checksums()
 
         return on_first_rank(source.rank, source.gather_base(self._form.dtype), record)
-
-
-def peft_config(model: Architecture, lora: LoraShape) -> dict[str, Any]:
-    """Returns peft's settings of the adapters, with alpha such that alpha / rank is their scale.
-
-    SGLang does not read `use_rslora`.
-    """
-    targets = list(dict.fromkeys(adapter.target for adapter in adapters(model, lora)))
-    return {
-        "peft_type": "LORA",
-        "r": lora.rank,
-        "lora_alpha": lora.scale * lora.rank,
-        "target_modules": targets,
-    }

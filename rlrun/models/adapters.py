@@ -11,7 +11,7 @@ from typing import Literal
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import ExpertFactor, HfTensor
-from rlrun.models.tensor_names import text_tensors
+from rlrun.models.tensor_names import GATE_UP, text_tensors
 
 ATTENTION_TARGETS = (
     "q_proj",
@@ -23,9 +23,11 @@ ATTENTION_TARGETS = (
     "kv_a_proj_with_mqa",
     "kv_b_proj",
 )
-FEED_FORWARD_TARGETS = ("gate_proj", "up_proj", "down_proj")
-GATE_UP, DOWN = EXPERT_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
+FEED_FORWARD_TARGETS = (*GATE_UP, "down_proj")
+STACKED_GATE_UP, STACKED_DOWN = EXPERT_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 """The matrices of all experts of a layer; gate and up share the first factor."""
+EXPERT_MATRICES = {STACKED_GATE_UP: GATE_UP, STACKED_DOWN: ("down_proj",)}
+"""The matrices of one expert that share a first factor, by target."""
 TARGETS = (*ATTENTION_TARGETS, *FEED_FORWARD_TARGETS, *EXPERT_TARGETS)
 """Hugging Face names of the matrices that can have an adapter; each family has some of them."""
 PEFT_PREFIX = "base_model.model."
@@ -111,7 +113,7 @@ class ExpertAdapter:
     @property
     def halves(self) -> int:
         """How many matrices of an expert share the first factor: gate and up, or down alone."""
-        return 2 if self.target == GATE_UP else 1
+        return 2 if self.target == STACKED_GATE_UP else 1
 
     def half_of(self, parameter: str) -> int:
         """Returns which part of the second factor belongs to a parameter of the experts."""
@@ -211,9 +213,9 @@ def _expert_adapters(model: Architecture, lora: LoraShape) -> Iterator[ExpertAda
         if tensor.expert is not None:
             layers.setdefault(tensor.name.partition(".experts.")[0], []).append(tensor)
     for tensors in layers.values():
-        for target, parts in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",))):
+        for target, parts in EXPERT_MATRICES.items():
             matrices = tuple(tensor for tensor in tensors if tensor.name.split(".")[-2] in parts)
-            inner = both and target == GATE_UP
+            inner = both and target == STACKED_GATE_UP
             yield ExpertAdapter(target, matrices, experts.count, lora.rank, inner)
 
 

@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from rlrun.models.architecture import MTP_COPIES, Architecture
 from rlrun.models.hf_tensor import HEADS, LANGUAGE_MODEL, HfTensor, is_of_text_model, transformers_tensor
 
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+"""Matrices that engines multiply together, in the order in which they are fused into one."""
+FUSED_RUNS = (QKV, GATE_UP, ("w1", "w3"))
+"""All such matrices; some families name an expert's gate and up w1 and w3."""
 SCORE = "score.weight"
 """transformers' name for the head of a model that classifies."""
 SCORE_BIAS = "score.bias"

@@ -7,10 +7,7 @@ import torch
 
 from rlrun.converters.tensors.content import Content, RowByRow, plain
 from rlrun.converters.tensors.stored import Files, StoredTensor
-from rlrun.models.adapters import DOWN, GATE_UP
-
-_PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
-"""The matrices of an expert that share a first factor, by target."""
+from rlrun.models.adapters import EXPERT_MATRICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ def merge_experts(
     `trained`: see `MergedExpert`. Raises ValueError if the model has no such experts.
     """
     down, up = factors
-    parts, count = _PARTS[target], experts_of(contents, module)
+    parts, count = EXPERT_MATRICES[target], experts_of(contents, module)
     if not count:
         raise ValueError(f"the adapter adapts {module}, which the model does not have")
     return {

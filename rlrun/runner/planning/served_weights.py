@@ -13,7 +13,7 @@ from rlrun.models.config_json import architecture, read_config
 from rlrun.models.decoder_config import packed_groups
 from rlrun.models.json_files import read_json_object
 from rlrun.models.low_precision import PROJECTIONS, has_routed_experts, is_int4_matrix
-from rlrun.models.tensor_names import hf_tensors
+from rlrun.models.tensor_names import FUSED_RUNS, hf_tensors
 from rlrun.runner.planning.activations import ITEM_BYTES
 from rlrun.runner.planning.model_size import parameter_count, stacks_of
 from rlrun.specs.derived.speculation import mtp_layers
@@ -23,8 +23,6 @@ _FP8_BLOCK = 128
 _FP8_BYTES = 1 + 4 / _FP8_BLOCK**2
 """A number, and its share of a block's float32 scale."""
 
-_FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))
-"""Matrices that a server fuses: it has room for adapters of all of them if any has one."""
 _SPLIT_BY_INPUTS = ("o_proj", "down_proj")
 """Matrices of which tensor-parallel ranks have some of the inputs; of all others some of the outputs."""
 _EAGLE3_STATES = 3
@@ -70,7 +68,8 @@ def adapter_room_bytes(
     GPUs that split one factor of each adapter.
     """
     rank, targets = max(each.rank for each in served), {each.target for each in served}
-    targets |= {name for fused in _FUSED if fused & targets for name in fused}
+    # a server has room for adapters of all matrices that it fuses if one of them has an adapter
+    targets |= {name for fused in FUSED_RUNS if targets.intersection(fused) for name in fused}
     numbers = 0
     for each in adapters(model, LoraShape(rank, 1.0, tuple(sorted(targets)))):
         down, up = math.prod(each.down.shape), math.prod(each.up.shape)

@@ -19,11 +19,10 @@ import torch
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.families.table import family_named
-from rlrun.models.tensor_names import text_tensors
+from rlrun.models.tensor_names import GATE_UP, QKV, text_tensors
 from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.gpu_hash import GpuHash, hexadecimal
-from rlrun.runner.weights.tensor_slots import GATE_UP, QKV
 
 Extent = Literal["sample", "all", "none"]
 _CPU = torch.device("cpu")

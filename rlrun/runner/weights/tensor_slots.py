@@ -11,17 +11,15 @@ from math import prod
 import torch
 
 from rlrun.converters.tensors.precision import keeps_precision, parse_dtype
+from rlrun.models.tensor_names import FUSED_RUNS
 from rlrun.runner.contracts.weight_updates import TensorSlot
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register."""
 DTYPES = ("float32", "bfloat16", "float16")
 """Those of weights that engines compute with in place."""
-QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-"""Matrices that are multiplied together, in the order in which they are fused."""
 
-_FUSED_RUNS = QKV, GATE_UP, ("w1", "w3")
-_MEMBER = re.compile(rf"\b({'|'.join(member for run in _FUSED_RUNS for member in run)})\b")
+_MEMBER = re.compile(rf"\b({'|'.join(member for run in FUSED_RUNS for member in run)})\b")
 
 Shapes = Mapping[str, Sequence[int]]
 """The shape of each tensor, by its Hugging Face name."""
@@ -137,5 +135,5 @@ def _run_of(name: str) -> list[str]:
     match = _MEMBER.search(name)
     if match is None:
         return [name]
-    run = next(run for run in _FUSED_RUNS if match[1] in run)
+    run = next(run for run in FUSED_RUNS if match[1] in run)
     return [f"{name[: match.start()]}{member}{name[match.end() :]}" for member in run]

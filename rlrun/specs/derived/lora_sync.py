@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rlrun.models.adapters import EXPERT_TARGETS
 from rlrun.models.families.table import family_named
+from rlrun.models.tensor_names import QKV
 from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.features import ADAPTERS_ALONE
 from rlrun.specs.derived.conflicts.reading import reasons_against
@@ -92,7 +93,7 @@ def why_not_served(targets: frozenset[str], family: str | None) -> str | None:
         return f"adapters of {family} models were not tried with SGLang"
     if targets.intersection(EXPERT_TARGETS):
         return "SGLang was not tried with adapters of experts, which are in stacks"
-    fused = targets.intersection({"q_proj", "k_proj", "v_proj"})
+    fused = targets.intersection(QKV)
     if fused and not fused.issuperset({"q_proj", "v_proj"}):
         return f"SGLang cannot serve adapters of {' and '.join(sorted(fused))} without both q_proj and v_proj"
     if "up_proj" in targets and "gate_proj" not in targets:

@@ -18,7 +18,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear, pad, silu
 
-from rlrun.models.adapters import DOWN, GATE_UP, Adapter, ExpertAdapter, LoraShape, adapters
+from rlrun.models.adapters import (
+    STACKED_DOWN,
+    STACKED_GATE_UP,
+    Adapter,
+    ExpertAdapter,
+    LoraShape,
+    adapters,
+)
 from rlrun.models.architecture import Architecture
 from rlrun.runner.trainer.compat.lora import convert_to_lora, shard_expert_factors
 from rlrun.runner.trainer.model.decoder import PackedDecoder
@@ -99,7 +106,8 @@ class AdaptedExperts(Experts):
         super().__init__(config)
         experts, rank = config.num_experts, config.rank
         self._scale = config.scale
-        self._has_gate_up, self._has_down = (target in config.targets for target in (GATE_UP, DOWN))
+        self._has_gate_up = STACKED_GATE_UP in config.targets
+        self._has_down = STACKED_DOWN in config.targets
         if self._has_gate_up:
             self.lora_a_gate_up = nn.Parameter(torch.empty(experts, config.dim, rank))
             self.lora_b_gate_up = nn.Parameter(torch.empty(experts, 2 * config.hidden_dim, rank))

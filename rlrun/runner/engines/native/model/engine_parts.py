@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from rlrun.models.architecture import Architecture
+from rlrun.models.tensor_names import QKV
 from rlrun.runner.engines.native.model.layer_tensors import LayerTensors
 from rlrun.runner.engines.native.model.layer_weights import AttentionWeights
 from rlrun.runner.engines.native.model.recurrent import PromptRecurrence, Recur, RecurrentStates
-from rlrun.runner.weights.tensor_slots import QKV
 
 
 def engine_parts(model: Architecture) -> "EngineParts":

@@ -7,7 +7,7 @@ import torch
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HEADS, TRANSFORMERS_EMBEDDING
-from rlrun.models.tensor_names import text_tensors
+from rlrun.models.tensor_names import GATE_UP, text_tensors
 from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.engine_parts import EngineParts, engine_parts
 from rlrun.runner.engines.native.model.layer_tensors import LayerTensors
@@ -18,7 +18,7 @@ from rlrun.runner.engines.native.model.layer_weights import (
     Tensors,
     with_matrices,
 )
-from rlrun.runner.weights.tensor_slots import GATE_UP, end_of, layout, tensors_in
+from rlrun.runner.weights.tensor_slots import end_of, layout, tensors_in
 
 
 def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:

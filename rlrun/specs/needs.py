@@ -97,6 +97,13 @@ class Needs:
         """Returns how many sequences a prompt with so many `samples`, or a row, gives to training."""
         return 2 if self.pairs or self.labels else samples
 
+    def undivided(self, sample_tokens: int) -> int:
+        """Returns the most tokens that must be in one micro-batch: a sample's, or those of two in a pair.
+
+        `sample_tokens`: the maximum length of a sample.
+        """
+        return sample_tokens * (2 if self.pairs else 1)
+
     def responses(self, samples: int) -> int:
         """Returns how many responses to a prompt are generated, of which `samples` are trained on."""
         return samples + self.greedy_reward

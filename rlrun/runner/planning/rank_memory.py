@@ -55,7 +55,7 @@ def rank_memory(job: PlannedJob) -> RankMemory:
     training = training_phase(
         job.model,
         job.spec.trainer,
-        _longest_unit(job),
+        job.needs.undivided(job.plan.max_sample_tokens),
         gpu=job.on_gpu,
         candidates=candidates,
         compared=job.needs.compared_tokens,
@@ -79,14 +79,9 @@ def _kept_parts(job: PlannedJob) -> tuple[str, ...]:
     return ("CUDA and NCCL", "exchange buffers", *pool)
 
 
-def _longest_unit(job: PlannedJob) -> int:
-    """Returns the most tokens that cannot be divided over micro-batches: a sample, or a pair of responses."""
-    return job.plan.max_sample_tokens * (2 if job.needs.pairs else 1)
-
-
 def _exchange_buffers(job: PlannedJob) -> Iterator[Part]:
     spec = job.spec
-    longest, per_node = _longest_unit(job), spec.cluster.gpus_per_node
+    longest, per_node = job.needs.undivided(job.plan.max_sample_tokens), spec.cluster.gpus_per_node
     for size, how in _buffer_sizes(job.model, spec.trainer, longest, per_node):
         yield Part("exchange buffers", size, how)
 

@@ -116,7 +116,7 @@ def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOpt
         compiled=trainer.compile,
         balanced=trainer.moe.balancing == "bias",
         lora=trainer.lora_shape,
-        most_tokens=most_routed_tokens(trainer, longest * (2 if needs_of(spec).pairs else 1)),
+        most_tokens=most_routed_tokens(trainer, needs_of(spec).undivided(longest)),
         precision=trainer.low_precision,
         as_target=rounds_as_target(spec),
     )

@@ -59,8 +59,8 @@ def test_answers_have_the_experts_of_transformers(tmp_path: Path, steps: int | N
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for sample in samples:
         meta = sample_answer(sample, {"return_logprob": True}, 0)["meta_info"]
-        assert ("routed_experts" in meta) == sample.reports_experts
-        if sample.reports_experts:
+        assert ("routed_experts" in meta) == sample.options.return_routed_experts
+        if sample.options.return_routed_experts:
             rows = len(sample.prompt) + len(sample.tokens) - 1
             reported = read_experts(meta, rows, EXPERTS, sample.id)
             assert reported is not None

@@ -76,7 +76,9 @@ class Engine:
         if sample.prompt.min() < 0 or sample.prompt.max() >= self.loaded.architecture.vocab:
             raise ValueError(f"input_ids must lie in [0, {self.loaded.architecture.vocab})")
         architecture = self.loaded.architecture
-        if sample.reports_experts and (architecture.experts is None or architecture.stored_tensors):
+        if sample.options.return_routed_experts and (
+            architecture.experts is None or architecture.stored_tensors
+        ):
             reason = (
                 "transformers' layers report none" if architecture.experts else "the model has no experts"
             )
@@ -214,10 +216,10 @@ class Engine:
 
     def _score(self, samples: Sequence[SampleInProgress]) -> None:
         prompts, images = [sample.prompt for sample in samples], [sample.images for sample in samples]
-        num_top = max(sample.num_top for sample in samples)
+        num_top = max(sample.options.top_logprobs_num for sample in samples)
         for sample, scores in zip(samples, self._scheduler.score(prompts, images, num_top), strict=True):
             sample.prompt_log_probs = scores.log_probs
-            if sample.num_top:
+            if sample.options.top_logprobs_num:
                 sample.top_ids, sample.top_log_probs = scores.top_ids, scores.top_log_probs
             sample.finish = {"type": "length", "length": 0}
 

@@ -87,7 +87,7 @@ class PrefixCache:
             recurrent.store([state], [recurrent.of(int(self._rows.ints[Field.SEAT, row]))])
         self._pool.share(group.blocks)
         tokens = np.concatenate([group.prompt, self._rows.cached_tokens(row)])
-        experts = np.concatenate(entry.sample.experts) if entry.sample.reports_experts else None
+        experts = np.concatenate(entry.sample.experts) if entry.sample.options.return_routed_experts else None
         own = self._rows.blocks_of(row).copy()
         kept = KeptSample(tokens, len(group.prompt), group.blocks, own, state, experts)
         self._kept[kept] = None
@@ -100,7 +100,7 @@ class PrefixCache:
         """
         if group.images.patches:
             return None
-        needs_experts = any(sample.reports_experts for sample in group.waiting)
+        needs_experts = any(sample.options.return_routed_experts for sample in group.waiting)
         candidates = [kept for kept in self._kept if kept.experts is not None or not needs_experts]
         prefixes = [CachedPrefix(kept, self._common(kept.tokens, group.prompt[:-1])) for kept in candidates]
         longest = max(prefixes, key=lambda prefix: prefix.length, default=None)

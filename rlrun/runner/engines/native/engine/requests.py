@@ -116,7 +116,7 @@ class SampleInProgress:
     """`[R]` log-probs of the tokens over their masks; empty unless they were asked for."""
     experts: list[NDArray[np.int16]] = field(default_factory=list)
     """Pieces `[tokens, layers · K]` of the experts of the prompt's and the generated tokens, in order; dense
-    layers have 0. The last token is never routed. Empty unless `reports_experts`."""
+    layers have 0. The last token is never routed. Empty unless the request asks for them."""
     starts: list[tuple[int, int]] = field(default_factory=list)
     """(weight version, index of the first token that it generated), in order."""
     finish: dict[str, Any] | None = None
@@ -138,23 +138,13 @@ class SampleInProgress:
     top_log_probs: NDArray[np.float32] | None = None
     """`[P - 1, k]`"""
 
-    @property
-    def num_top(self) -> int:
-        """How many of the most probable tokens each scored position has."""
-        return self.options.top_logprobs_num
-
-    @property
-    def reports_experts(self) -> bool:
-        """Whether the experts that each token is routed to are recorded."""
-        return self.options.return_routed_experts
-
     def record_experts(self, experts: NDArray[np.int16]) -> None:
         """Appends the experts of the tokens that have none yet, given those `[P', layers · K]` of the first
         P' tokens.
 
         A sample that was retracted passes through the model again, and keeps the experts that it had.
         """
-        if self.reports_experts:
+        if self.options.return_routed_experts:
             self.experts.append(experts[sum(map(len, self.experts)) :])
 
     @property

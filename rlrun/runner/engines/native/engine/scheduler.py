@@ -199,7 +199,9 @@ class Scheduler:
         """Prefills the prompts of `groups`, and draws the first token of every row from `first` on."""
         entries = self._rows.entries[first:]
         if groups:
-            reports = any(sample.reports_experts for entry in entries for sample in samples_of(entry))
+            reports = any(
+                sample.options.return_routed_experts for entry in entries for sample in samples_of(entry)
+            )
             run_prompts(self.model, groups, self._pool.block, reports_experts=reports)
         started = [entry.group for entry in entries]
         for entry in entries:
@@ -225,7 +227,7 @@ class Scheduler:
         decoded = self._speculation.plan(padded) if self._speculation else None
         decoded = decoded or plain_pass(rows, padded)
         batch = DecodeBatch(decoded.columns, rows.prefix_tables, rows.suffix_tables, self._pool.block)
-        reports = any(entry.sample.reports_experts for entry in rows.entries)
+        reports = any(entry.sample.options.return_routed_experts for entry in rows.entries)
         chosen: list[torch.Tensor] | None = [] if reports else None
         hidden = self.model.decode(batch, chosen)
         drawn = self._sampler.next_tokens(decoded.inputs, hidden[: decoded.size])
@@ -284,7 +286,7 @@ class Scheduler:
     def _record_experts(self, decoded: DecodePass, experts: NDArray[np.int16]) -> None:
         """Records the experts `[R, layers · K]` of the tokens whose successors were appended."""
         for row, entry in enumerate(self._rows.entries):
-            if entry.sample.reports_experts:
+            if entry.sample.options.return_routed_experts:
                 first = int(decoded.first[row])
                 entry.sample.experts.append(experts[first : first + self._num_appended(decoded, row)])
 

@@ -55,7 +55,7 @@ class GenerationEndpoints:
             self._engine.check(sample)
         if any(sample.params.max_new_tokens == 0 for sample in samples):
             await self._score(samples, body)
-        elif any(sample.num_top for sample in samples):
+        elif any(sample.options.top_logprobs_num for sample in samples):
             raise ValueError("top_logprobs_num is for prompts that are scored: add max_new_tokens = 0")
         else:
             await self._finish(samples)

@@ -130,7 +130,8 @@ def _top_log_probs(sample: SampleInProgress, first: int) -> dict[str, Any]:
     """Returns the most probable tokens at each position after `first`, as SGLang writes them."""
     if sample.top_ids is None or sample.top_log_probs is None:
         return {}
-    values, ids = (each[first:, : sample.num_top].tolist() for each in (sample.top_log_probs, sample.top_ids))
+    num_top = sample.options.top_logprobs_num
+    values, ids = (each[first:, :num_top].tolist() for each in (sample.top_log_probs, sample.top_ids))
     rows = [
         list(zip(of_token, ids_of_token, repeat(None), strict=False))
         for of_token, ids_of_token in zip(values, ids, strict=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,23 @@ def generate_body(
     A request of n samples becomes n entries with the same prompt, because each sample has its own seed;
     engines share the prefill of equal prompts.
     """
-    columns = [_columns(request, range(len(request.seeds))) for request in requests]
-    prompts = chain.from_iterable([_tokens(request)] * len(request.seeds) for request in requests)
+    prompts: list[bytes] = []
+    params: list[dict[str, Any]] = []
+    ids: list[str] = []
+    for request in requests:
+        prompts += [_tokens(request)] * len(request.seeds)
+        params += _params(request, request.seeds)
+        ids += sample_ids(request)
+    repeats = [len(request.seeds) for request in requests]
     return orjson.dumps(
         {
             "input_ids": orjson.Fragment(b"[" + b",".join(prompts) + b"]"),
-            **_given({key: list(chain.from_iterable(part[key] for part in columns)) for key in columns[0]}),
+            "sampling_params": params,
+            "rid": ids,
+            **{
+                key: list(chain.from_iterable(map(repeat, values, repeats)))
+                for key, values in _given_fields(requests).items()
+            },
             "return_logprob": True,
             **({"return_routed_experts": True} if experts else {}),
             **({"packed": True} if packed else {}),
@@ -51,8 +62,16 @@ def generate_body(
 
 def sample_body(request: GenerateRequest, number: int) -> bytes:
     """Returns the body of a /generate call for sample `number` of a request."""
-    fields = {key: value for key, [value] in _given(_columns(request, [number])).items()}
-    return orjson.dumps({"input_ids": orjson.Fragment(_tokens(request)), **fields, "return_logprob": True})
+    [params] = _params(request, [request.seeds[number]])
+    return orjson.dumps(
+        {
+            "input_ids": orjson.Fragment(_tokens(request)),
+            "sampling_params": params,
+            "rid": sample_ids(request)[number],
+            **{key: value for key, [value] in _given_fields([request]).items()},
+            "return_logprob": True,
+        }
+    )
 
 
 def score_body(
@@ -112,25 +131,25 @@ def _ids(tokens: NDArray[np.int32]) -> bytes:
     return orjson.dumps(np.ascontiguousarray(tokens, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _columns(request: GenerateRequest, numbers: Sequence[int]) -> dict[str, list[Any]]:
-    """Returns the fields of a call that have one value per sample, for the samples `numbers`."""
-    params, ids = asdict(request.sampling), sample_ids(request)
-    shared = {"image_data": _encoded(request.images)}
-    shared |= {key: getattr(request.options, key) for key in _OPTIONS}
-    return {
-        "sampling_params": [{**params, "sampling_seed": int(request.seeds[k])} for k in numbers],
-        "rid": [ids[k] for k in numbers],
-        **{key: [value] * len(numbers) for key, value in shared.items()},
-    }
+def _params(request: GenerateRequest, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns the sampling parameters of the samples with these seeds."""
+    shared = asdict(request.sampling)
+    return [{**shared, "sampling_seed": int(seed)} for seed in seeds]
+
+
+def _given_fields(requests: Sequence[GenerateRequest]) -> dict[str, list[Any]]:
+    """Returns the images and options of the requests, without fields that no request sets.
+
+    Each field has one value per request.
+    """
+    columns = {key: [getattr(request.options, key) for request in requests] for key in _OPTIONS}
+    columns["image_data"] = [_encoded(request.images) for request in requests]
+    return _given(columns)
 
 
 def _given(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns the columns without those in which every sample has the field's default."""
-    return {
-        key: values
-        for key, values in columns.items()
-        if key not in _DEFAULTS or values.count(_DEFAULTS[key]) < len(values)
-    }
+    """Returns the columns without those that only have their field's default."""
+    return {key: values for key, values in columns.items() if values.count(_DEFAULTS[key]) < len(values)}
 
 
 def _encoded(images: Sequence[PlacedImage]) -> list[str] | None:

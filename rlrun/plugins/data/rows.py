@@ -236,12 +236,20 @@ def _without_answer(
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
-    """Returns the value of a key, or of a key with dots the value within tables; None without one."""
-    if key in values or "." not in key:
-        return values.get(key)
-    table, _, inner = key.partition(".")
-    within = values.get(table)
-    return _at(within, inner) if isinstance(within, dict) else None
+    """Returns the value of a key, or of a key with dots the value within tables; None without one.
+
+    Names of columns may have dots themselves: the longest that leads to a value counts.
+    """
+    if key in values:
+        return values[key]
+    table, inner = key, ""
+    while "." in table:
+        table, _, name = table.rpartition(".")
+        inner = f"{name}.{inner}" if inner else name
+        within = values.get(table)
+        if isinstance(within, dict) and (found := _at(within, inner)) is not None:
+            return found
+    return None
 
 
 def _label(value: Any, pattern: str | None) -> Any:

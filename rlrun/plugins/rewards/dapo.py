@@ -65,7 +65,11 @@ class Dapo(NeedsLabel):
         """Returns the score of a wrong answer."""
         if not self.params.tool_bonus:
             return -1.0
-        calls = float(sample.info.get("tool_calls", 0))
+        calls = sample.info.get("tool_calls", 0)
+        if not isinstance(calls, int | float):
+            raise ValueError(
+                f"tool_bonus counts info.tool_calls, which is {calls!r}: note their number there"
+            )
         return min(LEAST_LOSS, -1.0 + self.params.tool_bonus * (calls - 2))
 
 

@@ -42,11 +42,15 @@ class ExactMatch(NeedsLabel):
     @classmethod
     def check_row(cls, params: ExactMatchParams, row: Row) -> None:
         """Raises ValueError if the row has no label that an answer could equal."""
-        if params.words and isinstance(row.label, list):
-            if not any(words(str(label)) for label in row.label):
-                raise ValueError("compares with the row's labels, and none of them has words")
-        else:
+        may_be_list = params.words and isinstance(row.label, list)
+        if not may_be_list:
             super().check_row(params, row)
+        labels = row.label if may_be_list else [row.label]
+        if params.words and not any(words(str(label)) for label in labels):
+            raise ValueError(
+                f"compares words besides articles, and the row's label {row.label!r:.60} has none: delete "
+                "words = true"
+            )
 
     def score(self, sample: Sample) -> float:
         """Returns 1 for the right answer and 0 for a wrong or missing one."""

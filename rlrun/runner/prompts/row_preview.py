@@ -128,8 +128,8 @@ def _absent_label(path: KeyPath, kind: type, params: object) -> Iterator[Finding
     if not isinstance(params, RowKeys) or not hasattr(kind, "columns"):
         return
     columns, name = kind.columns(params), params.label_key
-    named = {name, name.partition(".")[0]}  # a column, or a table in one
-    if "label_key" in params.model_fields_set and named.isdisjoint(columns):
+    is_there = any(f"{name}.".startswith(f"{column}.") for column in columns)  # the column, or a table in it
+    if "label_key" in params.model_fields_set and not is_there:
         meant = nearest(name, columns)
         cure = f'did you mean "{meant}"?' if meant else f"they have {', '.join(columns)}"
         yield Finding((*path, "label_key"), f"no row that was looked at has {name!r}", cure, meant, name)

@@ -70,9 +70,16 @@ def test_a_label_may_be_in_a_table(tmp_path: Path) -> None:
         {"prompt": "b", "reward_model.ground_truth.target": "of a column with dots"},
         {"prompt": "c", "reward_model": "no table"},
         {"prompt": "d"},
+        {"prompt": "e", "reward_model.ground_truth": {"target": "of a table with dots"}, "reward_model": {}},
     )
     rows = check_data("jsonl", {"path": path, "label_key": "reward_model.ground_truth.target"})
-    assert [row.label for row in rows] == [["Rome", "Roma"], "of a column with dots", None, None]
+    assert [row.label for row in rows] == [
+        ["Rome", "Roma"],
+        "of a column with dots",
+        None,
+        None,
+        "of a table with dots",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -385,8 +385,8 @@ def test_exact_match(params: dict[str, Any], text: str, label: object, expected:
 def test_exact_match_names_what_cannot_be_compared() -> None:
     kind = load("rewards", "exact_match")
     kind.check_row(kind.Params(words=True), Row("0", "q", label=["a", "Rome"]))
-    for label in ([], ["a", "!"], {"value": 2}, None):
-        with pytest.raises(ValueError, match="compares with"):
+    for label in ([], ["a", "!"], "A", {"value": 2}, None):
+        with pytest.raises(ValueError, match="compares"):
             kind.check_row(kind.Params(words=True), Row("0", "q", label=label))
     with pytest.raises(PluginError, match="ignore_case has no effect with words = true"):
         build("rewards", "exact_match", {"words": True, "ignore_case": True})
@@ -506,3 +506,10 @@ def test_dapo_reads_a_box_and_values_calls_of_tools(response: str, calls: int, s
     one.info["tool_calls"] = calls
     (found,) = check_reward("dapo", {"boxed": True, "tool_bonus": 0.05}, [one])
     assert found["score"] == pytest.approx(score)
+
+
+def test_dapo_says_what_calls_of_tools_are() -> None:
+    one = sample("no box", label="42")
+    one.info["tool_calls"] = ["search"]
+    with pytest.raises(ValueError, match=r"tool_bonus counts info\.tool_calls, which is \['search'\]: note"):
+        build("rewards", "dapo", {"tool_bonus": 0.05}).score(one)

@@ -309,6 +309,8 @@ def test_a_key_that_names_a_column_no_row_has_is_refused(tmp_path: Path) -> None
     assert "'anser'" in problem.message
     rows = [{"prompt": "1?", "reward_model": {"ground_truth": "1"}}]
     assert problems_of(tmp_path, rows, label_key="reward_model.ground_truth") == []
+    rows = [{"prompt": "1?", "reward.model": {"ground_truth": "1"}}]
+    assert problems_of(tmp_path, rows, label_key="reward.model.ground_truth") == []
 
 
 def test_prompts_that_are_all_too_long_are_refused(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_factors_that_do_not_fit_are_refused(folder):
     base = trainer.write_weights(0).base
     for tensors, message in (
         ({f"{name}A.weight": torch.ones(3, 4), f"{name}B.weight": torch.ones(4, 3)}, "do not fit"),
+        ({f"{name}A.weight": torch.ones(3), f"{name}B.weight": torch.ones(3)}, "do not fit"),
         ({f"{name}A.weight": torch.ones(3, 4)}, "not pairs of factors"),
         (
             {"x.lora_A.weight": torch.ones(3, 4), "x.lora_B.weight": torch.ones(4, 3)},

@@ -72,7 +72,8 @@ class MergedModel(NewWeights):
             weight, down, up = self._base.get(matrix), factors[name], factors.get(name.replace(_DOWN, _UP))
             if weight is None or up is None:
                 raise ValueError(f"{segment}: {name} has no matrix in the model, or no second factor")
-            if (up.shape[0], down.shape[1]) != tuple(weight.shape) or up.shape[1] != down.shape[0]:
+            product = (*up.shape[:1], *down.shape[1:])
+            if up.ndim != 2 or product != tuple(weight.shape) or up.shape[1] != down.shape[0]:
                 shapes = f"{tuple(up.shape)} and {tuple(down.shape)}"
                 raise ValueError(f"{segment}: factors of shapes {shapes} do not fit {matrix}")
 

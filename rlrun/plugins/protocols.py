@@ -304,10 +304,19 @@ class BufferStrategy(Plugin, Protocol):
 class Hook(Plugin, Protocol):
     """Looks at the steps of a job, or changes them. It has at least one of these methods.
 
-    It is created in the driver for `on_samples`, and on every trainer rank for the others. What it does must
-    depend on nothing but its arguments and parameters, so that a resumed run continues as it would have. An
-    exception ends the job.
+    It is created in the driver for `on_removed` and `on_samples`, and on every trainer rank for the others.
+    What it does must depend on nothing but its arguments and parameters, so that a resumed run continues as
+    it would have. An exception ends the job.
     """
+
+    def on_removed(self, groups: Sequence[Group]) -> None:
+        """Receives the samples that were scored since the step before and are not trained on, because a
+        filter dropped them, they are too old or the batch was full. Called before `on_samples` of each step,
+        also with no groups.
+
+        A group has only those of its samples that were removed. The method may set their `info`, which is
+        saved with those that are kept in the run's folder.
+        """
 
     def on_samples(self, groups: Sequence[Group]) -> None:
         """Receives what a step trains on, after rewards and filters and before any model reads it.

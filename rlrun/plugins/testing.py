@@ -279,9 +279,10 @@ def check_hook(name: str, params: Params) -> None:
     `on_model` and `before_update` are called with a small linear model, whose gradients must stay finite.
     """
     first, second = _twice("hooks", name, params)
-    if hasattr(first, "on_samples"):
-        groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0])]
-        contracts.same_masks(name, first, second, groups)
+    for method in ("on_removed", "on_samples"):
+        if hasattr(first, method):
+            groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0])]
+            contracts.same_masks(name, method, first, second, groups)
     if hasattr(first, "on_batch"):
         contracts.same_replacements(name, first, second, micro_batch())
     if hasattr(first, "on_model") or hasattr(first, "before_update"):

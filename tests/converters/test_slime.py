@@ -105,6 +105,11 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ("--use-tis --tis-clip 3", "algorithm.correction", {"type": "tis", "high": 3.0}),
         ("--adam-beta2 0.95", "trainer.betas", [0.9, 0.95]),
         ("--lr 1e-5 --min-lr 1e-6 --lr-decay-style cosine", "trainer.min_lr_ratio", pytest.approx(0.1)),
+        ("--lr-decay-style cosine --lr-decay-iters 400", "trainer.schedule_steps", 400),
+        ("--num-rollout 10 --lr-decay-iters 400 --lr-warmup-fraction 0.1", "trainer.warmup_steps", 40),
+        ("--lr 1e-5 --lr-warmup-iters 4 --lr-warmup-init 1e-6", "trainer.warmup_start_ratio", 0.1),
+        ("--lr-decay-style WSD", "trainer.decay_curve", "exponential"),
+        ("--lr-decay-style WSD --lr-wsd-decay-style minus_sqrt", "trainer.decay_curve", "sqrt"),
         (
             "--num-rollout 10 --rollout-batch-size 8 --n-samples-per-prompt 4 --global-batch-size 16 "
             "--lr-warmup-fraction 0.1",
@@ -259,7 +264,9 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
             "--num-layers 4 --attention-dropout 0",
             "rlrun never applies dropout; Megatron does with --hidden-dropout, by",
         ),
-        ("--lr-decay-style WSD", "wsd decays linearly, and Megatron's WSD exponentially by default"),
+        ("--lr-wsd-decay-style cosine", "cosine: no effect without --lr-decay-style WSD"),
+        ("--lr-warmup-init 1e-7", "1e-7: no effect without a warm-up"),
+        ("--lr-decay-style constant --lr-decay-iters 5", "5: no effect: the schedule is constant"),
         ("--rm-type judge", "--rm-type judge: no such reward"),
         ("--dynamic-sampling-filter-path my.check", "make it a filter plugin"),
         ("--eval-interval 2 --eval-prompt-data aime x.jsonl math", "the last word is not part of a pair"),

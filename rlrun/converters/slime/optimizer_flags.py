@@ -5,6 +5,7 @@ from rlrun.specs.sections.optimizer import OptimizerSpec
 
 _FROM_MEGATRON = {"embedding": "model.embed_tokens.*", "output_layer": "lm_head.*"}
 _SCHEDULES = ("linear", "cosine", "WSD")
+_WSD_CURVES = {"linear": "linear", "cosine": "cosine", "exponential": "exponential", "minus_sqrt": "sqrt"}
 
 _LEARNING_RATE = 1e-6
 """slime's default of --lr, which is that of the critic too."""
@@ -95,16 +96,16 @@ def schedule(draft: Draft) -> None:
     else:
         known = ", ".join(name for name in kinds if name)
         draft.note(draft.flags["--lr-decay-style"], f'"{style}" has no equivalent (available: {known})')
-    if style == "WSD" and draft.text("--lr-wsd-decay-style") != "linear":
-        draft.notes.append(
-            "trainer.schedule: wsd decays linearly, and Megatron's WSD "
-            f"{draft.text('--lr-wsd-decay-style') or 'exponentially by default'}"
-        )
-    for flag in draft.given("--lr-wsd-decay-iters"):
-        if style == "WSD":
-            draft.set("trainer.decay_steps", draft.whole(flag.name, 1), (flag.name,))
-        else:
+    if style == "WSD":
+        _wsd(draft)
+    else:
+        for flag in draft.given("--lr-wsd-decay-iters", "--lr-wsd-decay-style"):
             draft.note(flag, "no effect without --lr-decay-style WSD")
+    for flag in draft.given("--lr-decay-iters"):
+        if style is not None and style not in _SCHEDULES:
+            draft.note(flag, "no effect: the schedule is constant")
+        else:
+            draft.set("trainer.schedule_steps", draft.whole(flag.name, 1), (flag.name,))
     for flag in draft.given("--min-lr"):
         if style is not None and style not in _SCHEDULES:
             draft.note(flag, "no effect: the schedule is constant")
@@ -112,6 +113,20 @@ def schedule(draft: Draft) -> None:
         peak = draft.number("--lr", _LEARNING_RATE)
         share = draft.number("--min-lr", 0) / peak if peak else 0.0
         draft.set("trainer.min_lr_ratio", float(f"{share:.6g}"), (flag.name,), "--min-lr / --lr")
+
+
+def _wsd(draft: Draft) -> None:
+    """Sets how long the schedule WSD decays, and on which curve; Megatron's default is exponential."""
+    for flag in draft.given("--lr-wsd-decay-iters"):
+        draft.set("trainer.decay_steps", draft.whole(flag.name, 1), (flag.name,))
+    style = draft.text("--lr-wsd-decay-style")
+    if style is None:
+        draft.set("trainer.decay_curve", "exponential", (), "Megatron's default without --lr-wsd-decay-style")
+    elif style in _WSD_CURVES:
+        draft.set("trainer.decay_curve", _WSD_CURVES[style], ("--lr-wsd-decay-style",))
+    else:
+        known = ", ".join(_WSD_CURVES)
+        draft.note(draft.flags["--lr-wsd-decay-style"], f'"{style}" has no equivalent (available: {known})')
 
 
 def critic(draft: Draft) -> None:
@@ -126,11 +141,12 @@ def critic(draft: Draft) -> None:
 
 
 def warmup_share(draft: Draft) -> None:
-    """Sets the warm-up, given as a fraction of the job's optimizer steps; it replaces a number of steps.
+    """Sets the warm-up, given as a fraction of the schedule's optimizer steps; it replaces a number of steps.
 
-    The steps of epochs follow from the data, which rlrun counts.
+    Without --lr-decay-iters, the schedule is as long as the job. The steps of epochs follow from the data,
+    which rlrun counts.
     """
-    total = draft.whole("--num-rollout", 0) * draft.updates
+    total = draft.whole("--lr-decay-iters", 0) or draft.whole("--num-rollout", 0) * draft.updates
     fractions = draft.given("--lr-warmup-fraction", "--warmup-ratio")
     for flag in fractions:
         share = draft.number(flag.name, 0.0)
@@ -143,6 +159,14 @@ def warmup_share(draft: Draft) -> None:
             draft.note(flag, "no effect: --lr-warmup-fraction takes precedence")
         else:
             draft.set("trainer.warmup_steps", draft.whole(flag.name, 0), (flag.name,))
+    for flag in draft.given("--lr-warmup-init"):
+        if draft.has("trainer.warmup_steps") or draft.has("trainer.warmup_ratio"):
+            peak = draft.number("--lr", _LEARNING_RATE)
+            share = draft.number(flag.name, 0.0) / peak if peak else 0.0
+            comment = f"{flag} / --lr"
+            draft.set("trainer.warmup_start_ratio", float(f"{share:.6g}"), (flag.name,), comment)
+        else:
+            draft.note(flag, "no effect without a warm-up")
 
 
 def micro_batches(draft: Draft) -> None:

@@ -219,14 +219,16 @@ def same_arrays(name: str, what: str, method: Callable[[Any], Any], groups: Sequ
         assert np.array_equal(array, repeated), f"{name}'s {what} are different the second time"
 
 
-def same_masks(name: str, first: Any, second: Any, groups: Sequence[Group]) -> None:
-    """Asserts that a hook changes of the samples only what it may, and the same in every process."""
+def same_masks(name: str, method: str, first: Any, second: Any, groups: Sequence[Group]) -> None:
+    """Asserts that a hook's `on_samples` or `on_removed` changes of the samples only what it may, and the
+    same in every process.
+    """
     repeated = copy.deepcopy(groups)
     before = SamplesBefore(groups)
-    first.on_samples(groups)
+    getattr(first, method)(groups)
     fault = before.fault()
-    assert fault is None, f"{name}.on_samples: {fault}"
-    second.on_samples(repeated)
+    assert fault is None, f"{name}.{method}: {fault}"
+    getattr(second, method)(repeated)
     for one, other in zip(groups, repeated, strict=True):
         for sample, again in zip(one.samples, other.samples, strict=True):
             same = np.array_equal(sample.loss_mask, again.loss_mask)

@@ -1,6 +1,6 @@
 """The hooks of a spec, as the driver and the trainer's ranks call them.
 
-    driver   on_samples                            filters ─▶ samples ─▶ sequences
+    driver   on_removed, on_samples                filters ─▶ samples ─▶ sequences
     ranks    on_model, on_batch, before_update     micro-batch ─▶ loss ─▶ gradients ─▶ optimizer
 
 Each of the two creates the hooks that have methods for it.
@@ -16,7 +16,7 @@ from rlrun.plugins.registry import build, load
 from rlrun.plugins.types import Group, LossInputs, PolicyPart
 from rlrun.specs.sections.job import Spec
 
-DRIVER = ("on_samples",)
+DRIVER = ("on_removed", "on_samples")
 RANK = ("on_model", "on_batch", "before_update")
 
 
@@ -31,12 +31,13 @@ class Hooks:
         """`hooks`: each with its place in the spec, for errors."""
         self._hooks = hooks
 
+    def on_removed(self, groups: Sequence[Group]) -> None:
+        """Shows the hooks the samples that were scored for a step and are not trained on."""
+        self._show("on_removed", groups)
+
     def on_samples(self, groups: Sequence[Group]) -> None:
         """Lets the hooks see and mask the samples of a step."""
-        for place, call in self._with("on_samples"):
-            before = SamplesBefore(groups)
-            _call_for_effect(place, call, groups)
-            _refuse(place, before.fault())
+        self._show("on_samples", groups)
 
     def on_model(self, part: PolicyPart) -> None:
         """Shows the hooks the policy with its weights."""
@@ -61,6 +62,13 @@ class Hooks:
         """Lets the hooks see and change the gradients of a step."""
         for place, call in self._with("before_update"):
             _call_for_effect(place, call, part)
+
+    def _show(self, method: str, groups: Sequence[Group]) -> None:
+        """Calls a method with samples. Raises HookError where it changes what it must not."""
+        for place, call in self._with(method):
+            before = SamplesBefore(groups)
+            _call_for_effect(place, call, groups)
+            _refuse(place, before.fault())
 
     def _with(self, method: str) -> list[tuple[str, Callable[..., Any]]]:
         """Returns the hooks' methods of this name, each with its place for messages."""

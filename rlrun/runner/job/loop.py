@@ -117,6 +117,7 @@ async def prepare(
     with clock.part("rollout"):
         batch = await job.source.next(progress.version)  # 1-4
     await job.devices.give_to_trainer(clock)
+    job.hooks.on_removed(batch.removed)
     job.hooks.on_samples(batch.groups)
     images = images_of(batch.groups)
     patches = await asyncio.to_thread(job.make_patches, images) if images else {}

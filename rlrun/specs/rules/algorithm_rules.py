@@ -152,15 +152,24 @@ def warm_up(spec: Spec, needs: Needs) -> Iterator[Finding]:
         critic_only_steps = spec.critic.only_steps if name == "trainer" else 0
         steps = ((spec.trainer.steps or 0) - critic_only_steps) * optimizer_steps
         warmup, decay = section.warmup_of(steps), section.decay_steps or 0
+        end = section.schedule_of(steps)
         if steps > 0 and section.warmup_ratio is None and warmup >= steps:
             message = f"must be less than the {steps} optimizer steps of the job, found {warmup}"
             path: KeyPath = (name, "warmup_steps")
             cure = f"set at most {steps - 1}, or raise trainer.steps"
             yield Finding(path, message, cure, None, warmup, related=related)
-        elif steps > 0 and section.schedule == "wsd" and warmup + decay > steps:
-            message = f"warm-up {warmup} + decay_steps {decay} is more than the job's {steps} optimizer steps"
+        elif section.schedule_steps is not None and section.schedule_steps <= warmup:
+            message = f"must be more than the {warmup} optimizer steps of the warm-up, found {end}"
+            cure = f"set at least {warmup + 1}, or shorten the warm-up"
+            yield Finding(
+                (name, "schedule_steps"), message, cure, None, end, related=(*related, (name, "warmup_steps"))
+            )
+        elif steps > 0 and section.schedule == "wsd" and warmup + decay > end:
+            whose = "job's" if section.schedule_steps is None else "schedule's"
+            message = f"warm-up {warmup} + decay_steps {decay} is more than the {whose} {end} optimizer steps"
             path = (name, "decay_steps")
-            cure = f"set at most {steps - warmup}, or raise trainer.steps"
+            cure = f"set at most {end - warmup}, or raise "
+            cure += "trainer.steps" if section.schedule_steps is None else f"{name}.schedule_steps"
             warmup_key = "warmup_steps" if section.warmup_ratio is None else "warmup_ratio"
             yield Finding(path, message, cure, None, decay, related=(*related, (name, warmup_key)))
 

@@ -33,15 +33,25 @@ class OptimizerSpec(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients whose global norm is larger are scaled down to this norm."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Learning rate after the warm-up, over all optimizer steps of the run. `wsd` is constant, then falls
-    linearly in the last `decay_steps`."""
+    """Learning rate after the warm-up, over all optimizer steps of the run or the first `schedule_steps`.
+    `wsd` is constant, then falls in the last `decay_steps`."""
+    schedule_steps: int | None = Field(default=None, ge=1)
+    """Number of optimizer steps, warm-up included, after which the schedule has ended: more than the run has,
+    where the run is the first part of a longer one, or fewer, where its last steps keep the final learning
+    rate. None: all optimizer steps of the run."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of optimizer steps in which the learning rate rises linearly from 0."""
+    """Number of optimizer steps in which the learning rate rises linearly, from `warmup_start_ratio`."""
     warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
     """The same number as a share of all optimizer steps of the run, for jobs whose length follows from their
     data. Set at most one of the two. None: `warmup_steps`."""
+    warmup_start_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Learning rate that the warm-up rises from, as a share of `lr`. The first optimizer step is already one
+    part of the way above it."""
     decay_steps: int | None = Field(default=None, ge=1)
-    """Number of optimizer steps at the end in which `wsd` decays. None: a tenth of all optimizer steps."""
+    """Number of optimizer steps at the end in which `wsd` decays. None: a tenth of the schedule's."""
+    decay_curve: Literal["linear", "cosine", "exponential", "sqrt"] = "linear"
+    """How `wsd` falls, over the share x of its decay: `linear` is 1 - x, `cosine` half a wave, `exponential`
+    2 · 0.5^x - 1, `sqrt` 1 - √x, which falls fastest at first (arXiv:2405.18392)."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate as a share of `lr`, for every schedule except `constant`."""
 
@@ -50,3 +60,7 @@ class OptimizerSpec(Section):
         if self.warmup_ratio is None:
             return self.warmup_steps
         return min(round(self.warmup_ratio * total), max(total - 1, 0))
+
+    def schedule_of(self, total: int) -> int:
+        """Returns the optimizer step at which the schedule has ended, in a run of `total`."""
+        return self.schedule_steps or total

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -26,6 +27,9 @@ engine = { dtype = "float32" }
 type = "hooks.py:first_token"
 """
 HOOKS = """
+import json
+from pathlib import Path
+
 import rlrun
 from pydantic import BaseModel, ConfigDict
 
@@ -53,6 +57,19 @@ class FirstTokens(Hook):
             for sample in group.samples:
                 sample.loss_mask[3:] = 0
                 sample.info["trained"] = int(sample.loss_mask.sum())
+
+
+class Ledger(Hook):
+    def on_removed(self, groups):
+        self.write("removed", groups)
+
+    def on_samples(self, groups):
+        self.write("trained", groups)
+
+    def write(self, what, groups):
+        rewards = [sample.reward for group in groups for sample in group.samples]
+        with Path(__file__).with_name("ledger.jsonl").open("a") as file:
+            file.write(json.dumps([what, rewards]) + "\\n")
 
 
 class Half(Hook):
@@ -144,3 +161,15 @@ def test_parameters_that_a_hook_freezes_stay(folder: Path) -> None:
 def test_a_hook_that_changes_a_reward_ends_the_job_by_name(folder: Path) -> None:
     with pytest.raises(ValueError, match=r'hooks\.0 \(".*hooks\.py:Raises"\): on_samples: sample 0-0: only'):
         run_with(folder, "Raises")
+
+
+def test_a_hook_sees_every_scored_sample_also_those_that_filters_drop(folder: Path) -> None:
+    spec = write_spec(folder, "Ledger")
+    spec.write_text(spec.read_text() + '\n[[filters]]\ntype = "reward_range"\nlow = 2.0\n')
+    job = run_local(spec, folder / "ledger")
+    entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert [what for what, _ in entries] == ["removed", "trained"] * 2
+    for line, (_, removed), (_, trained) in zip(job.lines, entries[::2], entries[1::2], strict=True):
+        assert removed and len(trained) == 16
+        assert np.mean(np.reshape(removed, (-1, 4)), axis=1).max() < 2.0
+        assert np.mean([*removed, *trained]) == pytest.approx(line["rollout/reward/mean"])  # of all samples

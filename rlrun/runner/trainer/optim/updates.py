@@ -85,20 +85,34 @@ def finite_metrics(metrics: dict[str, float]) -> dict[str, float]:
 def learning_rate(spec: OptimizerSpec, step: int, total: int) -> float:
     """Returns the learning rate of optimizer step `step` (from 0) of `total`.
 
-    Warm-up rises linearly from 0 and reaches the peak after its number of steps. The schedule then runs until
-    `total`, where every schedule except the constant one would arrive at `min_lr_ratio`.
+    Warm-up rises linearly and reaches the peak after its number of steps. The schedule then runs until its
+    end (`total`, if the spec has no `schedule_steps`), where every schedule except the constant one arrives
+    at `min_lr_ratio`.
     """
-    begin = spec.warmup_of(total)
+    begin, end = spec.warmup_of(total), spec.schedule_of(total)
     if step < begin:
-        return spec.lr * (step + 1) / (begin + 1)
+        start = spec.warmup_start_ratio
+        return spec.lr * (start + (1.0 - start) * (step + 1) / (begin + 1))
     if spec.schedule == "wsd":
-        begin = max(begin, total - (spec.decay_steps or -(-total // 10)))
-    progress = min(max(step - begin, 0) / max(total - begin, 1), 1.0)
-    match spec.schedule:
-        case "constant":
-            share = 1.0
-        case "linear" | "wsd":
-            share = 1.0 - progress
-        case "cosine":
-            share = 0.5 * (1.0 + math.cos(math.pi * progress))
+        begin = max(begin, end - (spec.decay_steps or -(-end // 10)))
+    progress = min(max(step - begin, 0) / max(end - begin, 1), 1.0)
+    share = 1.0
+    if spec.schedule != "constant":
+        share = _remaining(spec.decay_curve if spec.schedule == "wsd" else spec.schedule, progress)
     return spec.lr * (spec.min_lr_ratio + (1.0 - spec.min_lr_ratio) * share)
+
+
+def _remaining(curve: str, progress: float) -> float:
+    """Returns the share of the decay that is still ahead: 1 where `progress` is 0, and 0 where it is 1.
+
+    The curves of `wsd` are those of Megatron's OptimizerParamScheduler.
+    """
+    match curve:
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "exponential":
+            return 2.0 * 0.5**progress - 1.0
+        case "sqrt":
+            return 1.0 - math.sqrt(progress)
+        case _:
+            return 1.0 - progress

@@ -181,6 +181,13 @@ ALL_FLOAT32 = Feature(
 OFFLOAD = unequal("trainer.offload", "none", "trainer.offload")
 OFFLOAD_ALL = equal("trainer.offload", "all", '"optimizer"')
 MUON = equal("trainer.optimizer", "muon", '"adamw"')
+WARM_UP = Feature(
+    "a warm-up",
+    "trainer.warmup_steps",
+    lambda job: job.value("trainer.warmup_steps") or job.value("trainer.warmup_ratio"),
+    None,
+    ("trainer.warmup_ratio",),
+)
 MUON_ANYWHERE = (equal("trainer.optimizer", "muon", None), equal("critic.optimizer", "muon", None))
 EIGHT_BITS = (equal("trainer.optimizer", "adamw_8bit", None), equal("critic.optimizer", "adamw_8bit", None))
 FLASH_3 = equal("trainer.flash_attention", "FA3")

@@ -572,7 +572,19 @@ _OPTIMIZERS = (
         'remove it, or set schedule = "cosine", "linear" or "wsd"',
     ),
     no_effect(
-        given("trainer.decay_steps"),
+        given("trainer.schedule_steps"),
+        equal("trainer.schedule", "constant"),
+        "it never decays",
+        'remove it, or set schedule = "cosine", "linear" or "wsd"',
+    ),
+    no_effect(
+        given("trainer.warmup_start_ratio"),
+        missing(f.WARM_UP),
+        "nothing rises",
+        "remove it, or set trainer.warmup_steps",
+    ),
+    no_effect(
+        _given("trainer", "decay_steps", "decay_curve"),
         missing(equal("trainer.schedule", "wsd")),
         "other schedules do not read it",
     ),

@@ -29,6 +29,30 @@ def rates(**settings):
             {"schedule": "wsd", "warmup_steps": 3, "decay_steps": 2},
             [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 0.5],
         ),
+        ({"warmup_steps": 3, "warmup_start_ratio": 0.2}, [0.4, 0.6, 0.8] + [1.0] * 7),
+        (
+            {"schedule": "linear", "schedule_steps": 4, "min_lr_ratio": 0.2},
+            [1.0, 0.8, 0.6, 0.4] + [0.2] * 6,
+        ),
+        ({"schedule": "linear", "schedule_steps": 40}, [1 - step / 40 for step in range(10)]),
+        (
+            {
+                "schedule": "wsd",
+                "schedule_steps": 8,
+                "decay_steps": 4,
+                "decay_curve": "sqrt",
+                "min_lr_ratio": 0.2,
+            },
+            [1.0] * 5 + [0.6, 1 - 0.8 * 0.5**0.5, 1 - 0.8 * 0.75**0.5, 0.2, 0.2],
+        ),
+        (
+            {"schedule": "wsd", "decay_steps": 4, "decay_curve": "exponential"},
+            [1.0] * 7 + [2 * 0.5**0.25 - 1, 2 * 0.5**0.5 - 1, 2 * 0.5**0.75 - 1],
+        ),
+        (
+            {"schedule": "wsd", "decay_steps": 4, "decay_curve": "cosine"},
+            [1.0] * 7 + [0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5],
+        ),
     ],
     ids=[
         "constant",
@@ -42,6 +66,12 @@ def rates(**settings):
         "wsd",
         "wsd-floor",
         "wsd-warm-up",
+        "warm-up-start",
+        "ends-before",
+        "ends-after",
+        "wsd-sqrt",
+        "wsd-exponential",
+        "wsd-cosine",
     ],
 )
 def test_schedules(settings, expected):

@@ -4,7 +4,7 @@ data.path = "s3://bucket/rows.jsonl@[:100]" ─▶ launch: stage_data ─▶ wit
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -22,13 +22,13 @@ Params = TypeVar("Params", bound=BaseModel)
 def stage_data(spec: Spec, say: Callable[[str], None]) -> None:
     """Copies every object that a data source of the spec names. ValueError if one cannot be copied."""
     for source in (spec.data, *spec.eval.datasets):
-        for address in _addresses(source.params):
+        for address in _addresses(source.type, source.params):
             stage_file(address, say)
 
 
-def is_here(params: Any) -> bool:
+def is_here(source: str, params: Mapping[str, Any]) -> bool:
     """Whether this machine has a copy of every object that the parameters of a data source name."""
-    return all(staged_file(address) is not None for address in _addresses(params))
+    return all(staged_file(address) is not None for address in _addresses(source, params))
 
 
 def with_copies(params: Params) -> Params:
@@ -38,8 +38,8 @@ def with_copies(params: Params) -> Params:
     """
     copies = {
         name: local_path(value)
-        for name, marker in path_fields(type(params))
-        if marker.kind == "data" and isinstance(value := getattr(params, name), str)
+        for name in _data_fields(type(params))
+        if isinstance(value := getattr(params, name), str)
     }
     changed = {name: path for name, path in copies.items() if path != getattr(params, name)}
     return params.model_copy(update=changed) if changed else params
@@ -65,13 +65,20 @@ def _split(path: str) -> tuple[str, str]:
     return match["address"], match["slice"] or ""
 
 
-def _addresses(value: Any) -> Iterator[str]:
-    """Yields the addresses in parameters, also in those of sources within a source, without slices."""
-    if isinstance(value, dict):
-        for inner in value.values():
-            yield from _addresses(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _addresses(inner)
-    elif isinstance(value, str) and is_address(address := _split(value)[0]):
-        yield address
+def _data_fields(model: type[BaseModel]) -> list[str]:
+    return [name for name, marker in path_fields(model) if marker.kind == "data"]
+
+
+def _addresses(source: str, params: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the addresses, without slices, in the fields of a data source that are paths of data, also in
+    those of sources within it. A source that reads an object store itself has other fields for that.
+    """
+    from rlrun.plugins.registry import load  # it imports this module
+
+    fields = _data_fields(load("data", source).Params)
+    for name, value in params.items():
+        if isinstance(value, str) and name in fields and is_address(address := _split(value)[0]):
+            yield address
+        for inner in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(inner, Mapping) and isinstance(inner.get("type"), str):
+                yield from _addresses(inner["type"], inner)

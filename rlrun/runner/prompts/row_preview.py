@@ -100,7 +100,7 @@ def _too_long(spec: Spec) -> Iterator[Finding]:
 
 def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> Iterator[Finding]:
     kind = load("data", source.type)
-    if not hasattr(kind, "preview") or not is_here(source.params):
+    if not hasattr(kind, "preview") or not is_here(source.type, source.params):
         return
     at = (*path, _naming_key(source))
     try:

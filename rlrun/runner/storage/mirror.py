@@ -37,7 +37,8 @@ from rlrun.specs.step_names import step_name
 UPLOADS = 4
 """How often the upload of a step is begun, each time with the tries of its requests."""
 _FIRST_PAUSE = 5.0
-"""Seconds after a failed upload, unless another step is saved meanwhile; doubles each time."""
+"""Seconds after a failed upload, unless another step is saved meanwhile; doubles with each failure
+of the step."""
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,6 @@ class BucketMirror:
             self._idle.set()
 
     async def _work(self) -> None:
-        pause = self._first_pause
         while True:
             self._saved.clear()
             self._uploading = step = self._next_step(self._in_bucket or [])
@@ -149,13 +149,12 @@ class BucketMirror:
                     self._in_bucket = await self._begin()
                 else:
                     await self._upload(step, self._in_bucket)
-                    pause = self._first_pause
             except (StorageError, DamagedCheckpoint, ValueError, OSError) as error:
                 if self._is_given_up(step, error):
                     continue
+                pause = self._first_pause * 2 ** (self._failures[step] - 1)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._saved.wait(), pause)
-                pause *= 2
 
     async def _begin(self) -> list[int]:
         """Takes the bucket over from an earlier launch, and deletes its unfinished uploads."""

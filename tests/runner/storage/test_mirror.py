@@ -2,9 +2,10 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -273,6 +274,23 @@ async def test_a_step_whose_predecessor_cannot_be_deleted_is_no_failed_upload(
     assert "not kept any more stays there" in caplog.text and "could not be uploaded" not in caplog.text
     await uploaded(run, mirror_of(bucket, run, keep=1), 3, keep=1)
     assert await stored_steps(bucket) == [3]
+
+
+async def test_the_pauses_of_a_step_do_not_grow_with_the_failures_of_earlier_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(waiting: Coroutine[Any, Any, Any], seconds: float) -> None:
+        waiting.close()
+        pauses.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr("rlrun.runner.storage.mirror.asyncio.wait_for", pause)
+    run, bucket = make_run(tmp_path / "run"), failing(tmp_path / "bucket")
+    bucket.failures = 1000
+    await uploaded(run, mirror_of(bucket, run, first_pause=5.0, keep=1), 1, 2, 3, keep=1)
+    assert pauses == [5.0, 10.0, 20.0] * 3
 
 
 def test_a_new_run_takes_a_name_that_is_free_in_the_bucket_too(tmp_path: Path) -> None:

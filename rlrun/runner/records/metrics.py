@@ -1,6 +1,7 @@
 """Computes the metrics of rollouts, whose names are part of rlrun's interface (docs/metrics.md)."""
 
 import math
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -178,11 +179,14 @@ def _reward_metrics(executions: Sequence[Sample]) -> dict[str, float]:
 
 
 def _info_metrics(executions: Sequence[Sample]) -> dict[str, float]:
-    """Returns the mean of each number that rollouts put into `info`, over the executions that have it."""
+    """Returns the mean of each number that rollouts put into `info`, over the executions that have it.
+
+    Whole numbers beyond a float, which an agent may print, are left out.
+    """
     values_by_name: dict[str, list[float]] = {}
     for sample in executions:
         for name, value in sample.info.items():
-            if isinstance(value, int | float):
+            if isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max):
                 values_by_name.setdefault(name, []).append(float(value))
     return {f"info/{name}": float(np.mean(values)) for name, values in sorted(values_by_name.items())}
 

@@ -158,7 +158,7 @@ def test_metrics_of_an_execution_do_not_depend_on_its_number_of_samples() -> Non
 
 def test_numbers_that_the_rollout_noted_are_averaged() -> None:
     samples = [
-        sample(0, 0, info={"turns": 1, "solved": True}),
+        sample(0, 0, info={"turns": 1, "solved": True, "id": 10**400}),
         sample(0, 1, info={"turns": 4, "city": "Rome"}),
     ]
     metrics = rollout_metrics([Group(prompt(0), samples)], 0)

@@ -1,6 +1,7 @@
 """Programs of agents that exceed their limits, as real processes: they end, and the policy answers for it."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
+from rlrun.plugins.rewards.code.jail import memory
 from rlrun.plugins.rollouts.agent import program_watch
 from rlrun.plugins.rollouts.agent.program_limits import ProgramLimits
 from rlrun.plugins.rollouts.agent.program_watch import HostProcess, HostProcesses, WatchedProgram
@@ -215,3 +217,14 @@ def test_processes_of_another_user_keep_no_other_from_being_killed(monkeypatch: 
     program = WatchedProgram(10, ProgramLimits(), ())
     program.check(HostProcesses([HostProcess(10, 1, 10), HostProcess(11, 10, 10)]))
     assert killed == [11]
+
+
+def test_a_process_that_forbids_to_read_its_maps_does_not_hide_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(process: int) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(memory, "_exact", refuse)
+    assert memory.together_use_more_than(1 << 20, [os.getpid()])
+    assert not memory.together_use_more_than(1 << 40, [os.getpid()])

@@ -92,6 +92,8 @@ def parse_version(raw: Any) -> int:
     """Returns a `weight_version`, which the protocol sends as a string, as a number; raises ValueError."""
     try:
         version = int(raw)
+        if isinstance(raw, bool) or (isinstance(raw, float) and raw != version):
+            raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"weight_version {raw!r} is not a whole number") from None
     if not 0 <= version < 2**53:

@@ -146,6 +146,13 @@ async def test_a_manifest_of_any_dtype_is_refused_with_the_reason(dtype: object,
     assert (status, "unsupported dtype" in message) == (400, True), message
 
 
+@pytest.mark.parametrize("version", [1.5, True])
+async def test_a_version_that_is_no_whole_number_is_refused(version: object, url: str, model: Path) -> None:
+    body = {"model_path": str(model), "weight_version": version}
+    status, message = await post(url, "/update_weights_from_disk", body)
+    assert (status, message) == (400, f"weight_version {version!r} is not a whole number")
+
+
 async def test_a_bug_is_answered_with_its_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "parse_version", lambda raw: {}["version"])
     status, message = await post(url, "/update_weights_from_disk", {})

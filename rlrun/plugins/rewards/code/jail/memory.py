@@ -31,9 +31,10 @@ def uses_more_than(limit: int, init: int) -> bool:
 
 def together_use_more_than(limit: int, processes: list[int]) -> bool:
     """Returns whether these processes together use more than `limit` bytes of memory without a file behind
-    it, resident or swapped out. As above, pages that they share are counted once.
+    it, resident or swapped out. As above, pages that they share are counted once, except those of a process
+    that forbids to read its maps (PR_SET_DUMPABLE), and could hide its memory otherwise.
     """
-    return _total(processes, _quick) > limit and _total(processes, _exact) > limit
+    return _total(processes, _quick) > limit and _total(processes, _exact_if_allowed) > limit
 
 
 def _total(processes: list[int], measure: Callable[[int], int]) -> int:
@@ -95,6 +96,13 @@ def _quick(process: int) -> int:
 
 def _exact(process: int) -> int:
     return _kibibytes(f"/proc/{process}/smaps_rollup", _EXACT)
+
+
+def _exact_if_allowed(process: int) -> int:
+    try:
+        return _exact(process)
+    except PermissionError:
+        return _quick(process)
 
 
 def _kibibytes(path: str, names: tuple[str, ...]) -> int:

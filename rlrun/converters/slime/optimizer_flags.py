@@ -163,7 +163,7 @@ def warmup_share(draft: Draft) -> None:
         if draft.has("trainer.warmup_steps") or draft.has("trainer.warmup_ratio"):
             peak = draft.number("--lr", _LEARNING_RATE)
             share = draft.number(flag.name, 0.0) / peak if peak else 0.0
-            comment = f"{flag} / --lr"
+            comment = "--lr-warmup-init / --lr"
             draft.set("trainer.warmup_start_ratio", float(f"{share:.6g}"), (flag.name,), comment)
         else:
             draft.note(flag, "no effect without a warm-up")

@@ -95,6 +95,11 @@ class Checkpoints:
         self._writing: asyncio.Task[None] | None = None
         self._completing: asyncio.Future[None] | None = None
 
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether checkpoints are copied to another place."""
+        return not isinstance(self.mirror, NoMirror)
+
     async def save(
         self, trainer: TrainingState | None, step: int, driver: dict[str, Any], *, best: int | None = None
     ) -> None:

@@ -35,7 +35,8 @@ async def saved_when_stopped(job: RolloutJob, progress: Progress) -> AsyncIterat
 async def finish_saving(job: RolloutJob) -> None:
     """Returns when the last checkpoint is written, and uploaded where it has a mirror."""
     await job.journal.timed("writing the last checkpoint", job.checkpoints.wait_until_written())
-    await job.journal.timed("uploading the last checkpoint", job.checkpoints.mirror.finish())
+    if job.checkpoints.is_mirrored:
+        await job.journal.timed("uploading the last checkpoint", job.checkpoints.mirror.finish())
 
 
 async def finish_step(

@@ -1,6 +1,7 @@
 """What the native engine does on a pretended GPU: prefill, decoding, scoring, new weights, sleep."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -45,7 +46,7 @@ def phases_of(loaded: loading.LoadedEngine) -> Iterator[str]:
     scheduler.score([np.arange(10, dtype=np.int32), np.arange(20, dtype=np.int32)])
     yield "score"
     engine = Engine(loaded)
-    engine._thread = SimpleNamespace(call=lambda function: function())
+    engine._thread = SimpleNamespace(call=called)
     tensors = host_tensors(loaded.architecture, loaded.dtype)
     for update in ("first update", "second update"):
         memory = engine._scheduler.model.weights.head
@@ -57,6 +58,13 @@ def phases_of(loaded: loading.LoadedEngine) -> Iterator[str]:
     engine.load(PinnedWeights(2, tensors))
     engine.restore(["kv_cache"])
     yield "sleep and wake"
+
+
+def called(function: Callable[[], None]) -> "Future[None]":
+    """Calls a function in this thread, where the engine has one of its own."""
+    future: Future[None] = Future()
+    future.set_result(function())
+    return future
 
 
 def steps_of(scheduler: Scheduler, params: dict[str, Any], label: str) -> Iterator[str]:

@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from rlrun.models.object_store import is_address
 from rlrun.models.staged_files import stage_file, staged_file
 from rlrun.specs.paths import path_fields
+from rlrun.specs.problems.suggestions import section_models
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.section import PluginSection
 
 _SLICED = re.compile(r"(?P<address>.*?)(?P<slice>@\[[^\]]*\])?", re.DOTALL)
 
@@ -73,12 +75,17 @@ def _addresses(source: str, params: Mapping[str, Any]) -> Iterator[str]:
     """Yields the addresses, without slices, in the fields of a data source that are paths of data, also in
     those of sources within it. A source that reads an object store itself has other fields for that.
     """
-    from rlrun.plugins.registry import load  # it imports this module
+    from rlrun.plugins.registry import load, names  # it imports this module
 
-    fields = _data_fields(load("data", source).Params)
-    for name, value in params.items():
-        if isinstance(value, str) and name in fields and is_address(address := _split(value)[0]):
+    model = load("data", source).Params
+    for name in _data_fields(model):
+        if isinstance(value := params.get(name), str) and is_address(address := _split(value)[0]):
             yield address
+    for name, field in model.model_fields.items():
+        if any(issubclass(table, PluginSection) for table in section_models(field.annotation)):
+            continue  # a plugin of another kind, such as an environment
+        value = params.get(name)
         for inner in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(inner, Mapping) and isinstance(inner.get("type"), str):
-                yield from _addresses(inner["type"], inner)
+            kind = inner.get("type") if isinstance(inner, Mapping) else None
+            if isinstance(kind, str) and (kind in names("data") or ".py:" in kind):
+                yield from _addresses(kind, inner)

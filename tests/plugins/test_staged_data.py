@@ -58,3 +58,12 @@ def test_addresses_that_a_source_reads_itself_are_left_to_it(
     stage_data(Spec.model_validate({"model": {"path": "m"}, "data": data}), print)
     assert is_here(data["type"], data)
     assert [row.prompt for row in build("data", data["type"], {"prefix": data["prefix"]})] == [data["prefix"]]
+
+
+def test_an_environment_of_ones_own_is_no_data_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLRUN_ALLOW_LOCAL_PLUGINS", "1")
+    (tmp_path / "world.py").write_text("raise SystemExit('imported in the driver')")
+    data = {"type": "environment", "environment": {"type": f"{tmp_path}/world.py:World"}}
+    stage_data(Spec.model_validate({"model": {"path": "m"}, "data": data}), print)

@@ -54,7 +54,7 @@ class Hooks:
         return inputs
 
     @property
-    def change_updates(self) -> bool:
+    def see_gradients(self) -> bool:
         """Whether a hook sees gradients."""
         return bool(self._with("before_update"))
 
@@ -100,8 +100,8 @@ def _call(place: str, call: Callable[..., Any], argument: Any) -> Any:
 def _call_for_effect(place: str, call: Callable[..., Any], argument: Any) -> None:
     """Calls a method whose result nobody would use, and refuses one: its author expects something of it."""
     if (result := _call(place, call, argument)) is not None:
-        fault = f"it returned {type(result).__name__}, which has no effect: change its argument, return None"
-        raise HookError(f"{place}: {fault}")
+        kind = type(result).__name__
+        _refuse(place, f"it returned {kind}, which has no effect: change its argument, return None")
 
 
 def _refuse(place: str, fault: str | None) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,13 +62,14 @@ from rlrun.runner.records.lock import check_same_run, keep_choices, make_lock, r
 from rlrun.runner.records.run_folder import RunFolder, run_folder
 from rlrun.runner.scoring.scorer import unique_names
 from rlrun.runner.storage.mirror import open_mirror, uploading
-from rlrun.runner.storage.restore import is_unstored, stored_run
+from rlrun.runner.storage.restore import StoredRun, is_unstored, stored_run
 from rlrun.specs.derived.agent_programs import program_limit
 from rlrun.specs.derived.sample_limits import sample_limits
 from rlrun.specs.derived.shared_prefixes import SharingChoice
 from rlrun.specs.paths import display_path
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.sections.job import Spec
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +96,7 @@ def launch(
     check_name(Path(loaded.spec.runs_dir), loaded.spec.name, resume=here, new=new)
     if stored is not None and not resume and not new:
         stored.check_empty()
-    try:
-        stage_data(loaded.spec, say)
-    except ValueError as error:
-        raise LaunchRefused(f"data: {error}", Code.DATA) from error
+    _stage(loaded.spec, say)
     check_files(loaded, online=True, say=say)
     check_gpus(loaded)
     models = fetch_models(loaded.spec, say)
@@ -111,10 +109,8 @@ def launch(
                 runs_dir, loaded.spec.name, resume=here, new=new, is_free=partial(is_unstored, loaded.spec)
             )
         )
-        if stored is not None and resume and stored.is_ahead_of(folder):
-            say(f"{folder.name}: restoring step {stored.newest} from {stored.url}")
-            with released_signals():
-                stored.restore(folder)
+        if stored is not None and resume:
+            _restore(stored, folder, say)
         locked = None
         if folder.lock.exists():
             before = read_lock(folder.lock)
@@ -130,15 +126,33 @@ def launch(
         console = Console(folder.name, quiet=quiet)
         hide = partial(hide_secrets, loaded.spec.model_dump(mode="json"))
         handlers = start_logging(folder, console, hide, verbose=verbose)
+        stack.callback(_stop_logging, handlers)
         _allow_open_files()
-        try:
-            launched = _Launch(loaded, sharing, models, folder, scratch, locked, resume=resume)
-            return asyncio.run(_supervise(launched, console, hide))
-        finally:
-            for handler in handlers:
-                logging.getLogger().removeHandler(handler)
-                logging.getLogger("rlrun").removeHandler(handler)
-                handler.close()
+        launched = _Launch(loaded, sharing, models, folder, scratch, locked, resume=resume)
+        return asyncio.run(_supervise(launched, console, hide))
+
+
+def _stage(spec: Spec, say: Callable[[str], None]) -> None:
+    """Copies data in object stores to this machine. Raises LaunchRefused where that fails."""
+    try:
+        stage_data(spec, say)
+    except ValueError as error:
+        raise LaunchRefused(f"data: {error}", Code.DATA) from error
+
+
+def _restore(stored: StoredRun, folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Copies the newest step of an object store to a folder that does not have it."""
+    if stored.is_ahead_of(folder):
+        say(f"{folder.name}: restoring step {stored.newest} from {stored.url}")
+        with released_signals():
+            stored.restore(folder)
+
+
+def _stop_logging(handlers: Sequence[logging.Handler]) -> None:
+    for handler in handlers:
+        logging.getLogger().removeHandler(handler)
+        logging.getLogger("rlrun").removeHandler(handler)
+        handler.close()
 
 
 def resolve_for_launch(loaded: LoadedSpec, model: ModelFiles) -> tuple[LoadedSpec, SharingChoice | None]:

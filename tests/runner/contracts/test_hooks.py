@@ -136,4 +136,4 @@ def test_advantages_that_cannot_be_are_refused(given: Any, message: str) -> None
 
 def test_a_job_without_hooks_keeps_its_inputs() -> None:
     inputs = micro_batch()
-    assert Hooks().on_batch(inputs) is inputs and not Hooks().change_updates
+    assert Hooks().on_batch(inputs) is inputs and not Hooks().see_gradients

@@ -225,7 +225,7 @@ class Learner:
         """Takes an optimizer step with the accumulated gradients; returns the metrics of the whole step."""
         if self.tied is not None:
             self.tied.add_gradients()
-        if self._hooks.change_updates:
+        if self._hooks.see_gradients:
             self.parameters.wait_for_gradients()
             self._hooks.before_update(self._part)
         values = meter.reduced(self._is_leader, self._device)

@@ -2,7 +2,8 @@
 `python scripts/structure.py`.
 
 A room is a folder of the package whose modules belong together. Rooms form floors: every import leads to a
-lower floor, so that a newcomer can read from the bottom up. Sizes and counts are printed, never limited: cut
+lower floor, and modules of a room import each other in no circle, so that a newcomer can read from the bottom
+up. Imports within functions and for types count. Sizes and counts are printed, never limited: cut
 a module or a folder where a reader would. Prints JSON; `make lint` runs it.
 """
 
@@ -12,6 +13,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from pathlib import Path
 
@@ -34,7 +36,7 @@ LAYERS = {
     "engine_layers": "rlrun.runner.engines.native.model",
 }
 """The room of the modules with a family's layers, which are beside its other facts."""
-RULES = ("two_way_pairs", "arrows_up", "repeated_test_files")
+RULES = ("circle", "two_way_pairs", "arrows_up", "repeated_test_files")
 """Figures that list violations; `make lint` fails where one is not empty."""
 NAMED = {
     "qwen3_next": r"qwen3_?next",
@@ -76,6 +78,7 @@ def measure() -> dict[str, object]:
             name: sum(bool(re.search(pattern, text, re.IGNORECASE)) for text in texts.values())
             for name, pattern in NAMED.items()
         },
+        "circle": circle(graph),
         "two_way_pairs": two_way_pairs(arrows),
         "arrows_up": arrows_up(arrows),
         "repeated_test_files": repeated_test_files(),
@@ -159,6 +162,18 @@ def room_arrows(graph: grimp.ImportGraph, modules: list[str]) -> Counter[tuple[s
         for imported in graph.find_modules_directly_imported_by(module)
         if path_of(imported).is_file() and room_of(imported) != room_of(module)
     )
+
+
+def circle(graph: grimp.ImportGraph) -> list[str]:
+    """Returns modules of which each imports the one before it, the first again at the end; [] if there are
+    none. Of several circles, one."""
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
 
 
 def rooms_of(arrows: Counter[tuple[str, str]]) -> set[str]:

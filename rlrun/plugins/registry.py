@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlrun.plugins.data_copies import with_copies
 from rlrun.plugins.functions import plugin_of
 from rlrun.plugins.kinds import METHODS, fault_of, how_to_install, names_in_packages
-from rlrun.plugins.staged_data import with_copies
 from rlrun.specs.local_code import how_to_allow, is_file_allowed
 from rlrun.specs.paths import suggest_path
 from rlrun.specs.problems.codes import Code

@@ -15,8 +15,8 @@ from rlrun.models.json_files import read_json_object
 from rlrun.plugins.registry import PluginError
 from rlrun.plugins.types import Needs, Prompt, Sample
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.audit.check import NotChecked, Violation
 from rlrun.runner.audit.stored_sample import StoredSample, read_sample
+from rlrun.runner.audit.violation import NotChecked, Violation
 from rlrun.runner.contracts.errors import JobError, RunFolderError
 from rlrun.runner.job.inputs import Inputs, read_inputs
 from rlrun.runner.prompts.tokenizer import Tokenizer

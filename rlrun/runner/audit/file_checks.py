@@ -8,7 +8,7 @@ from typing import Any
 from rlrun.converters.folders.checksums import find_problems
 from rlrun.models.foreign_files import open_regular
 from rlrun.runner.audit.audited_run import AuditedRun
-from rlrun.runner.audit.check import NotChecked, Result, Violation
+from rlrun.runner.audit.violation import NotChecked, Result, Violation
 from rlrun.runner.checkpoints.folder import checkpoints_in
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint, read_driver, recorded_checksums
 from rlrun.runner.records.metrics import is_due

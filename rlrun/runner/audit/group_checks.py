@@ -10,8 +10,8 @@ import numpy as np
 from rlrun.plugins.registry import load
 from rlrun.plugins.types import Prompt
 from rlrun.runner.audit.audited_run import AuditedRun, Batch
-from rlrun.runner.audit.check import NotChecked, Result, Violation
 from rlrun.runner.audit.stored_sample import StoredSample
+from rlrun.runner.audit.violation import NotChecked, Result, Violation
 from rlrun.specs.sections.rollout import RolloutSpec
 
 LOSSES = ("rollout/dropped_samples/", "rollout/failed")

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 from rlrun.runner.audit.audited_run import AuditedRun, Batch, Metrics
-from rlrun.runner.audit.check import NotChecked, Result, Violation
 from rlrun.runner.audit.group_checks import allowed_staleness
 from rlrun.runner.audit.stored_sample import StoredSample, groups_of
+from rlrun.runner.audit.violation import NotChecked, Result, Violation
 from rlrun.runner.contracts.carriers import DIFFERENCE
 from rlrun.runner.records.alerts import find_alerts
 from rlrun.runner.records.metrics import rollout_metrics

@@ -9,8 +9,8 @@ import numpy as np
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.types import Drop, Group
 from rlrun.runner.audit.audited_run import AuditedRun, Batch
-from rlrun.runner.audit.check import NotChecked, Result, Violation
 from rlrun.runner.audit.stored_sample import StoredSample, groups_of
+from rlrun.runner.audit.violation import NotChecked, Result, Violation
 from rlrun.runner.batches.sequences import weighted_advantages
 from rlrun.runner.scoring.scorer import indices_of, unique_names, with_own_rewards
 from rlrun.specs.sections.scoring import RewardSpec

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.types import Status
 from rlrun.runner.audit.audited_run import AuditedRun, Batch
-from rlrun.runner.audit.check import NotChecked, Result, Violation
 from rlrun.runner.audit.stored_sample import StoredSample
+from rlrun.runner.audit.violation import NotChecked, Result, Violation
 
 LEAST_LOG_PROB = -50.0
 """No token of a smaller log-prob is drawn: e^-50 is 2e-22, and a run generates fewer tokens than 1e15."""

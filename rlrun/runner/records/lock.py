@@ -18,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from rlrun.models.foreign_files import read_bytes
 from rlrun.models.json_files import parse_json
+from rlrun.plugins.data_copies import local_path
 from rlrun.plugins.registry import PluginError, load
-from rlrun.plugins.staged_data import local_path
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.model_files import ModelFiles, fingerprint
 from rlrun.specs.derived.default_dtype import DtypeChoice, with_dtypes

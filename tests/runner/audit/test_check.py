@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.audit.check import KEPT_VIOLATIONS, Check, NotChecked, Outcome, Result, Violation
+from rlrun.runner.audit.check import KEPT_VIOLATIONS, Check, Outcome
 from rlrun.runner.audit.table import CHECKS
+from rlrun.runner.audit.violation import NotChecked, Result, Violation
 
 PAGE = Path(__file__).parents[3] / "docs" / "auditing.md"
 CHECK = Check("mask", "error", "samples", "report it")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlrun.runner.records.diagnosis import Diagnosis
     from rlrun.runner.records.run_folder import RunFolder
     from rlrun.runner.records.run_processes import RunProcess
+    from rlrun.runner.records.run_time import RunTime
 
 Processes = Annotated[
     bool,
@@ -64,6 +65,7 @@ def command(
 def _print_state(run: "RunFolder", state: Mapping[str, Any], scheduler: str | None) -> None:
     from rlrun.runner.records.console import format_duration
     from rlrun.runner.records.driver_log import current_phases
+    from rlrun.runner.records.run_time import RunTime
 
     steps = f"step {state['step']} of {'?' if state['steps'] is None else state['steps']}"
     print_text(f"{one_line(run.name)}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
@@ -74,6 +76,8 @@ def _print_state(run: "RunFolder", state: Mapping[str, Any], scheduler: str | No
     print_text(f"{times}, {process}")
     if scheduler is not None:
         print_text(scheduler)
+    if state["run_time"] is not None and (run_time := RunTime.model_validate(state["run_time"])).useful:
+        print_text(f"goodput: {_shares(run_time)}")
     if state["status"] == "running" and not state["metrics"] and (phases := current_phases(run)):
         print_text(f"starting: {phases}")
     if state["error"]:
@@ -85,6 +89,17 @@ def _print_state(run: "RunFolder", state: Mapping[str, Any], scheduler: str | No
 
         print_text(f"logs: rlrun logs {run.argument}")
         print_text(resume_hint(state["step"], newest_step(run.checkpoints), run.argument))
+
+
+def _shares(run_time: "RunTime") -> str:
+    """Returns the useful share of a run's time, and what took at least a thousandth, the most first."""
+    from rlrun.runner.records.console import format_duration
+
+    lost = sorted(run_time.lost().items(), key=lambda item: item[1], reverse=True)
+    shares = [(seconds / run_time.total, what) for what, seconds in lost]
+    parts = [f"{100 * share:.1f} % {what}" for share, what in shares if share >= 0.001]
+    useful = f"{100 * run_time.goodput:.1f} % of {format_duration(run_time.total)}"
+    return f"{useful}; lost: {', '.join(parts)}" if parts else useful
 
 
 def _print_diagnosis(diagnosis: "Diagnosis") -> None:

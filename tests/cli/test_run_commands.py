@@ -22,6 +22,7 @@ from rlrun.runner.doctor.check import Check
 from rlrun.runner.host.model_files import fetch_model
 from rlrun.runner.host.process_identity import Owner
 from rlrun.runner.records.lock import make_lock
+from rlrun.runner.records.run_time import RunTime
 from rlrun.specs.reading.loading import LoadedSpec
 from tests.cli.cli_outcome import Command
 from tests.waiting import PATIENCE
@@ -110,6 +111,15 @@ def test_status_tells_how_long_a_running_job_takes_yet(rlrun: Command, tmp_path:
     outcome = rlrun("status", "job", "--runs-dir", tmp_path)
     assert "job: running, step 5 of 10, about 8 min left" in outcome.out
     assert " ago), process 1 on elsewhere" in outcome.out
+
+
+def test_status_tells_what_was_useful_of_the_time_since_the_first_launch(
+    rlrun: Command, tmp_path: Path
+) -> None:
+    run_time = RunTime(began=0.0, useful=6480.0, starting=72.0, repeated=648.0, between_steps=1.0)
+    write_run(tmp_path, "job", status="done", run_time=run_time.model_dump())
+    lost = "lost: 9.0 % steps that were lost and done again, 1.0 % starting"
+    assert f"goodput: 90.0 % of 2 h 0 min; {lost}\n" in rlrun("status", "job", "--runs-dir", tmp_path).out
 
 
 def test_status_of_a_starting_run_says_what_it_waits_for(rlrun: Command, tmp_path: Path) -> None:

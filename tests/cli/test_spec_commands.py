@@ -343,6 +343,18 @@ def options(overrides: list[str]) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
+def test_plan_says_how_often_to_save_on_nodes_that_fail(rlrun: Command) -> None:
+    gpus = ("--set", "cluster.gpus_per_node=1", "--gpu", "L4")
+    arguments = ("plan", BASE, *MODEL, *gpus, "--node-failures", "100", "--restart", "60")
+    outcome = rlrun(*arguments)
+    for expected in ("time between failures", "4.17 days", "60 s", "largest goodput"):
+        assert expected in outcome.out
+    saving = json.loads(rlrun(*arguments, "--json").out)["saving"]
+    assert (saving["node_seconds"], saving["restart_seconds"], saving["nodes"]) == (360_000, 60, 1)
+    assert 0.9 < saving["best_goodput"] < 1.0
+    assert "omit --deep, --sweep and --simulate" in rlrun(*arguments, "--sweep").err
+
+
 @pytest.mark.slow  # tests/runner/planning/test_sweep.py simulates as much
 def test_plan_simulates_splits_and_modes(rlrun: Command) -> None:
     arguments = ("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=4", "--set", "trainer.parallel.fsdp=4")

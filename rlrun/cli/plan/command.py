@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlrun.models.architecture import Architecture
     from rlrun.models.low_precision import LowPrecision
     from rlrun.runner.planning.plan import Plan
+    from rlrun.runner.planning.saving_interval import NodeFailures
     from rlrun.runner.planning.step_time import PlannedJob
     from rlrun.specs.derived.shared_prefixes import SharingChoice
     from rlrun.specs.reading.loading import LoadedSpec
@@ -56,6 +57,18 @@ Price = Annotated[
     float | None, typer.Option(min=0, help="Price per GPU-hour; also show the price of the job.")
 ]
 
+NodeFailureHours = Annotated[
+    float | None,
+    typer.Option(
+        "--node-failures",
+        min=0.01,
+        help="Mean hours between failures of a node; also show how often to save.",
+    ),
+]
+RestartSeconds = Annotated[
+    float, typer.Option("--restart", min=0, help="Seconds from a failure until training goes on.")
+]
+
 
 def command(
     specs: Specs,
@@ -71,6 +84,8 @@ def command(
     deep: Deep = False,
     rank: Rank = None,
     price: Price = None,
+    node_failures: NodeFailureHours = None,
+    restart: RestartSeconds = 300.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -79,20 +94,27 @@ def command(
 
     Shows the batch equation, the device of every rank and engine, memory, disk and time.
     """
+    from rlrun.runner.planning.saving_interval import NodeFailures
+
     if deep and (sweep or simulate):
         raise ValueError("--deep traces the spec's own layout: omit --sweep and --simulate")
+    if node_failures is not None and (deep or sweep or simulate):
+        raise ValueError(
+            "--node-failures is about the spec's own layout: omit --deep, --sweep and --simulate"
+        )
     if rank is not None and not deep:
         raise ValueError("--rank only applies to a trace: add --deep")
     loaded = load(specs, overrides, profiles, planning=True, other_host=gpu is not None)
     planned = _make_plan(loaded, gpu, (prompt_tokens, response_tokens))
+    failures = None if node_failures is None else NodeFailures(node_failures, restart)
     if deep:
         _trace(planned, rank or 0, as_json=as_json)
     elif sweep or simulate:
         _compare(planned, as_json, sweep=sweep, spread=spread if simulate else None, price=price)
     elif as_json:
-        print(json.dumps(_as_dict(planned)))
+        print(json.dumps(_as_dict(planned, failures)))
     elif not quiet:
-        _show(planned, price)
+        _show(planned, price, failures)
         if verbose:
             from rlrun.cli.validate import given_keys
 
@@ -153,7 +175,7 @@ def _compare(
         print_simulations(job, spread, as_json)
 
 
-def _show(planned: _JobPlan, price: float | None) -> None:
+def _show(planned: _JobPlan, price: float | None, failures: "NodeFailures | None") -> None:
     from rich.text import Text
 
     from rlrun.cli.output import table_console
@@ -170,7 +192,7 @@ def _show(planned: _JobPlan, price: float | None) -> None:
     if job is None:
         console.print(f"memory and time are not planned: {planned.reason}")
         return
-    for part in sizing_report(job, price):
+    for part in sizing_report(job, price, failures):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
@@ -227,7 +249,7 @@ def _case(
     return job, ""
 
 
-def _as_dict(planned: _JobPlan) -> dict[str, Any]:
+def _as_dict(planned: _JobPlan, failures: "NodeFailures | None" = None) -> dict[str, Any]:
     plan, job = planned.plan, planned.job
     values = asdict(plan, dict_factory=_with_json_keys) | {
         "optimizer_steps": plan.optimizer_steps,
@@ -238,6 +260,7 @@ def _as_dict(planned: _JobPlan) -> dict[str, Any]:
     }
     if job is None:
         return values | {"sizing": None, "sizing_reason": planned.reason}
+    from rlrun.runner.planning.saving_interval import plan_saving
     from rlrun.runner.planning.sizing import size_job
 
     sizing = size_job(job)
@@ -252,6 +275,9 @@ def _as_dict(planned: _JobPlan) -> dict[str, Any]:
         "device": asdict(job.device),
         "lengths": asdict(job.load),
     }
+    if failures is not None:
+        saving = plan_saving(job, sizing.estimate.step_seconds, failures)
+        values["saving"] = asdict(saving) | saving.chosen(job.spec.checkpoint.interval)
     return values | {"sizing": sizing_values}
 
 

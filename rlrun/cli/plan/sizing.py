@@ -10,6 +10,7 @@ from rlrun.models.low_precision import kinds_of_matrices, layer_matrices, note_o
 from rlrun.models.object_store import is_address
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import Phase
+from rlrun.runner.planning.saving_interval import NodeFailures, SavingPlan, plan_saving
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import (
     DECODE_EFFICIENCY,
@@ -29,12 +30,19 @@ Row = tuple[str, str, str]
 """Quantity, value, and where the value is from."""
 
 
-def sizing_report(job: PlannedJob, price: float | None = None) -> Iterator[RenderableType]:
-    """Yields tables of what a job needs, and costs at a price per device-hour; warnings come last."""
+def sizing_report(
+    job: PlannedJob, price: float | None = None, failures: NodeFailures | None = None
+) -> Iterator[RenderableType]:
+    """Yields tables of what a job needs, of what it costs at a price per device-hour, and of what it loses on
+    nodes that fail; warnings come last.
+    """
     sizing = size_job(job)
     for phase in sizing.phases:
         yield _phase_table(job, phase)
     yield _capacity_table(job, sizing, price)
+    if failures is not None:
+        saving = plan_saving(job, sizing.estimate.step_seconds, failures)
+        yield table("failures", ("quantity", "value", "from"), list(_saving_rows(job, saving)))
     if job.spec.trainer.precision is not None:
         yield _precision_table(job)
     for line in _assumptions(job):
@@ -99,7 +107,7 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         source = "~/.cache/rlrun; data in object stores is added to it"
         yield "disk for a copy of model.path", format_bytes(export_bytes(job.model)), source
     if job.spec.checkpoint.mirror is not None:
-        size = format_bytes(checkpoint_bytes(job.model, job.spec.trainer))
+        size = format_bytes(checkpoint_bytes(job.model, job.spec.trainer, job.critic))
         yield "upload of a checkpoint", size, "checkpoint.mirror; samples are added to it"
     if sizing.engine is not None:
         yield "bytes of a weight update", format_bytes(sizing.sync_bytes), sync_bytes(job)[1]
@@ -123,6 +131,26 @@ def _time_rows(job: PlannedJob, sizing: Sizing, price: float | None) -> Iterator
         yield f"job, {unit}", show_hours(hours), f"{estimate.steps} steps"
         if price is not None:
             yield "job, price", f"{hours * price:,.2f}", f"{price:g} per {unit.removesuffix('s')}"
+
+
+def _saving_rows(job: PlannedJob, saving: SavingPlan) -> Iterator[Row]:
+    """Yields how often nodes fail, what a checkpoint costs, and how often to save."""
+    nodes = "1 node" if saving.nodes == 1 else f"{saving.nodes:,} nodes"
+    often = f"{nodes} with trainer ranks, each fails after {show_duration(saving.node_seconds)}"
+    yield "time between failures", show_duration(saving.failure_seconds), f"{often} (--node-failures)"
+    way = "checkpoint.asynchronous" if saving.writing_seconds else "written before training goes on"
+    yield "training waits for a checkpoint", show_duration(saving.waiting_seconds), way
+    if saving.writing_seconds:
+        yield (
+            "a checkpoint is complete after",
+            show_duration(saving.writing_seconds),
+            "while training goes on",
+        )
+    yield "training goes on after a failure", show_duration(saving.restart_seconds), "--restart"
+    interval, best = job.spec.checkpoint.interval, saving.best_interval
+    if interval is not None:
+        yield "goodput", f"{saving.goodput(interval):.1%}", f"checkpoint.interval = {interval}"
+    yield "largest goodput", f"{saving.goodput(best):.1%}", f"checkpoint.interval = {best}"
 
 
 def _precision_table(job: PlannedJob) -> RenderableType:

@@ -28,7 +28,7 @@ from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.derived.shared_prefixes import is_shared
-from rlrun.specs.sections.auxiliary_models import SOLUTION
+from rlrun.specs.sections.auxiliary_models import SOLUTION, CriticSpec
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.text_template import template_names
 
@@ -109,6 +109,11 @@ class PlannedJob:
     """The adapters of `[[engines]]`, by the engine's name."""
     drafts: Mapping[str, DraftModel] = field(default_factory=dict)
     """The draft models of SGLang servers, by the engine's name; that of `[engine]` is `POLICY_DRAFT`."""
+
+    @property
+    def critic(self) -> CriticSpec | None:
+        """The critic; None if the algorithm does not need one."""
+        return self.spec.critic if self.needs.critic else None
 
     @property
     def on_gpu(self) -> bool:

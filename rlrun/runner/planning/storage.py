@@ -35,10 +35,13 @@ def checkpoint_copy_bytes(model: Architecture, trainer: TrainerSpec, critic: Cri
     return size
 
 
-def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:
-    """Returns the size of one checkpoint on disk: float32 parameters and optimizer state of the model."""
-    whole = policy_share(model, trainer.model_copy(update={"parallel": ParallelSpec()}))
-    return _saved(whole, trainer) * 4 + optimizer_bytes(whole, trainer)
+def checkpoint_bytes(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
+    """Returns the size of one checkpoint on disk: float32 parameters and optimizer state of the policy, and
+    of the critic.
+    """
+    alone = trainer.model_copy(update={"parallel": ParallelSpec()})
+    whole_critic = None if critic is None else critic.model_copy(update={"parallel": None})
+    return checkpoint_copy_bytes(model, alone, whole_critic)
 
 
 def _saved(share: RankShare, trainer: TrainerSpec) -> int:

@@ -25,6 +25,7 @@ from rlrun.runner.records.alerts import AlertWatch
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.run_time import RunTime
 from rlrun.runner.records.sample_files import Pieces, SampleFiles
 from rlrun.runner.records.time_left import TimeLeft
 from rlrun.runner.records.tracking import COLUMNS, TrackerThread, close_trackers, table_rows
@@ -56,6 +57,7 @@ class Journal:
         self._trackers = [TrackerThread(name, tracker) for name, tracker in trackers]
         self._alerts = AlertWatch()
         self._time_left = TimeLeft()
+        self._run_time = _launched(folder.read_state())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._writes: list[Future[None]] = []
         now = _now()
@@ -69,6 +71,7 @@ class Journal:
             "seconds_left": None,
             "error": None,
             "error_code": None,
+            "run_time": self._run_time.model_dump(),
         }
         self._write_state()
         self._end_event = threading.Event()
@@ -77,9 +80,11 @@ class Journal:
 
     def begin(self, step: int, steps: int, spec: Mapping[str, Any]) -> None:
         """Records that training starts with `step` of `steps` done; `spec` is resolved and has no secrets."""
-        self._state |= {"step": step, "steps": steps}
+        earlier = read_metrics(self._folder.metrics)
+        self._run_time.begin(time.time(), earlier)
+        self._state |= {"step": step, "steps": steps, "run_time": self._run_time.model_dump()}
         self._time_left.begin(step, steps)
-        self._alerts.begin(read_metrics(self._folder.metrics), spec.get("rollout", {}).get("batch_size"))
+        self._alerts.begin(earlier, spec.get("rollout", {}).get("batch_size"))
         self._console.start(step, steps)
         self._submit(self._write_state)
         for tracker in self._trackers:
@@ -87,9 +92,11 @@ class Journal:
 
     def go_back(self, step: int) -> None:
         """Records that the job continues from an earlier `step` and repeats the steps after it."""
-        self._state |= {"step": step}
+        earlier = read_metrics(self._folder.metrics)
+        self._run_time.go_back(time.time(), earlier)
+        self._state |= {"step": step, "run_time": self._run_time.model_dump()}
         self._time_left.go_back(step)
-        self._alerts.begin(read_metrics(self._folder.metrics))
+        self._alerts.begin(earlier)
         self._console.go_back(step)
         self._submit(self._write_state)
 
@@ -116,13 +123,17 @@ class Journal:
         Raises JobError if an earlier step could not be written.
         """
         seconds_left = self._time_left.add(step, metrics.get("perf/step_time"))
+        self._run_time.step(time.time(), metrics)
+        if "perf/step_time" in metrics:
+            metrics = metrics | {"perf/goodput": self._run_time.goodput}
         self._console.step(step, metrics, seconds_left)
         new_alerts, active = self._alerts.add(metrics)
         for alert in new_alerts:
             self._console.say(alert.line, style="yellow")
         metrics = metrics | active
         self._raise_failed(self._take_finished())
-        self._submit(self._write_step, step, dict(metrics), seconds_left)
+        facts = {"seconds_left": seconds_left, "run_time": self._run_time.model_dump()}
+        self._submit(self._write_step, step, dict(metrics), facts)
         for tracker in self._trackers:
             tracker.log(step, dict(metrics))
             for alert in new_alerts:
@@ -168,7 +179,9 @@ class Journal:
         """Writes the last state and closes the trackers; an error of the disk is only logged."""
         self._end_event.set()
         self._heartbeat.join()
-        self._state |= {"status": status, "error": error, "error_code": code}
+        self._run_time.end(time.time(), is_done=status == "done")
+        ended = {"status": status, "error": error, "error_code": code}
+        self._state |= {**ended, "run_time": self._run_time.model_dump()}
         self._submit(self._write_state)
         self._writer.shutdown(wait=True)
         for write in self._writes:
@@ -184,11 +197,11 @@ class Journal:
         self._writer.shutdown(wait=True)
         close_trackers(self._trackers)
 
-    def _write_step(self, step: int, metrics: dict[str, float], seconds_left: float | None) -> None:
+    def _write_step(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any]) -> None:
         line = {"step": step} | finite_metrics(metrics)
         with self._folder.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._state |= {"step": step, "seconds_left": seconds_left}
+        self._state |= {"step": step, **facts}
         self._state["metrics"] = self._state["metrics"] | finite_metrics(metrics)
         self._write_state()
 
@@ -227,6 +240,17 @@ class Journal:
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Returns the metrics with None for nan and infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _launched(earlier: Mapping[str, Any]) -> RunTime:
+    """Returns the time of a run that is launched now; its state was `earlier`, empty for a first launch."""
+    now = time.time()
+    if not earlier.get("run_time"):
+        return RunTime(began=now)
+    run_time = RunTime.model_validate(earlier["run_time"])
+    ended = datetime.fromisoformat(earlier["updated"]).timestamp()
+    run_time.launch_again(ended, now, was_done=earlier["status"] == "done")
+    return run_time
 
 
 def _now() -> str:

@@ -15,6 +15,7 @@ from rlrun.models.foreign_files import read_bytes
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.printed_text import printable
 from rlrun.runner.host.process_identity import MAX_PID, Owner
+from rlrun.runner.records.run_time import RunTime
 from rlrun.specs.paths import display_path
 
 SILENT_SECONDS = 300.0
@@ -53,6 +54,8 @@ class State(Owner):
     """The kind of error, which `rlrun explain` explains."""
     processes: dict[Text, Annotated[int, Field(ge=1, le=MAX_PID)] | None] = Field(default_factory=dict)
     """Ids of the job's processes, by name, for people to look at."""
+    run_time: RunTime | None = None
+    """What the time since the first launch was used for; None in states of older versions."""
     scratch: Text | None = None
     """The job's folder among temporary files, for people to look at."""
 

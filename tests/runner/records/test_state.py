@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from rlrun.runner.contracts.errors import RunFolderError
+from rlrun.runner.records.run_time import RunTime
 from rlrun.runner.records.state import is_alive, read_state
 from tests.runner.records.states import now, state, write_state
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = state(processes={"trainer 0": 7, "engine 0": None}, scratch="/tmp/rlrun-x", metrics={"a": 0.5})
+    written["run_time"] = {**RunTime(began=5.0, useful=1.0).model_dump()}
     (tmp_path / "state.json").write_text(json.dumps(written))
     assert read_state(tmp_path / "state.json") == written
 
@@ -56,6 +58,7 @@ WRONG: dict[str, list[Any]] = {
     "metrics": [[], None, {"a": "1"}, {"a": math.nan}, {"a": [1]}, {"a": {"b": 1}}],
     "error": [1, ["a"], {}],
     "processes": [[], None, {"a": "1"}, {"a": 0}, {"a": -1}, {"a": [1]}, {"a": 1.5}],
+    "run_time": [1, [], {}, {"began": -1.0}, {"began": 1.0, "useful": math.nan}],
     "scratch": [1, ["/"], {}],
 }
 

@@ -9,6 +9,7 @@ the stubs; everything else is as imported.
 """
 
 import json
+import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet
 import tomli
@@ -25,8 +27,10 @@ from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table, table_markdown
 from rlrun.converters.slime.importer import import_command
 from rlrun.converters.slime.rollouts_flags import DEFAULT_ROLLOUT, SFT_ROLLOUT
+from rlrun.plugins.authoring.stubs import stub_module
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.job.preflight import check_files
+from rlrun.specs.local_code import ALLOW_LOCAL
 from rlrun.specs.problems.findings import SpecError
 
 ROOT = Path(__file__).parents[1]
@@ -41,12 +45,7 @@ ROW: dict[str, Any] = {
 """A row with every column that the scripts name."""
 CHAT = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "2"}]}
 """The same row for scripts that train on the answer."""
-FUNCTIONS = (
-    "--custom-generate-function-path",
-    "--custom-rm-path",
-    "--rollout-function-path",
-    "--rollout-buffer-url",
-)
+FUNCTIONS = ("--rollout-function-path", "--rollout-buffer-url")
 """Flags whose function the user has to provide, or that have no equivalent."""
 OF_FAMILY = "model_type "
 """The messages about a model's family begin with this."""
@@ -110,7 +109,7 @@ def family_problem(script: SlimeScript) -> str | None:
 def _all_problems(path: str) -> tuple[str, ...]:
     """Returns what `rlrun validate` reports for the spec of the script at `path`, with stubs."""
     script = next(each for each in slime_scripts() if each.path == path)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {ALLOW_LOCAL: "1"}):
         try:
             check_files(load_checked_spec([write_spec(script, Path(folder))]))
         except SpecError as error:
@@ -119,11 +118,16 @@ def _all_problems(path: str) -> tuple[str, ...]:
 
 
 def write_spec(script: SlimeScript, folder: Path) -> Path:
-    """Writes the spec of a script, with stubs beside it, and returns its path."""
+    """Writes the spec of a script, with stubs and the classes that remain to be written beside it.
+
+    Returns its path.
+    """
     draft = script.draft()
     _use_stubs(draft, script.config, folder)
     file = folder / "job.toml"
     file.write_text(draft.toml(), "utf-8")
+    if draft.unwritten:
+        (folder / draft.functions_file).write_text(stub_module(draft.unwritten, draft.source), "utf-8")
     return file
 
 
@@ -150,6 +154,7 @@ def _left(draft: Draft) -> str:
     """Returns a list of the things that the user has to provide."""
     own = [flag for flag, text in draft.setting_notes if text not in (DEFAULT_ROLLOUT, SFT_ROLLOUT)]
     parts = [f"`{flag.name}`" for flag in draft.given(*FUNCTIONS) if flag in own]
+    parts += [f"the class `{stub.name}` ({stub.kind})" for stub in draft.unwritten]
     parts += sorted({f"`[vars]` {note.split()[0]}" for note in draft.notes if "under [vars]" in note})
     if "is quantised" in draft.comments.get("model.path", ""):
         parts.append("the model in bfloat16")

@@ -1,6 +1,7 @@
 """`rlrun import`: writes specs from the launch scripts of other trainers."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rlrun.runner.host.printed_text import print_text
 
 if TYPE_CHECKING:
     from rlrun.converters.imports.spec_draft import SpecDraft
+    from rlrun.specs.unwritten import Unwritten
 
 app = typer.Typer(help="Write a spec from another trainer's launch script.", no_args_is_help=True)
 
@@ -49,7 +51,10 @@ def slime(
         raise ValueError("no script is given: rlrun import slime run.sh")
     from rlrun.converters.slime.importer import import_script
 
-    _finish(import_script(script), output)
+    draft = import_script(script)
+    _finish(draft, output, "--allow-local-plugins" if draft.unwritten else "")
+    if output is not None and draft.unwritten:
+        _write_functions(draft.unwritten, draft.source, output.parent / draft.functions_file)
 
 
 @app.command()
@@ -104,13 +109,25 @@ def prime_rl(
     _finish(import_files(files), output)
 
 
-def _finish(draft: "SpecDraft", output: Path | None) -> None:
-    """Writes a spec, and prints the notes on standard error."""
-    _write(draft.toml(), output)
+def _write_functions(unwritten: "Sequence[Unwritten]", source: str, path: Path) -> None:
+    """Writes the classes that the user has to write; a file that exists already has them."""
+    from rlrun.plugins.authoring.stubs import stub_module
+
+    if path.exists():
+        print_text(f"kept {path}, which exists already")
+        return
+    path.write_text(stub_module(unwritten, source), "utf-8")
+    names = ", ".join(each.name for each in unwritten)
+    print_text(f"wrote {path}: write {names} there; a job starts only when that is done")
+
+
+def _finish(draft: "SpecDraft", output: Path | None, options: str = "") -> None:
+    """Writes a spec, and prints the notes on standard error. `options`: what its commands need."""
+    _write(draft.toml(), output, options)
     print_text(*draft.messages(), sep="\n", file=sys.stderr)
 
 
-def _write(text: str, output: Path | None) -> None:
+def _write(text: str, output: Path | None, options: str) -> None:
     if output is None:
         print_text(text, end="")
         return
@@ -119,4 +136,4 @@ def _write(text: str, output: Path | None) -> None:
             file.write(text)
     except FileExistsError:
         raise ValueError(f"{output} already exists; choose another name") from None
-    print_text(f"wrote {output}; next: rlrun validate {output}")
+    print_text(f"wrote {output}; next: rlrun validate {f'{output} {options}'.rstrip()}")

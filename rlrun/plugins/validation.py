@@ -122,10 +122,15 @@ def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]
 
 def _check(report: PluginReport, explainer: Explainer, table: _PluginTable) -> None:
     try:
-        params = load(table.kind, table.name).Params
+        plugin = load(table.kind, table.name)
     except PluginError as error:
         report.findings.append(_unusable((*table.path, "type"), table.kind, table.name, error))
         return
+    params = plugin.Params
+    if origin := getattr(plugin, "unwritten", None):
+        message = f"{plugin.__name__} is not written yet: it replaces {origin}"
+        cure = "write its methods, and delete its line `unwritten`"
+        report.unwritten.append(Finding((*table.path, "type"), message, cure, found=table.name))
     explainer.keys.add(params, f"{table_name(table.path)}.")
     report.paths += [
         ((*table.path, key), marker) for key, marker in path_fields(params) if key in table.params

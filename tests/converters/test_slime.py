@@ -268,7 +268,7 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
         ("--lr-warmup-init 1e-7", "1e-7: no effect without a warm-up"),
         ("--lr-decay-style constant --lr-decay-iters 5", "5: no effect: the schedule is constant"),
         ("--rm-type judge", "--rm-type judge: no such reward"),
-        ("--dynamic-sampling-filter-path my.check", "make it a filter plugin"),
+        ("--dynamic-sampling-filter-path my.check", "write the class Check in"),
         ("--eval-interval 2 --eval-prompt-data aime x.jsonl math", "the last word is not part of a pair"),
         ("--colocate --rollout-num-gpus 4", "engines use the trainer's GPUs"),
         ("--tensor-model-parallel-size 3", "8 GPUs cannot be divided by 3"),

@@ -12,8 +12,11 @@ from rlrun.converters.shell.script import Word
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import FlagRow, flag_table
 from rlrun.converters.slime.importer import import_command
+from rlrun.plugins.authoring.stubs import stub_module
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.local_code import ALLOW_LOCAL
 
+pytestmark = pytest.mark.usefixtures("local_code")
 IMAGES = "--multimodal-keys"
 """Needs a model that sees images: a test of its own."""
 KEYED = [row for row in flag_table().values() if row.key and row.name != IMAGES]
@@ -67,6 +70,7 @@ GIVEN = {
     "--advantage-estimator": "--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4.0",
     "--apply-chat-template-kwargs": "--apply-chat-template-kwargs '{\"enable_thinking\": false}'",
     "--async-save": "--save-interval 2 --async-save",
+    "--buffer-filter-path": "--partial-rollout --buffer-filter-path my.order",
     "--critic-lr": "--advantage-estimator ppo --critic-lr 1e-5",
     "--critic-lr-warmup-iters": "--advantage-estimator ppo --critic-lr-warmup-iters 2",
     "--custom-config-path": "--use-tis --custom-tis-function-path mis.compute_mis_weights "
@@ -189,6 +193,12 @@ NOTED = {
 """Keys that a flag only names, since rlrun does what it asks for, or since another decides."""
 
 
+@pytest.fixture
+def local_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allows the classes that remain to be written."""
+    monkeypatch.setenv(ALLOW_LOCAL, "1")
+
+
 def imported(flags: str) -> Draft:
     words = [Word("train.py", "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
     return import_command("run.sh", "run", words, (), FILES.get)
@@ -200,6 +210,8 @@ def validated(draft: Draft, tmp_path: Path) -> None:
     (tmp_path / "MODEL" / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "rows.jsonl").write_text('{"input": "1", "label": "1"}\n' * 2)
     (tmp_path / "job.toml").write_text(draft.toml())
+    if draft.unwritten:
+        (tmp_path / draft.functions_file).write_text(stub_module(draft.unwritten, draft.source))
     load_checked_spec([tmp_path / "job.toml"])
 
 
@@ -529,7 +541,8 @@ def test_a_file_of_settings_that_no_one_wrote_by_hand_is_named(text: str, reason
         ),
         ("--prefill-num-servers 1", "prefill and decode run on the same servers"),
         ("--sglang-disaggregation-mode prefill", "prefill and decode run on the same servers"),
-        ("--custom-rm-path my.reward", "make the function a reward plugin"),
+        ("--custom-rm-path my.reward", "write the class Reward in run_functions.py"),
+        ("--buffer-filter-path my.order", "only --partial-rollout fills the buffer"),
         ("--eval-prompt-data a rows.jsonl", "slime evaluates only with --eval-interval and a dataset"),
         ("--use-opsm", "a step has one update, before which old and new policy are equal"),
         ("--eps-clip-c 3 --advantage-estimator cispo", "cispo has no such parameter"),

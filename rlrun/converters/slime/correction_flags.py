@@ -25,7 +25,7 @@ def correction(draft: Draft) -> None:
         draft.set("algorithm.correction.type", "mis", ("--use-tis", "--custom-tis-function-path"))
         _masked_importance_sampling(draft)
     elif custom and not custom.endswith(_ICEPOP):
-        note = "write an algorithm plugin, or use a published correction with `algorithm.correction`"
+        note = "or use a published correction with `algorithm.correction`"
         for flag in draft.given("--custom-tis-function-path", "--use-tis"):
             draft.note(flag, note)
     else:

@@ -1,8 +1,9 @@
 """The draft of a spec whose settings are slime's flags."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlrun.converters.imports.yaml_table import yaml_table
 from rlrun.models.families.table import TABLES
 from rlrun.models.family import Support
 from rlrun.models.json_files import parse_json
+from rlrun.specs.unwritten import Unwritten, class_name
 
 _ROLLOUT_SECTIONS = {"rollout", "rewards", "scoring", "filters", "engine", "engines", "eval", "debug"}
 _ROLLOUT_SECTIONS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm"}
@@ -60,6 +62,13 @@ class Draft(SpecDraft):
     """Returns the text of a file that a flag names; None if it is not found."""
     int4_group: int | None = None
     """How many numbers share a scale in INT4 training; None if the script does not say it."""
+    unwritten: list[Unwritten] = field(default_factory=list)
+    """The plugins that the spec names in `functions_file` and that remain to be written."""
+
+    @property
+    def functions_file(self) -> str:
+        """Returns the name of the file, beside the spec, of the plugins that remain to be written."""
+        return f"{re.sub(r'[^A-Za-z0-9]+', '_', self.values['name'])}_functions.py"
 
     @property
     def algorithm(self) -> str:
@@ -155,6 +164,29 @@ class Draft(SpecDraft):
                 self.note(flag, "no effect: training on demonstrations has no sampling and no policy loss")
             return
         super().set(key, value, names, comment)
+
+    def leave(
+        self,
+        kind: str,
+        key: str,
+        *flags: Flag,
+        function: str | None = None,
+        base: str | None = None,
+        methods: tuple[str, ...] = (),
+    ) -> None:
+        """Sets a key to a plugin that remains to be written, in place of the flags' functions.
+
+        `function`: the function, if a flag's file names it. `base`, `methods`: as in `Unwritten`.
+        """
+        name = class_name(function or (flags[0].values or [""])[0])
+        while any(name == other.name for other in self.unwritten):
+            name += "2"
+        names = tuple(flag.name for flag in flags)
+        self.set(key, f"{self.functions_file}:{name}", names, "to be written")
+        origin = f"slime's {function or ' and '.join(map(str, flags))}"
+        self.unwritten.append(Unwritten(kind, name, origin, base, methods))
+        for flag in flags:
+            self.note(flag, f"write the class {name} in {self.functions_file} (docs/plugins.md)")
 
     def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
         """Sets an argument of the SGLang server, unless rlrun sets it itself."""

@@ -27,7 +27,6 @@ _COLUMNS = (
 )
 _BY_HAND = {
     "metadata_overrides": "add these entries to the metadata of its rows",
-    "custom_generate_function_path": "make it a rollout plugin, and set it as `function` of the dataset",
 }
 """Settings of a dataset that the user has to translate."""
 _KNOWN_SETTINGS = {"name", "path", "rm_type", "metadata_overrides", "custom_generate_function_path"}
@@ -158,6 +157,8 @@ def _set_dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
         f"{table}.apply_chat_template", bool(dataset.get("apply_chat_template", chat in draft.flags)), (chat,)
     )
     _dataset_reward(draft, table, dataset)
+    if function := dataset.get("custom_generate_function_path"):
+        draft.leave("rollouts", f"{table}.function.type", draft.flags[source], function=str(function))
     for setting, why in _BY_HAND.items():
         if dataset.get(setting):
             draft.note(draft.flags[source], f"{name}: {setting}: {why}")

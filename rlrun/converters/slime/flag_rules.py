@@ -12,6 +12,7 @@ from rlrun.converters.slime import sources_flags as sources
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.evaluation_flags import evaluation
 from rlrun.converters.slime.layout_flags import environment, layout
+from rlrun.converters.slime.own_functions import own_functions
 from rlrun.converters.slime.servers_flags import speculation
 
 RULES: Mapping[str, Callable[[Draft], None]] = {
@@ -60,5 +61,6 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "trackers": records.trackers,
     "data": sources.data,
     "images": sources.images,
+    "own_functions": own_functions,
 }
 """The importer runs all rules in this order; each rule reads the flags that it needs."""

@@ -39,6 +39,24 @@ Differences beyond names:
 - Keys and passwords are never copied: they are left out, or refer to the environment as `${env:NAME}`.
 - An unknown key is an error, and so is an option that would have no effect.
 - `rlrun validate` checks the batch equation and suggests the nearest numbers that satisfy it.
+
+Functions of a script's own (`--custom-rm-path`, `--custom-generate-function-path` and others) become classes
+that remain to be written. With `-o`, the importer writes them into a file beside the spec:
+
+```
+rlrun import slime strands_qwen3_8b.sh -o strands.toml
+wrote strands.toml; next: rlrun validate strands.toml --allow-local-plugins
+wrote strands_qwen3_8b_functions.py: write RewardFunc, Generate there; a job starts only when that is done
+```
+
+Each class has the methods of its kind, and the line `unwritten`, which names slime's function. While that
+line is there, `rlrun validate` warns, and `rlrun launch` refuses the spec:
+
+```
+strands.toml:28:8: rewards.0.type: RewardFunc is not written yet: it replaces slime's --custom-rm-path
+examples.strands_sglang.generate_with_strands.reward_func [E0208]
+  write its methods, and delete its line `unwritten`
+```
 """
 _SGLANG = """\
 ## SGLang

@@ -18,8 +18,6 @@ def algorithm(draft: Draft) -> None:
         for flag in draft.given("--advantage-estimator"):
             draft.note(flag, "no effect: rewards are 0, and only the teacher determines the advantages")
         return
-    for flag in draft.given("--custom-reward-post-process-path"):
-        draft.note(flag, "write an algorithm plugin, which turns rewards into advantages (docs/plugins.md)")
     for flag in draft.given("--loss-type", "--advantage-estimator"):
         row, value = flag_table()[flag.name], draft.text(flag.name) or ""
         if flag.name == "--loss-type" and value == "policy_loss":

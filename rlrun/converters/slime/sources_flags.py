@@ -75,11 +75,13 @@ def rewards(draft: Draft) -> None:
     elif example := _example(draft):
         _example_reward(draft, example)
     elif custom:
-        for flag in draft.given("--custom-rm-path", "--rm-type", "--reward-key", "--rm-url", "--group-rm"):
-            draft.note(
-                flag, "make the function a reward plugin: a class with a `score` method (docs/plugins.md)"
-            )
-        draft.notes.append("no reward: add a table [[rewards]] for --custom-rm-path")
+        draft.leave("rewards", "rewards.*.type", *custom)
+        for flag in draft.given("--rm-type", "--rm-url"):
+            draft.note(flag, "no effect beside --custom-rm-path")
+        for flag in draft.given("--group-rm"):
+            draft.note(flag, "write `score_group(samples)` in place of `score(sample)` (docs/plugins.md)")
+        for flag in draft.given("--reward-key"):
+            draft.set("rewards.*.key", draft.text(flag.name) or "", (flag.name,))
     else:
         _named_reward(draft, draft.text("--rm-type") or "")
 
@@ -168,4 +170,4 @@ def filters(draft: Draft) -> None:
                     flag, "rlrun replaces all groups that the filter drops and keeps none as a fallback"
                 )
         else:
-            draft.note(flag, "make it a filter plugin: a class that is called with a group (docs/plugins.md)")
+            draft.leave("filters", "filters.*.type", flag)

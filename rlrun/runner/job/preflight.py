@@ -50,11 +50,12 @@ _MERGE_ADAPTER = "merge it (rlrun convert hf-to-hf SRC DST --lora ADAPTER), and 
 def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_nothing) -> list[Problem]:
     """Returns warnings before a launch; raises SpecError with every problem of the model and the data.
 
-    What this host lacks, such as a package, is a warning, because another host may run the job.
+    What this host lacks, such as a package, is a warning, because another host may run the job. So is a
+    plugin that remains to be written.
 
     `online`: a job is about to start. The config.json of a model on the hub is downloaded, otherwise it is
     checked only if it is in the cache; the interpreters of servers are asked for their arguments; and what
-    this host lacks is a problem. `say` shows a line before the hub is asked.
+    this host lacks, or is not written, is a problem. `say` shows a line before the hub is asked.
     """
     spec = loaded.spec
     findings = [
@@ -64,17 +65,18 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
         *coded(_start(spec), Code.CHECKPOINT),
         *coded(data_findings(spec), Code.DATA),
     ]
-    of_host = [
+    until_launch = [
+        *loaded.unwritten,
         *coded(_trackers(spec), Code.PACKAGE),
         *coded(_torchao(spec), Code.PACKAGE),
         *coded(_storage(spec), Code.PACKAGE),
         *coded(_servers(spec), Code.ENGINE),
     ]
     if online:
-        findings += of_host
+        findings += until_launch
     if findings:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
-    warnings = [] if online else [*of_host, *coded(few_rows(spec), Code.DATA)]
+    warnings = [] if online else [*until_launch, *coded(few_rows(spec), Code.DATA)]
     return [loaded.composition.locate(finding) for finding in warnings]
 
 

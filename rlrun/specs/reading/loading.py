@@ -67,6 +67,8 @@ class PluginReport:
     """Plugin parameters that are paths."""
     needs: Needs | None = None
     """The needs of the algorithm; None if the algorithm could not be created."""
+    unwritten: list[Finding] = field(default_factory=list)
+    """The classes that remain to be written."""
 
 
 OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {"engine.api_key", "engines.api_key"}
@@ -89,6 +91,8 @@ class LoadedSpec:
     """The precisions that the spec does not name, and why each was chosen."""
     layer_reason: str | None = None
     """The line that says why transformers computes the model's layers, where the spec does not."""
+    unwritten: Sequence[Finding] = ()
+    """The plugins that an importer left to be written: `rlrun launch` refuses them."""
 
     def problem(self, key: str, message: str, cure: str | None = None) -> Problem:
         """Returns a problem that was found after loading, at the position of its key.
@@ -200,7 +204,8 @@ def load_spec(
         raise SpecError(_in_order(_without_secrets(problems), composition))
     spec = validate_spec(data)
     dtypes = choose_dtypes(spec, native_bfloat16=multiplies_bfloat16())
-    return LoadedSpec(with_dtypes(spec, dtypes), composition, choices, dtypes, layer_reason)
+    unwritten = coded(report.unwritten, Code.PLUGIN)
+    return LoadedSpec(with_dtypes(spec, dtypes), composition, choices, dtypes, layer_reason, tuple(unwritten))
 
 
 def _document_findings(

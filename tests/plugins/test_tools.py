@@ -109,10 +109,19 @@ class _Retriever(BaseHTTPRequestHandler):
         "rubbish": (200, ["?"]),
         "down": (503, {}),
     }
+    FOUND: ClassVar[dict[str, object]] = {
+        "rome": {
+            "result": [[{"contents": "Rome\nA city."}, {"document": {"contents": "Nero"}, "score": 1.0}]]
+        },
+        "rubbish": {"result": "?"},
+    }
+    """The answers of Search-R1's server, without and with scores."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status, answer = self.ANSWERS[body["query"]]
+        status, answer = (
+            (200, self.FOUND[body["queries"][0]]) if "queries" in body else self.ANSWERS[body["query"]]
+        )
         self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
@@ -133,6 +142,17 @@ async def remote() -> AsyncIterator[Any]:
     await tool.close()
     server.shutdown()
     server.server_close()
+
+
+async def test_a_retrieval_server_is_a_tool(remote: Any) -> None:
+    tool = build("tools", "retriever", {"url": remote._params.url, "attempts": 1})
+    assert tool.schema["function"]["name"] == "search"
+    assert await tool.call({"query": "rome"}) == "Doc 1(Title: Rome) A city.\nDoc 2(Title: Nero) "
+    with pytest.raises(InfrastructureError, match="the answer must be"):
+        await tool.call({"query": "rubbish"})
+    with pytest.raises(ValueError, match="query"):
+        await tool.call({})
+    await tool.close()
 
 
 async def test_a_service_is_a_tool(remote: Any) -> None:

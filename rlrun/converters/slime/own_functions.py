@@ -1,11 +1,35 @@
 """Makes each function of the user's that a flag of slime names a plugin that remains to be written."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.draft import Draft, Flag
 
 _ICEPOP = "icepop_function"
 _MIS = "mis.compute_mis_weights"
+_SEARCH, _RETOOL = "generate_with_search.generate", "generate_with_retool.generate"
+_SEARCH_TAGS = ["</search>", "</answer>"]
+_RETOOL_PROMPT = (
+    "You are a helpful assistant that can use Python tools to solve mathematical problems. When you need to "
+    "perform calculations, use the python tool to execute code and get results."
+)
+_ROLLOUTS: Mapping[str, Mapping[str, Any]] = {
+    _SEARCH: {
+        "syntax": "tags",
+        "max_turns": 2,
+        "tools.0.type": "retriever",
+        "tools.0.url": "http://127.0.0.1:8000/retrieve",
+        "tools.0.results": 3,
+    },
+    _RETOOL: {
+        "max_turns": 16,
+        "tool_timeout": 130.0,
+        "tools.0.type": "python",
+        "tools.0.timeout": 120.0,
+        "tools.0.concurrency": 32,
+    },
+}
+"""The rollouts of slime's examples search-r1 and retool as settings of `multi_turn_tools`."""
 _ALGORITHM: Mapping[str, str] = {
     "--custom-advantage-function-path": "advantages",
     "--custom-reward-post-process-path": "advantages",
@@ -23,7 +47,7 @@ def own_functions(draft: Draft) -> None:
             draft.note(flag, "demonstrations are not sampled")
     else:
         for flag in draft.given("--custom-generate-function-path"):
-            draft.leave("rollouts", "rollout.function.type", flag)
+            _rollout(draft, flag)
         for flag in draft.given("--rollout-sample-filter-path"):
             draft.leave("hooks", "hooks.*.type", flag)
     for flag in draft.given("--data-source-path"):
@@ -34,6 +58,36 @@ def own_functions(draft: Draft) -> None:
         else:
             draft.note(flag, "no effect: only --partial-rollout fills the buffer")
     _algorithm(draft)
+
+
+def _rollout(draft: Draft, flag: Flag) -> None:
+    """Sets the rollout that does what a function of slime's examples does; others remain to be written."""
+    example = next((name for name in _ROLLOUTS if f".{draft.text(flag.name)}".endswith(f".{name}")), None)
+    if example is None:
+        draft.leave("rollouts", "rollout.function.type", flag)
+        return
+    draft.set("rollout.function.type", "multi_turn_tools", (flag.name,), "as slime's example has it")
+    for key, value in _ROLLOUTS[example].items():
+        draft.set(f"rollout.function.{key}", value, (flag.name,), "as slime's example has it")
+    if example == _SEARCH:
+        stop = [*draft.values["rollout"].get("stop", []), *_SEARCH_TAGS]
+        draft.set("rollout.stop", stop, (flag.name,), "as slime's example has it")
+        draft.note(flag, "an answer without a tag ends the conversation; slime's example asks again")
+    else:
+        for section in ("data", *(f"eval.datasets.{number}" for number in range(_num_datasets(draft)))):
+            draft.set(
+                f"{section}.system_prompt", _RETOOL_PROMPT, (flag.name,), "slime's, with the tool's name"
+            )
+            draft.set(f"{section}.apply_chat_template", True, (flag.name,), "which shows the tool")
+        draft.note(
+            flag,
+            "the tool is called python, in the model's own syntax; slime's example also runs code blocks, "
+            "and asks again after an answer without a call",
+        )
+
+
+def _num_datasets(draft: Draft) -> int:
+    return len(draft.values.get("eval", {}).get("datasets", []))
 
 
 def _algorithm(draft: Draft) -> None:

@@ -57,3 +57,13 @@ class TurnByTurn:
             self.trajectory.give(end)
         self.trajectory.give(tokens, images, 0.0 if images else cross_entropy)
         return True
+
+    def insert(self, text: str, cross_entropy: float = 0.0) -> bool:
+        """Adds text after an answer, within the same turn. Returns False, and adds nothing, if no answer fits
+        after it. Names of special tokens in the text are left out.
+        """
+        tokens = self.session.chat.encode(self.session.chat.plain(text))
+        if self.room <= len(tokens):
+            return False
+        self.trajectory.give(tokens, (), cross_entropy)
+        return True

@@ -7,9 +7,9 @@ prompt ─▶ answer ─▶ calls? ─no─▶ done
 
 import logging
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
@@ -32,7 +32,12 @@ class MultiTurnToolsParams(Section):
     syntax: Syntax = "auto"
     """How the policy writes tool calls: `hermes` (`<tool_call>{…}</tool_call>`, Qwen3), `qwen3_coder`, `glm`,
     `minimax_m2`, `kimi_k2`, `deepseek_v3`, `mistral`, `gpt_oss`, `llama3` (an answer that is a JSON object
-    with name and parameters) or `pythonic` (Llama 4). `auto` recognises each."""
+    with name and parameters) or `pythonic` (Llama 4). `auto` recognises each. With `tags`, prompts say
+    themselves which tools there are: `<search>words</search>` calls the tool `search` with its first
+    argument, and the result follows in the same turn (Search-R1). Let `rollout.stop` end answers at the
+    closing tags."""
+    result_tag: str = Field(default="information", pattern=r"^\w+$")
+    """The tag around results, with `syntax = "tags"`."""
     max_turns: int = Field(default=8, ge=1)
     """Number of answers in an execution; an execution whose last answer still calls a tool is truncated."""
     max_calls: int = Field(default=8, ge=1)
@@ -46,6 +51,12 @@ class MultiTurnToolsParams(Section):
     policy also learns to predict them. Results with images have none. 0: only its own tokens are trained."""
     text: Literal["all", "last"] = "all"
     """What rewards read: everything the policy said, or its last answer."""
+
+    @model_validator(mode="after")
+    def _only_tags_have_a_result_tag(self) -> Self:
+        if self.syntax != "tags" and "result_tag" in self.model_fields_set:
+            raise ValueError('result_tag has no effect without syntax = "tags": delete it')
+        return self
 
 
 class MultiTurnTools:
@@ -67,7 +78,8 @@ class MultiTurnTools:
         """
         self.params = params
         self._box = ToolBox(params.tools, params.tool_timeout, params.max_result_tokens)
-        self.tools = self._box.schemas
+        self._schemas = self._box.schemas
+        self.tools = [] if params.syntax == "tags" else self._schemas
 
     async def run(self, session: Session) -> Trajectory:
         """One conversation; `info` has its turns, calls and failed calls, and what tools noted."""
@@ -90,7 +102,7 @@ class MultiTurnTools:
             answer = await talk.ask()
             last_answer = answer or last_answer
             is_whole = trajectory.status is Status.COMPLETED
-            calls = parse_calls(answer, self.params.syntax, self.tools) if is_whole else []
+            calls = parse_calls(answer, self.params.syntax, self._schemas) if is_whole else []
             if not calls:
                 break
             try:
@@ -101,9 +113,7 @@ class MultiTurnTools:
                 break
             called += len(results)
             failed += sum(result.failed for result in results)
-            if len(trajectory.turns) == self.params.max_turns or not _give(
-                talk, results, self.params.cross_entropy
-            ):
+            if len(trajectory.turns) == self.params.max_turns or not self._give(talk, results):
                 trajectory.status = Status.TRUNCATED
                 break
         trajectory.info = {"turns": len(trajectory.turns), "tool_calls": called, "tool_errors": failed, **end}
@@ -111,8 +121,20 @@ class MultiTurnTools:
             trajectory.text = session.chat.plain(last_answer)
         return trajectory
 
+    def _give(self, talk: TurnByTurn, results: Sequence[Result]) -> bool:
+        """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
+        weight = self.params.cross_entropy
+        if self.params.syntax == "tags":
+            return talk.insert("".join(map(self._tagged, results)), weight)
+        images = [image for result in results for image in result.images]
+        return talk.give([result.message for result in results], images, weight)
 
-def _give(talk: TurnByTurn, results: Sequence[Result], cross_entropy: float) -> bool:
-    """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
-    images = [image for result in results for image in result.images]
-    return talk.give([result.message for result in results], images, cross_entropy)
+    def _tagged(self, result: Result) -> str:
+        """Returns a result as text of the policy's turn. Raises ValueError for one with images."""
+        if result.images:
+            raise ValueError(
+                f'the tool {result.message["name"]} returns an image, and syntax = "tags" has none'
+            )
+        tag = self.params.result_tag
+        text = str(result.message["content"]).replace(f"</{tag}>", "").strip()
+        return f"\n\n<{tag}>{text}</{tag}>\n\n"

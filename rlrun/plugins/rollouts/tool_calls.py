@@ -10,8 +10,10 @@ mistral      `[TOOL_CALLS]NAME[ARGS]{…}`, and the older `[TOOL_CALLS] [{"name"
 gpt_oss      `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}`
 llama3       `{"name": …, "parameters": {…}}` alone, or several separated by `;`
 pythonic     `[NAME(KEY=VALUE), …]` alone (Llama 4)
+tags         `<NAME>TEXT</NAME>`, where TEXT is the tool's first argument (Search-R1; `auto` does not read it)
 
-All but the last two may have text before the calls. SGLang 0.5.23's parsers read the tests' answers alike.
+All but `llama3` and `pythonic` may have text before the calls. SGLang 0.5.23's parsers read the tests'
+answers alike.
 """
 
 import ast
@@ -35,6 +37,7 @@ Syntax = Literal[
     "gpt_oss",
     "llama3",
     "pythonic",
+    "tags",
 ]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -233,6 +236,16 @@ def _pythonic(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
         yield Malformed("the tool call is not a list of NAME(KEY=VALUE, …)")
 
 
+def _tags(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
+    functions = [tool["function"] for tool in tools]
+    arguments = {
+        each["name"]: next(iter(each["parameters"].get("properties", {})), "text") for each in functions
+    }
+    names = "|".join(map(re.escape, arguments))
+    for name, text in re.findall(rf"<({names})>(.*?)</\1>", answer, re.DOTALL):
+        yield ToolCall(name, {arguments[name]: text.strip()})
+
+
 def _unclosed(end: str) -> Malformed:
     return Malformed(f"the tool call has no closing {end}")
 
@@ -334,4 +347,5 @@ _READERS: Mapping[
     "gpt_oss": _gpt_oss,
     "llama3": _llama3,
     "pythonic": _pythonic,
+    "tags": _tags,
 }

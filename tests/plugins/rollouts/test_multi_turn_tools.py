@@ -28,7 +28,8 @@ TOOL = """
         api_version = 1
 
         def __init__(self, params):
-            function = {"name": params.name, "description": "Says it.", "parameters": {"type": "object"}}
+            parameters = {"type": "object", "properties": {"say": {}}}
+            function = {"name": params.name, "description": "Says it.", "parameters": parameters}
             self.schema = {"type": "function", "function": function}
 
         async def call(self, arguments):
@@ -226,3 +227,25 @@ async def test_a_tool_may_keep_state_for_each_execution(install_plugin: InstallP
     assert Counter.closed == 2
     await rollout.close()
     assert Counter.closed == 3
+
+
+async def test_tags_call_tools_within_a_turn_of_the_policy() -> None:
+    """Search-R1's prompts, which ask for `<search>`: the result follows as text, and is not trained."""
+    answers = ["<think>hm</think><echo> hi </echo>", "<answer>hi</answer>"]
+    one, session = await run(answers, syntax="tags", result_tag="found")
+    parts = [
+        ("<think>hm</think><echo> hi </echo>\0", 1.0),
+        ("\n\n<found>hi</found>\n\n", 0.0),
+        ("<answer>hi</answer>\0", 1.0),
+    ]
+    tokens, _, mask, _ = one.response()
+    assert session.chat.decode_batch([tokens], special=True) == ["".join(text for text, _ in parts)]
+    assert mask.tolist() == [trained for text, trained in parts for _ in text]
+
+
+def test_tags_need_no_schemas_in_the_prompt_and_a_result_tag_needs_tags() -> None:
+    tools = [{"type": "echo"}]
+    assert build("rollouts", "multi_turn_tools", {"tools": tools}).tools
+    assert not build("rollouts", "multi_turn_tools", {"tools": tools, "syntax": "tags"}).tools
+    with pytest.raises(ValueError, match="result_tag has no effect without"):
+        build("rollouts", "multi_turn_tools", {"tools": tools, "result_tag": "found"})

@@ -47,6 +47,7 @@ EVALUATION = {
     "--eval-temperature": None,
     "--eval-top-p": None,
     "--eval-top-k": None,
+    "--eval-max-prompt-len": None,
     "--eval-max-response-len": None,
     "--eval-min-new-tokens": None,
     "--eval-reward-key": None,

@@ -30,6 +30,7 @@ _BY_HAND = {
 }
 """Settings of a dataset that the user has to translate."""
 _KNOWN_SETTINGS = {"name", "path", "rm_type", "metadata_overrides", "custom_generate_function_path"}
+_KNOWN_SETTINGS |= {"custom_rm_path"}
 _KNOWN_SETTINGS |= {*_DATASET_KEYS, "apply_chat_template", *(key for _, key, *_ in _COLUMNS)}
 
 
@@ -45,6 +46,7 @@ def evaluation(draft: Draft) -> None:
         _set_dataset(draft, f"eval.datasets.{number}", dataset)
     kinds: dict[str, Callable[[float], Any]] = {
         "interval": int,
+        "max_prompt_tokens": int,
         "max_response_tokens": int,
         "min_response_tokens": int,
         "temperature": float,
@@ -54,6 +56,11 @@ def evaluation(draft: Draft) -> None:
         key = (row.key or "").removeprefix("eval.")
         if key in kinds and row.name in draft.flags:
             draft.set(row.key or "", kinds[key](draft.number(row.name, 1)), (row.name,))
+    if draft.has("rollout.max_prompt_tokens") and not draft.has("eval.max_prompt_tokens"):
+        draft.notes.append(
+            "eval.max_prompt_tokens: slime evaluates prompts of any length without --eval-max-prompt-len; "
+            "rlrun drops those of more than rollout.max_prompt_tokens, and reports their number"
+        )
     _first_evaluation(draft)
     _turns(draft)
     greedy = _greedy(draft)
@@ -169,6 +176,10 @@ def _set_dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
 def _dataset_reward(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
     """Sets a dataset's own reward: that of its rm_type, or that of training with --eval-reward-key."""
     kind, key = str(dataset.get("rm_type") or ""), draft.text("--eval-reward-key")
+    if function := dataset.get("custom_rm_path"):
+        flag = draft.flags["--eval-config"]
+        draft.leave("rewards", f"{table}.rewards.0.type", flag, function=str(function))
+        return
     training = draft.values.get("rewards", [])
     if custom := draft.given("--custom-rm-path"):
         for flag in draft.given("--eval-reward-key", *(["--eval-config"] if kind else [])):

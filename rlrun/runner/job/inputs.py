@@ -302,7 +302,7 @@ def _eval_set(spec: Spec, dataset: EvalDatasetSpec, tokenizer: Tokenizer, functi
     """Returns a held-out dataset as a whole, in its own order."""
     source = build("data", dataset.type, dataset.params)
     in_order = dataset.model_copy(update={"shuffle": False})
-    limit = spec.rollout.max_prompt_tokens
+    limit = dataset.max_prompt_tokens
     tools = _shown_tools("eval.datasets.function", dataset.function, function, dataset, tokenizer)
     encode = _prompt_encoder(tokenizer, dataset, tools, limit, row_check(dataset.rewards))
     stream = PromptStream(source, encode, in_order, limit, spec.seed)

@@ -21,7 +21,7 @@ from rlrun.runner.planning.device_map import (
 from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_rank, full_micro_batch
 from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
 from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
-from rlrun.specs.derived.lengths import longest_response
+from rlrun.specs.derived.lengths import resolved_sample
 from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.debug import DebugMode
@@ -135,7 +135,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     layout = layout_of(spec, rollout)
     locations = place_ranks(spec, layout), place_engines(spec, layout), place_named_engines(spec, layout)
     threads = share_threads(spec, layout, locations, cores or available_cores())
-    longest = spec.rollout.sample_tokens(longest_response(spec))
+    longest = resolved_sample(spec)
     engines = tuple(_engines("engine", spec.engine, locations[1], threads[1]))
     return Plan(
         batch=batch,

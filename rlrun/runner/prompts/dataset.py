@@ -207,9 +207,8 @@ class UnusedRows:
         self._longest = max(self._longest, length)
         if warn and len(self._too_long) == 1:
             logger.warning(
-                "%sdropped a prompt, longer than rollout.max_prompt_tokens = %d, and will drop others "
-                "like it: %s",
-                *(self._dataset_prefix(), self._max_prompt_tokens, self._cure()),
+                "%sdropped a prompt, longer than %s = %d, and will drop others like it: %s",
+                *(self._dataset_prefix(), self._key(), self._max_prompt_tokens, self._cure()),
             )
         self._refuse_if_all()
 
@@ -221,18 +220,18 @@ class UnusedRows:
             )
         if self._too_long:
             logger.warning(
-                "%sdropped %d of %d prompts, longer than rollout.max_prompt_tokens = %d: %s",
-                *(self._dataset_prefix(), len(self._too_long), self._num_rows, self._max_prompt_tokens),
-                self._cure(),
+                "%sdropped %d of %d prompts, longer than %s = %d: %s",
+                *(self._dataset_prefix(), len(self._too_long), self._num_rows, self._key()),
+                *(self._max_prompt_tokens, self._cure()),
             )
 
     def warn_of_share(self, probed: int) -> None:
         """Warns about the share of all prompts that will be dropped, from the first `probed` rows."""
         if dropped := len(self._too_long):
             logger.warning(
-                "%s%d of the first %d prompts are longer than rollout.max_prompt_tokens = %d and are "
+                "%s%d of the first %d prompts are longer than %s = %d and are "
                 "dropped, so about %d of all %d will be: %s",
-                *(self._dataset_prefix(), dropped, probed, self._max_prompt_tokens),
+                *(self._dataset_prefix(), dropped, probed, self._key(), self._max_prompt_tokens),
                 *(round(dropped / probed * self._num_rows), self._num_rows, self._cure()),
             )
 
@@ -241,9 +240,13 @@ class UnusedRows:
         name = getattr(self._spec, "name", None)
         return f"eval dataset {name}: " if name else ""
 
+    def _key(self) -> str:
+        """Returns the key of the longest prompt."""
+        return f"{'eval' if hasattr(self._spec, 'name') else 'rollout'}.max_prompt_tokens"
+
     def _cure(self) -> str:
         return (
-            f"the longest has {self._longest} tokens or more; raise rollout.max_prompt_tokens to keep it "
+            f"the longest has {self._longest} tokens or more; raise {self._key()} to keep it "
             "(prompt and response must fit the model's positions)"
         )
 
@@ -251,7 +254,7 @@ class UnusedRows:
         if len(self) == self._num_rows:
             broken = f" and {len(self._broken)} broken: {self._broken_rows()}" if self._broken else ""
             raise ValueError(
-                f"no prompt can be used: {len(self._too_long)} are longer than rollout.max_prompt_tokens = "
+                f"no prompt can be used: {len(self._too_long)} are longer than {self._key()} = "
                 f"{self._max_prompt_tokens}{broken}"
             )
 

@@ -98,7 +98,7 @@ def rollout_settings(rollout: RolloutSpec, dataset: EvalDatasetSpec | None = Non
             stop=section.stop,
             stop_token_ids=section.stop_token_ids,
         ),
-        max_sample_tokens=rollout.sample_tokens(longest),
+        max_sample_tokens=section.max_prompt_tokens + longest,
         max_turn_tokens=rollout.turn_tokens(longest),
         timeout=rollout.seconds_for(longest),
         options=RequestOptions(return_sampling_mask=dataset is None and rollout.sampling_mask),

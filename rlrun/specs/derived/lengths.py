@@ -25,5 +25,22 @@ def longest_prompt(spec: Spec, positions: int | None) -> int:
 
 
 def longest_sample(spec: Spec, positions: int | None) -> int:
-    """Returns the maximum length of a sample in tokens: the longest prompt with the longest response."""
-    return longest_prompt(spec, positions) + longest_response(spec)
+    """Returns the maximum length of a sample in tokens, in training and in all evaluations: the longest
+    prompt with the longest response.
+    """
+    prompt, response = longest_prompt(spec, positions), spec.rollout.max_response_tokens
+    evaluated = [
+        (dataset.given("max_prompt_tokens") or spec.eval.given("max_prompt_tokens") or prompt)
+        + (dataset.given("max_response_tokens") or spec.eval.given("max_response_tokens") or response)
+        for dataset in spec.eval.datasets
+    ]
+    return max([prompt + response, *evaluated])
+
+
+def resolved_sample(spec: Spec) -> int:
+    """Returns the maximum length of a sample in tokens, in training and in all evaluations, of a spec whose
+    keys are resolved.
+    """
+    trained = spec.rollout.sample_tokens(spec.rollout.max_response_tokens)
+    evaluated = [each.max_prompt_tokens + each.max_response_tokens for each in spec.eval.datasets]
+    return max([trained, *evaluated])

@@ -47,9 +47,8 @@ def resolve(spec: Spec, needs: Needs, models: Sequence[Architecture]) -> Resolve
     """
     reasons: dict[str, str] = {}
     policy = models[0] if models else None
-    spec = spec.with_sections(
-        rollout=_rollout(spec, needs, policy, reasons), eval=_evaluation(spec), critic=spec.critic
-    )
+    spec = spec.with_sections(rollout=_rollout(spec, needs, policy, reasons), critic=spec.critic)
+    spec = spec.with_sections(eval=_evaluation(spec))
     sharing, has_teacher = None, spec.teacher is not None and spec.teacher.path is not None
     if len(models) == 1 + has_teacher and spec.trainer.given("share_prefixes") is None:
         sharing = choose_sharing(spec, models, rollout=needs.rollout, pairs=needs.pairs)

@@ -1,6 +1,6 @@
 """Describes the limits of a sample in a sentence."""
 
-from rlrun.specs.derived.lengths import longest_response
+from rlrun.specs.derived.lengths import longest_response, resolved_sample
 from rlrun.specs.sections.job import Spec
 
 
@@ -30,11 +30,11 @@ def _turns(spec: Spec) -> str:
 
 def _time(spec: Spec) -> str:
     """Returns the time limit, with the limits of evaluations where their responses may be longer."""
-    rollout, longest = spec.rollout, longest_response(spec)
+    rollout, longest, sample = spec.rollout, longest_response(spec), resolved_sample(spec)
     seconds = f"; it may take {rollout.seconds_for(rollout.max_response_tokens):g} s"
-    if longest == rollout.max_response_tokens:
+    if sample == rollout.sample_tokens(rollout.max_response_tokens):
         return seconds
     return (
-        f"{seconds} (in evaluations {rollout.sample_tokens(longest)} tokens, with a response of {longest}, "
+        f"{seconds} (in evaluations {sample} tokens, with a response of {longest}, "
         f"and {rollout.seconds_for(longest):g} s)"
     )

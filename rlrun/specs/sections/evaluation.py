@@ -23,6 +23,9 @@ class EvalSampling(Section):
     """Probability mass of nucleus sampling; 1 turns it off."""
     top_k: int = derived(ge=-1)
     """Number of likeliest tokens to sample from; -1 turns it off."""
+    max_prompt_tokens: int = derived(ge=1)
+    """Maximum length of a prompt in tokens; longer prompts are not evaluated, and the console shows their
+    number."""
     max_response_tokens: int = derived(ge=1)
     """Maximum length of a response in tokens."""
     min_response_tokens: int = derived(ge=0)

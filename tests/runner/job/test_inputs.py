@@ -139,3 +139,28 @@ def test_tools_that_the_policy_cannot_be_told_of_end_the_job_before_it_starts(
     )
     with pytest.raises(ValueError, match=message):
         read_inputs(spec, folder, Needs())
+
+
+def test_prompts_of_an_evaluation_have_a_limit_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        '{"prompt": "1", "label": "1"}\n{"prompt": "1 + 1 + 1 + 1 + 1 + 1 + 1 + 1", "label": "8"}\n'
+    )
+    data = {"type": "jsonl", "path": str(rows), "apply_chat_template": False}
+    datasets = [{"name": "long", **data}, {"name": "short", "max_prompt_tokens": 1, **data}]
+    spec = resolved(
+        {
+            "model": {"path": str(folder)},
+            "data": data,
+            "rollout": {"max_prompt_tokens": 2},
+            "eval": {"max_prompt_tokens": 64, "datasets": datasets},
+            "debug": {"mode": "eval"},
+        }
+    )
+    long, short = read_inputs(spec, folder, Needs()).eval_sets
+    assert (len(long.prompts), len(short.prompts)) == (2, 1)
+    assert long.settings.max_sample_tokens == 64 + spec.rollout.max_response_tokens
+    assert "eval dataset short: dropped 1 of 2 prompts, longer than eval.max_prompt_tokens = 1" in caplog.text

@@ -32,6 +32,7 @@ DATASET = EvalDatasetSpec(
     samples_per_prompt=2,
     temperature=0.0,
     top_p=1.0,
+    max_prompt_tokens=30,
     max_response_tokens=24,
     top_k=7,
     min_response_tokens=2,
@@ -52,7 +53,7 @@ def test_an_evaluation_has_its_own_settings_and_those_of_rollout() -> None:
     settings = rollout_settings(ROLLOUT, DATASET)
     assert settings.sampling == Sampling(24, 0.0, 1.0, 7, 2, ("y",), (8,))
     assert (settings.purpose, settings.samples) == ("eval-held-out", 2)
-    assert (settings.max_sample_tokens, settings.max_turn_tokens) == (44, 24)
+    assert (settings.max_sample_tokens, settings.max_turn_tokens) == (54, 24)
     assert not settings.options.return_sampling_mask
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.derived.lengths import longest_prompt, longest_sample
+from rlrun.specs.derived.lengths import longest_prompt, longest_sample, resolved_sample
 from rlrun.specs.derived.sample_limits import sample_limits
 from rlrun.specs.sections.job import Spec
 from tests.resolved_specs import resolved
@@ -112,3 +112,20 @@ def test_the_longest_evaluation_leaves_the_room_for_prompts() -> None:
     job = spec({"max_response_tokens": 64}, eval=evaluation)
     assert longest_prompt(job, 512) == 212
     assert longest_sample(job, 512) == 512
+
+
+@pytest.mark.parametrize(
+    ("section", "dataset", "sample"),
+    [
+        ({}, {}, 164),
+        ({"max_prompt_tokens": 150}, {}, 214),
+        ({"max_prompt_tokens": 150}, {"max_prompt_tokens": 10, "max_response_tokens": 200}, 210),
+        ({"max_prompt_tokens": 10}, {}, 164),
+    ],
+)
+def test_a_sample_of_an_evaluation_has_a_prompt_of_its_own_length(
+    section: dict[str, Any], dataset: dict[str, Any], sample: int
+) -> None:
+    datasets = [{"name": "held", "type": "jsonl", "path": "rows.jsonl", **dataset}]
+    job = spec({"max_prompt_tokens": 100, "max_response_tokens": 64}, eval={**section, "datasets": datasets})
+    assert longest_sample(job, 512) == resolved_sample(resolved(job)) == sample

@@ -17,7 +17,7 @@ from rlrun.runner.trainer.model.decoder_options import DecoderOptions
 from rlrun.runner.trainer.model.top_tokens import Comparison
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, Parameters, freeze
 from rlrun.runner.trainer.passes.packed_model import ModelSettings
-from rlrun.specs.derived.lengths import longest_response
+from rlrun.specs.derived.lengths import resolved_sample
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.sections.job import Spec
 
@@ -104,7 +104,7 @@ def build_decoders(
 
 
 def _options(spec: Spec, dtype: torch.dtype, device: torch.device) -> DecoderOptions:
-    trainer, longest = spec.trainer, spec.rollout.sample_tokens(longest_response(spec))
+    trainer, longest = spec.trainer, resolved_sample(spec)
     return DecoderOptions(
         parallel=trainer.parallel,
         dtype=dtype,

@@ -3,15 +3,17 @@
 import json
 import math
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlrun.cli.arguments import AsJson, RunsDir
-from rlrun.runner.host.printed_text import one_line, print_text
+from rlrun.runner.host.printed_text import one_line
 
 if TYPE_CHECKING:
+    from rlrun.runner.host.rich_console import SafeConsole
     from rlrun.runner.records.compared_evaluations import Comparison, Evaluation
 
 
@@ -24,6 +26,10 @@ def command(
         ),
     ],
     runs_dir: RunsDir = Path("runs"),
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write what is printed as a page for a browser."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the rewards of evaluations on the same prompts with those of the first one.
@@ -31,6 +37,9 @@ def command(
     The differences are paired by prompt, which finds smaller ones than the intervals of each rate would. A
     job that trains saves about 512 samples of each evaluation and dataset, rlrun eval saves all.
     """
+    from rlrun.cli.output import PIPED_COLUMNS, table_console
+    from rlrun.runner.host.atomic_files import write_text
+    from rlrun.runner.host.rich_console import SafeConsole
     from rlrun.runner.records.compared_evaluations import compare
 
     if len(runs) < 2:
@@ -38,8 +47,12 @@ def command(
     comparisons = list(compare([_evaluation(name, runs_dir) for name in runs]))
     if as_json:
         print(json.dumps([comparison.as_json() for comparison in comparisons]))
-        return
-    _print_table(comparisons)
+    else:
+        _print_table(table_console(), comparisons)
+    if html is not None:
+        page = SafeConsole(record=True, file=StringIO(), width=PIPED_COLUMNS)
+        _print_table(page, comparisons)
+        write_text(html, page.export_html())
 
 
 def _evaluation(name: str, runs_dir: Path) -> "Evaluation":
@@ -56,16 +69,16 @@ def _evaluation(name: str, runs_dir: Path) -> "Evaluation":
     return read_evaluation(folder, step)
 
 
-def _print_table(comparisons: Sequence["Comparison"]) -> None:
-    from rlrun.cli.output import plain_table, table_console
+def _print_table(console: "SafeConsole", comparisons: Sequence["Comparison"]) -> None:
+    from rlrun.cli.output import plain_table
 
     interval = "95 % interval"
     table = plain_table("dataset", "evaluation", "reward", interval, "prompts", "difference", interval, "p")
     for comparison in comparisons:
         table.add_row(*map(one_line, (comparison.dataset, comparison.name, *_values(comparison))))
-    table_console().print(table)
+    console.print(table)
     for note in _notes(comparisons):
-        print_text(note)
+        console.print(note, soft_wrap=True)
 
 
 def _values(comparison: "Comparison") -> list[str]:

@@ -12,13 +12,13 @@ from rlrun.runner.host.rich_console import SafeConsole
 if TYPE_CHECKING:
     from rich.table import Table
 
-_PIPED_COLUMNS = 200
+PIPED_COLUMNS = 200
 """A file or a pipe has no width; rich would fold tables to 80 columns there."""
 
 
 def table_console() -> SafeConsole:
     """Returns a console as wide as the terminal, or wide enough for every table where there is none."""
-    return SafeConsole(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+    return SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 
 def plain_table(*headings: str) -> "Table":

@@ -11,6 +11,9 @@ from rlrun.runner.batches.packing import all_micro_batches
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 REDUCTIONS = ("per_sample_mean", "per_token", "dr_grpo")
+WEIGHTED = "per_token, with weights of tokens"
+"""The case in which two samples have weights for the cross-entropy: most ranks have none of them."""
+CASES = (*REDUCTIONS, WEIGHTED)
 SPLITS = {"small": (60, 1), "one": (1000, 1), "backwards": (200, -1)}
 """Budget of a micro-batch, and the order of the samples."""
 
@@ -24,6 +27,23 @@ def off_policy_sequences():
     ]
 
 
+def weighted_sequences():
+    """Samples with weights for the cross-entropy and the KL: the first two's own, and those of all others."""
+    made = []
+    for number, one in enumerate(off_policy_sequences()):
+        length = len(one.loss_mask)
+        cross_entropy = np.linspace(0, 1, length) if number < 2 else np.zeros(length)
+        kl_weights = np.full(length, 0.5 if number == 1 else 1.0)
+        made.append(
+            dataclasses.replace(
+                one,
+                cross_entropy=cross_entropy.astype(np.float32),
+                kl_weights=kl_weights.astype(np.float32),
+            )
+        )
+    return made
+
+
 def measure(folder, parallel, rank=0, world_size=1, port=None):
     """Loss, gradient norm and mean log-prob of every reduction and split; log-probs are asked for between the
     steps, and the steps are too small to tell.
@@ -32,16 +52,17 @@ def measure(folder, parallel, rank=0, world_size=1, port=None):
     spec = make_spec(folder, parallel, algorithm, lr=1e-12, max_grad_norm=1e9, weight_decay=0.0)
     trainer = make_rank(folder, spec, rank=rank, world_size=world_size, port=port)
     found = {}
-    for reduction in REDUCTIONS:
+    for case in CASES:
         for split, (budget, order) in SPLITS.items():
+            reduction = case.partition(",")[0]
             changed = spec.trainer.model_copy(update={"reduction": reduction, "max_tokens_per_rank": budget})
-            sequences = off_policy_sequences()[::order]
+            sequences = (weighted_sequences() if case == WEIGHTED else off_policy_sequences())[::order]
             steps = plan(sequences, spec.model_copy(update={"trainer": changed}))
             trainer.policy.log_probs(sequences, all_micro_batches(steps))
             (metrics,) = trainer.policy.train(sequences, steps)
-            found[f"{reduction}, {split}"] = [
-                metrics[f"train/{name}"] for name in ("loss", "grad_norm", "entropy", "pg_loss")
-            ]
+            names = ["loss", "grad_norm", "entropy", "pg_loss"]
+            names += ["ce_loss", "ce_tokens"] if case == WEIGHTED else []
+            found[f"{case}, {split}"] = [metrics[f"train/{name}"] for name in names]
     return trainer, found
 
 

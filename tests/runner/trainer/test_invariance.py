@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.specs.sections.trainer import ParallelSpec
-from tests.runner.trainer.invariance_worker import REDUCTIONS, SPLITS, measure
+from tests.runner.trainer.invariance_worker import CASES, SPLITS, measure
 from tests.runner.trainer.trainer_cases import LAYERS, run_ranks
 from tests.tiny_models import make_tiny_model
 
@@ -78,8 +78,8 @@ def ranks_of(layout):
 @pytest.mark.parametrize("family", ["qwen3", pytest.param(MOE, marks=pytest.mark.slow)])
 def test_on_one_rank(alone, family):
     found = alone(family)
-    for reduction in REDUCTIONS:
-        first, *others = (found[f"{reduction}, {split}"] for split in SPLITS)
+    for case in CASES:
+        first, *others = (found[f"{case}, {split}"] for split in SPLITS)
         for other in others:
             assert other == pytest.approx(first, rel=1e-4)
 

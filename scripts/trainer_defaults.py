@@ -2,8 +2,10 @@
 
 python -m scripts.trainer_defaults trl       in an environment with trl and peft
 python -m scripts.trainer_defaults verl DIR  of a clone of verl
+python -m scripts.trainer_defaults slime DIR MEGATRON  of clones of slime and of Megatron-LM
 """
 
+import ast
 import dataclasses
 import re
 import subprocess
@@ -20,13 +22,31 @@ from pydantic import BaseModel
 
 VERL_ENGINES = ("", "megatron_", "torchtitan_", "veomni_")
 CONVERTERS = Path(__file__).parents[1] / "rlrun" / "converters"
+SLIME = CONVERTERS.parents[1] / "tests" / "data" / "slime_defaults.toml"
+"""A file for tests: the importer of slime has the defaults that matter in its rules."""
+SLIME_FILES = ("slime/utils/arguments.py", "slime/backends/sglang_utils/arguments.py")
+MEGATRON_FILES = (
+    "megatron/training/training_config.py",
+    "megatron/core/transformer/transformer_config.py",
+    "megatron/core/optimizer/optimizer_config.py",
+    "megatron/core/model_parallel_config.py",
+    "megatron/training/arguments.py",
+)
+"""Later files replace the defaults of earlier ones."""
+_ADDING = ("add_argument", "reset_arg")
 
 
 def main(trainer: str, *arguments: str) -> None:
     """Writes the file of one trainer."""
-    written = {"trl": trl_defaults, "verl": verl_defaults, "prime_rl": prime_rl_defaults}
+    written = {
+        "trl": trl_defaults,
+        "verl": verl_defaults,
+        "prime_rl": prime_rl_defaults,
+        "slime": slime_defaults,
+    }
     text = written[trainer](*arguments)
-    (CONVERTERS / trainer / "defaults.toml").write_text(text, "utf-8")
+    path = SLIME if trainer == "slime" else CONVERTERS / trainer / "defaults.toml"
+    path.write_text(text, "utf-8")
 
 
 def trl_defaults() -> str:
@@ -88,6 +108,57 @@ def prime_rl_defaults(folder: str) -> str:
     _add_fields(RLConfig, "", rows, tables)
     about = "packages/prime-rl-configs; `*` stands for the number of a source"
     return _document(f"prime-rl {_git(folder, 'rev-parse', 'HEAD')[:7]}", about, rows, tables)
+
+
+def slime_defaults(folder: str, megatron: str) -> str:
+    """Returns the defaults of the flags that the importer knows, without running either trainer. Megatron's
+    are of the commit that slime's Dockerfile installs.
+    """
+    from rlrun.converters.slime.flag_table import flag_table
+
+    pinned = re.search(r"MEGATRON_COMMIT=(\w+)", _git(folder, "show", "HEAD:docker/Dockerfile"))
+    assert pinned, "slime's Dockerfile names a commit of Megatron-LM"
+    found: dict[str, Any] = {}
+    for path in MEGATRON_FILES:
+        found |= _parser_defaults(_git(megatron, "show", f"{pinned[1]}:{path}"))
+    for path in SLIME_FILES:
+        found |= _parser_defaults(_git(folder, "show", f"HEAD:{path}"))
+    rows = {
+        row.name.removeprefix("--"): found.get(row.name) for row in flag_table().values() if not row.older
+    }
+    commit = _git(folder, "rev-parse", "--short=7", "HEAD").strip()
+    return _document(f"slime {commit}", f"with Megatron-LM {pinned[1][:7]}", rows, ())
+
+
+def _parser_defaults(text: str) -> dict[str, Any]:
+    """Returns the default of each flag in a Python file that fills a parser, or whose classes do."""
+    rows: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            value = _literal(node.value)
+            if value is not None and value is not True:  # a switch that is on has a flag that turns it off
+                rows[f"--{node.target.id.replace('_', '-')}"] = value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _ADDING:
+            keywords = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+            is_switch = str(keywords.get("action")).startswith("store_")
+            for name in filter(_is_flag, map(_literal, node.args)):
+                rows[name.replace("_", "-")] = None if is_switch else keywords.get("default")
+    return rows
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("--")
+
+
+def _literal(node: ast.expr) -> Any:
+    """Returns the value of a literal or a product of numbers; None for anything else."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        text = ast.unparse(node)
+        value = eval(text) if re.fullmatch(r"[\d *]+", text) else None
+    plain = isinstance(value, int | float | str | list) and value not in ("{}", [])
+    return None if value is False or not plain else value
 
 
 class _Empty(types.ModuleType):

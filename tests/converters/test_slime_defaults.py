@@ -35,7 +35,7 @@ DELIBERATE = {
     "--max-tokens-per-gpu": "without --use-dynamic-batch-size there is --micro-batch-size",
     "--fsdp-max-tokens-per-gpu": "without --use-dynamic-batch-size there is --micro-batch-size",
     "--use-dynamic-batch-size": "without the flag there is --micro-batch-size",
-    "--moe-router-dtype": "float32 where the model has no experts; tested below",
+    "--moe-router-dtype": "Megatron's default, `trainer`, is written for models with experts",
     "--tb-experiment-name": "the run is named after the script",
 }
 """Defaults that differ for a reason, and do not change what is learned."""

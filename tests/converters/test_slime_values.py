@@ -204,11 +204,16 @@ def imported(flags: str) -> Draft:
     return import_command("run.sh", "run", words, (), FILES.get)
 
 
+def write_inputs(folder: Path) -> None:
+    """Writes the model and the rows that `BASE` names."""
+    (folder / "MODEL").mkdir()
+    (folder / "MODEL" / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "rows.jsonl").write_text('{"input": "1", "label": "1"}\n' * 2)
+
+
 def validated(draft: Draft, tmp_path: Path) -> None:
     (tmp_path / "MODEL-draft").mkdir()
-    (tmp_path / "MODEL").mkdir()
-    (tmp_path / "MODEL" / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "rows.jsonl").write_text('{"input": "1", "label": "1"}\n' * 2)
+    write_inputs(tmp_path)
     (tmp_path / "job.toml").write_text(draft.toml())
     if draft.unwritten:
         (tmp_path / draft.functions_file).write_text(stub_module(draft.unwritten, draft.source))

@@ -31,7 +31,7 @@ Differences beyond names:
   `${var:BASE_DIR}`, which `[vars]` or `--set vars.BASE_DIR=/data` sets. The environment is not read.
 - The importer writes slime's defaults where they differ from rlrun's: weight decay, Adam's betas, the
   schedule, the number of checkpoints to keep, a request timeout of hours, and for asynchronous and partial
-  scripts the old log-probs and the staleness.
+  scripts the old log-probs and the staleness. [slime-defaults.md](slime-defaults.md) has them all.
 - slime limits each request of `--custom-generate-function-path`, rlrun all turns together too: the importer
   writes `rollout.max_turn_tokens`, and takes `rollout.max_response_tokens` from the context length, or from
   the tokens that the trainer's GPUs take.

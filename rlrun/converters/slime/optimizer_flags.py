@@ -74,6 +74,11 @@ def optimizer_settings(draft: Draft) -> None:
         draft.set("trainer.betas", values, flags, "" if flags else "slime's default without --adam-beta2")
         for flag in draft.given("--adam-eps"):
             draft.set("trainer.eps", draft.number(flag.name, 1e-8), (flag.name,))
+    if optimizer == "muon":
+        draft.notes.append(
+            "trainer.optimizer: Megatron's muon scales updates by √max(rows, columns), and rlrun's by 0.2 of "
+            "that, with Nesterov's momentum, so that learning rates of AdamW fit: choose trainer.lr"
+        )
     for flag in draft.given("--reset-optimizer-states"):
         for section in ("trainer", *(["critic"] if draft.algorithm == "ppo" else [])):
             draft.set(f"{section}.reset_optimizer", "rollout", (flag.name,))
@@ -254,8 +259,9 @@ def low_precision(draft: Draft) -> None:
     draft.set("trainer.precision", "float8", flags, "gradients are e4m3 too")
     if recipe == "blockwise":
         draft.set("trainer.float8_recipe", "blockwise", ("--fp8-recipe",))
-    elif recipes:
-        draft.note(recipes[0], f'"{recipe}" has no equivalent: float8 is scaled by rows')
+    else:
+        given = recipes or formats
+        draft.note(given[0], f'the recipe "{recipe}" has no equivalent: float8 is scaled by rows')
 
 
 def balancing(draft: Draft) -> None:

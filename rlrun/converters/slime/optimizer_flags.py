@@ -38,6 +38,8 @@ def steps(draft: Draft) -> None:
             draft.note(epochs, "no effect: --num-rollout takes precedence")
     elif epochs:
         draft.set("trainer.epochs", draft.whole("--num-epoch", 1), (epochs.name,))
+        for flag in draft.given("--save-interval", "--eval-interval"):
+            draft.note(flag, "with --num-epoch, slime also does so at the end of each epoch; rlrun does not")
     else:
         draft.notes.append("neither --num-rollout nor --num-epoch: add trainer.steps or trainer.epochs")
 

@@ -8,12 +8,13 @@ from rlrun.converters.slime.flag_table import flag_table
 def checkpoints(draft: Draft) -> None:
     """Sets the number of steps between checkpoints, and keeps all of them as slime does."""
     interval = next(iter(draft.given("--save-interval")), None)
+    steps = draft.whole("--save-interval", 1) * (draft.updates if draft.algorithm == "sft" else 1)
     if interval:
-        draft.set("checkpoint.interval", draft.whole(interval.name, 1), (interval.name,))
+        draft.set("checkpoint.interval", steps, (interval.name,))
         draft.set("checkpoint.keep", "all", (), "slime deletes no checkpoint")
     for flag in draft.given("--save-hf"):
         if interval:
-            draft.set("checkpoint.export_interval", draft.whole(interval.name, 1), (flag.name,))
+            draft.set("checkpoint.export_interval", steps, (flag.name,))
         else:
             draft.note(flag, "no effect without --save-interval")
     for flag in draft.given("--async-save"):

@@ -127,6 +127,10 @@ def lengths(draft: Draft) -> None:
         )
     if draft.algorithm == "sft" and "--rollout-max-response-len" not in draft.flags:
         draft.set("rollout.max_response_tokens", _DEMONSTRATION_TOKENS, (), "slime drops no demonstration")
+        draft.notes.append(
+            "rollout.max_response_tokens: slime trains on responses of any length; rlrun counts longer ones "
+            "as broken rows (data.max_bad_share): raise it where rows are longer"
+        )
 
 
 def _response(draft: Draft) -> int:

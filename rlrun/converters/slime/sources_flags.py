@@ -31,6 +31,11 @@ def data(draft: Draft) -> None:
     """Sets the training data."""
     for flag in draft.given("--prompt-data"):
         set_rows(draft, "data", draft.text(flag.name) or "", flag.name)
+    if draft.given("--rm-type") and not draft.given("--label-key") and draft.has("rewards.*.type"):
+        draft.notes.append(
+            "data.label_key: without --label-key, slime's rewards see no label; rlrun's read the column "
+            "`label` of rows that have it"
+        )
 
 
 def set_rows(draft: Draft, table: str, path: str, flag: str) -> None:

@@ -9,8 +9,10 @@ from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.registry import entries, load
 from rlrun.specs.problems.suggestions import section_models
 from rlrun.specs.reading.reference import Setting, list_settings
+from rlrun.specs.sections.engine import EngineGroupSpec
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.section import Section
 
 _INTRODUCTION = """\
 # The spec
@@ -36,6 +38,11 @@ looks like a key is a warning. Every user of the host sees the values of `--set`
 secrets there, not the secrets.
 """
 _OF_A_SECTION = "A section of [the spec](../spec.md), written by `rlrun schema --markdown`; do not edit it.\n"
+_INNER_ARRAYS: dict[str, tuple[str, type[Section]]] = {
+    "eval": ("datasets", EvalDatasetSpec),
+    "engine": ("groups", EngineGroupSpec),
+}
+"""The arrays of tables inside a section, which have a table of their own on its page."""
 PAGE_OF_KIND = {
     "algorithms": "algorithm",
     "data": "data",
@@ -80,10 +87,11 @@ def _index(sections: dict[str, type[BaseModel]]) -> str:
 def _page(name: str, model: type[BaseModel]) -> str:
     """Returns the page of one section, with the built-in plugins that its `type` names."""
     title = f"[[{name}]]" if str(Spec.model_fields[name].annotation).startswith("tuple[") else f"[{name}]"
-    settings = [item for item in list_settings(model) if (name, item.name) != ("eval", "datasets")]
+    key, inner = _INNER_ARRAYS.get(name, ("", None))
+    settings = [item for item in list_settings(model) if item.name != key]
     parts = [f"# `{title}`\n\n{_OF_A_SECTION}\n{_table(model, settings)}"]
-    if name == "eval":
-        parts.append(_section("## `[[eval.datasets]]`", EvalDatasetSpec, list_settings(EvalDatasetSpec)))
+    if inner is not None:
+        parts.append(_section(f"## `[[{name}.{key}]]`", inner, list_settings(inner)))
     plugins = [section for kind in METHODS if PAGE_OF_KIND[kind] == name for section in _plugins(kind)]
     if plugins:
         parts.append("## Built-in plugins\n\nTheir parameters are further keys beside `type`.\n")

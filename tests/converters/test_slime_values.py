@@ -459,6 +459,52 @@ def test_other_models_of_a_topology_become_engines(tmp_path: Path) -> None:
     validated(draft, tmp_path)
 
 
+def with_config(flags: str, config: str) -> Draft:
+    words = [Word("train.py", "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
+    return import_command("run.sh", "run", words, (), {"t.yaml": config}.get)
+
+
+SEPARATE = BASE.replace("--colocate", "--rollout-num-gpus 8 --sglang-config t.yaml")
+
+
+def test_groups_of_a_topology_become_groups_of_the_engine(tmp_path: Path) -> None:
+    draft = with_config(
+        f"{SEPARATE} --sglang-disaggregation-transfer-backend nixl",
+        "{sglang: [{name: actor, num_gpus_per_engine: 2, server_groups: ["
+        "{worker_type: prefill, num_gpus: 2, "
+        "overrides: {chunked_prefill_size: 8192, max_running_requests: 9}},"
+        "{worker_type: decode, num_gpus: 6, overrides: {mem_fraction_static: 0.88}}]}]}",
+    )
+    assert draft.values["engine"]["groups"] == [
+        {"role": "prefill", "count": 1, "sglang": {"chunked_prefill_size": 8192}},
+        {"role": "decode", "count": 3, "sglang": {"mem_fraction_static": 0.88}},
+    ]
+    assert draft.values["engine"]["tensor"] == 2
+    assert draft.values["engine"]["sglang"]["disaggregation_transfer_backend"] == "nixl"
+    assert "max_running_requests: set by rlrun: engine.max_running" in "\n".join(draft.messages())
+    validated(draft, tmp_path)
+
+
+def test_servers_of_different_sizes_read_weights_from_files(tmp_path: Path) -> None:
+    draft = with_config(
+        SEPARATE,
+        "{sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 4, num_gpus_per_engine: 2},"
+        "{worker_type: regular, num_gpus: 4, num_gpus_per_engine: 4},"
+        "{worker_type: placeholder, num_gpus: 2}]}]}",
+    )
+    engine = draft.values["engine"]
+    assert [(group["count"], group["tensor"]) for group in engine["groups"]] == [(2, 2), (1, 4)]
+    assert (engine["weight_sync"], engine["weight_check"]) == ("disk", "none")
+    validated(draft, tmp_path)
+
+
+def test_servers_that_prefill_are_taken_from_those_of_the_policy(tmp_path: Path) -> None:
+    draft = imported(f"{BASE} --prefill-num-servers 1 --rollout-num-gpus-per-engine 2")
+    roles = [(group["role"], group["count"]) for group in draft.values["engine"]["groups"]]
+    assert roles == [("prefill", 1), ("decode", 3)]
+    validated(draft, tmp_path)
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -545,8 +591,10 @@ def test_a_file_of_settings_that_no_one_wrote_by_hand_is_named(text: str, reason
             "--apply-chat-template-kwargs nonsense",
             "not a JSON object of plain values: set model.chat_template_args by hand",
         ),
-        ("--prefill-num-servers 1", "prefill and decode run on the same servers"),
-        ("--sglang-disaggregation-mode prefill", "prefill and decode run on the same servers"),
+        ("--prefill-num-servers 8", "leaves none of 8 servers to decode"),
+        ("--sglang-disaggregation-mode prefill", "set by rlrun: role in [[engine.groups]]"),
+        ("--sglang-disaggregation-ib-device mlx5_0", "no effect: every server computes its prompts itself"),
+        ("--sglang-encoder-urls a", "the servers that compute prompts encode their images, too"),
         ("--custom-rm-path my.reward", "write the class Reward in run_functions.py"),
         ("", "without --label-key, slime's rewards see no label"),
         ("--optimizer muon", "rlrun's by 0.2 of that, with Nesterov's momentum"),

@@ -1,7 +1,9 @@
 """GRPO with a real SGLang server: learns, agrees with the trainer, ends cleanly."""
 
+import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -132,6 +134,72 @@ def test_a_job_that_sends_changed_elements_goes_on_after_its_driver_was_killed(j
         assert line["train/train_rollout_logprob_abs_diff"] < 0.05
         assert line["perf/weight_sync_bytes"] < 0.25 * whole
     assert not list(Path("/dev/shm").glob("rlrun-deltas-*"))
+
+
+@pytest.mark.slow
+def test_a_job_with_groups_of_servers_goes_on_after_its_driver_was_killed(jobs: Jobs) -> None:
+    """The servers of both groups get every version of the weights, in one process group."""
+    settings = SETTINGS | {
+        "engine__python": python(),
+        "engine__weight_sync": "broadcast",
+        "engine__weight_check": "all",
+        "engine__groups": [{"sglang": {"chunked_prefill_size": 64}}, {"sglang": {"stream_interval": 4}}],
+        "trainer__steps": 6,
+        "checkpoint__interval": 1,
+    }
+    running = jobs.start("groups", **settings)
+    running.until_step(3)
+    running.signal(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    ended = jobs.run("groups", "--resume", **settings)
+    assert ended.code == 0, ended.output
+    assert [line["step"] for line in ended.metrics] == list(range(1, 7))
+    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-4 for line in ended.metrics)
+    first, second = ((ended.folder.logs / f"engine-{number}.log").read_text() for number in range(2))
+    assert ("'chunked_prefill_size': 64," in first, "'chunked_prefill_size': 64," in second) == (True, False)
+    assert ("'stream_interval': 4," in first, "'stream_interval': 4," in second) == (False, True)
+    assert all("Prefill batch" in log for log in (first, second))
+
+
+def needs_mooncake() -> None:
+    """Skips a test where SGLang's environment lacks what hands caches from server to server."""
+    importing = [python(), "-c", "import mooncake.engine"]
+    if subprocess.run(importing, capture_output=True, check=False).returncode:
+        pytest.skip("mooncake-transfer-engine-non-cuda is not in .venv-sglang, or libibverbs1 is missing")
+
+
+@pytest.mark.slow
+def test_prefill_and_decode_on_servers_of_their_own(jobs: Jobs) -> None:
+    """Caches travel over TCP. A prefill server that is killed is started again, with the current weights; a
+    driver that was killed goes on.
+    """
+    needs_mooncake()
+    paths = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    settings = SETTINGS | {
+        "engine__python": python(),
+        "engine__environment": ENVIRONMENT | paths | {"MC_FORCE_TCP": "1"},
+        "engine__weight_sync": "broadcast",
+        "engine__weight_check": "all",
+        "engine__groups": [{"role": "prefill"}, {"role": "decode"}],
+        "trainer__steps": 8,
+        "checkpoint__interval": 1,
+    }
+    running = jobs.start("apart", **settings)
+    running.until_step(2)
+    actor = psutil.Process(running.pid("engine 0"))
+    next(one for one in actor.children() if "launch_server" in " ".join(one.cmdline())).kill()
+    running.until_step(5)
+    running.signal(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    ended = jobs.run("apart", "--resume", **settings)
+    assert ended.code == 0, ended.output
+    assert [line["step"] for line in ended.metrics] == list(range(1, 9))
+    for line in ended.metrics:
+        assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        assert line["rollout/staleness/max"] == 0
+    prefill, decode = ((ended.folder.logs / f"engine-{number}.log").read_text() for number in range(2))
+    assert "'disaggregation_mode': 'prefill'" in prefill
+    assert "Decode batch" in decode and "Decode batch" not in prefill
 
 
 def router_of(running: Running) -> psutil.Process:

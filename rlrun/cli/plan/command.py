@@ -179,7 +179,7 @@ def _show(planned: _JobPlan, price: float | None, failures: "NodeFailures | None
     from rich.text import Text
 
     from rlrun.cli.output import table_console
-    from rlrun.cli.plan.picture import numbers_table, placement_table, placement_title
+    from rlrun.cli.plan.picture import groups_table, numbers_table, placement_table, placement_title
     from rlrun.cli.plan.sizing import sizing_report
 
     spec, plan, job = planned.spec, planned.plan, planned.job
@@ -187,6 +187,8 @@ def _show(planned: _JobPlan, price: float | None, failures: "NodeFailures | None
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
+    if spec.engine.groups and plan.engines:
+        console.print(groups_table(spec, plan))
     for line in planned.loaded.choices(planned.sharing):
         console.print(Text(line), soft_wrap=True)
     if job is None:

@@ -1,5 +1,6 @@
 """Shows a plan in a terminal: its numbers, the mesh, and the device of every rank and engine."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -11,6 +12,7 @@ from rlrun.runner.host.memory import host_memory
 from rlrun.runner.planning.device_map import DeviceLocation, available_cores
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.derived.agent_programs import program_limit
+from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.sampling_mask import cuts_vocabulary
 from rlrun.specs.sections.job import Spec
 
@@ -124,6 +126,20 @@ def placement_table(spec: Spec, plan: Plan) -> Table:
     return picture
 
 
+def groups_table(spec: Spec, plan: Plan) -> Table:
+    """Returns a table of the groups of the policy's servers, with the arguments that are a group's own."""
+    rows = []
+    for group in policy_groups(spec):
+        engines = [engine.index for engine in plan.engines if engine.group == group.number]
+        numbers = f"{engines[0]}–{engines[-1]}" if len(engines) > 1 else f"{engines[0]}"
+        own = spec.engine.groups[group.number].sglang
+        arguments = ", ".join(f"{name} = {json.dumps(value)}" for name, value in own.items())
+        arguments = arguments or "those of [engine]"
+        rows.append((group.number, numbers, group.role, group.section.tensor, arguments))
+    columns = ("group", "engines", "role", "tensor", "arguments")
+    return table("groups of the policy's servers", columns, rows)
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """Returns a table with a title. A narrow terminal folds the keys in it instead of cutting them."""
     titled = Table(title=title, title_justify="left")
@@ -176,7 +192,9 @@ def _line(process: RankPlan | EnginePlan, spec: Spec, here: DeviceLocation) -> s
         part = f"\n  {process.locations.index(here) + 1} of {count}" if count > 1 else ""
         answers = count == 1 or here == process.location
         port = f"\n  port {process.port}" if process.port is not None and answers else ""
-        return f"{process.name} {process.index}{part}{port}{threads}"
+        role = f", {process.role}" if process.role != "regular" else ""
+        group = f"\n  group {process.group}{role}" if spec.engine.groups and not process.is_named else ""
+        return f"{process.name} {process.index}{group}{part}{port}{threads}"
     parallel = spec.trainer.parallel
     coordinates = [
         f"{_SHORT[name]} {coordinate}"

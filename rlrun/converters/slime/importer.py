@@ -29,7 +29,7 @@ _PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglan
 """For each prefix of flags: the table for their values, and the program that they are arguments of."""
 _SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
 _SERVER_SWITCHES = {"enable-fp32-lm-head": ("trainer.head_dtype", "float32")}
-_SEPARATE_PREFILL = ("disaggregation-", "encoder-")
+_ENCODERS = "encoder-"
 _GROUP = re.compile(r"OPEN_TRAINING_INT4_GROUP_SIZE\W+(\d+)")
 _TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
@@ -117,8 +117,8 @@ def _translate_argument(draft: Draft, flag: Flag, prefix: str) -> None:
     value = True if not values else values[0] if len(values) == 1 else values
     if program is SERVER and name == "max-running-requests":
         return  # the rule "engine" uses the lower of this and slime's own limit
-    if name.startswith(_SEPARATE_PREFILL):
-        draft.note(flag, "prefill and decode run on the same servers (docs/sglang.md)")
+    if name.startswith(_ENCODERS):
+        draft.note(flag, "the servers that compute prompts encode their images, too")
     elif draft.given("--rollout-external-engine-addrs"):
         draft.note(flag, "no effect: external engines have their own settings")
     elif is_secret(name):

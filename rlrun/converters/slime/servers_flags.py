@@ -20,6 +20,9 @@ _INT4_FAMILIES = re.compile(r"Kimi-K2(?:-Thinking|\.\d)", re.IGNORECASE)
 _FP8, _INT4 = ("fp8", ""), ("int4", "w4a16")
 _KIMI_GROUP, _SLIME_GROUP = 32, 128
 """How many numbers share a scale in Kimi's checkpoints, and in slime's training without other settings."""
+_ROLES = ("regular", "prefill", "decode")
+"""The kinds of slime's servers that are roles of groups."""
+_TRANSFER = "--sglang-disaggregation-"
 _PREFIX = "--sglang-speculative-"
 _ALGORITHM, _FOLDER = f"{_PREFIX}algorithm", f"{_PREFIX}draft-model-path"
 _TOKENS, _STEPS, _BRANCHES = f"{_PREFIX}num-draft-tokens", f"{_PREFIX}num-steps", f"{_PREFIX}eagle-topk"
@@ -161,47 +164,80 @@ def sleeping(draft: Draft) -> None:
 
 
 def topology(draft: Draft) -> None:
-    """Sets the servers of --sglang-config: the policy's in `[engine]`, other models' in `[[engines]]`."""
-    flag = next(iter(draft.given("--sglang-config")), None)
-    settings = file_settings(draft, "--sglang-config") if flag else None
-    if flag is None or settings is None:
+    """Sets groups of the policy's servers: those of --prefill-num-servers, or of --sglang-config, whose other
+    models become `[[engines]]`.
+    """
+    for flag in draft.given("--prefill-num-servers"):
+        _prefill_servers(draft, flag)
+    if draft.given("--sglang-config") and (settings := file_settings(draft, "--sglang-config")) is not None:
+        _config_servers(draft, draft.flags["--sglang-config"], settings)
+    engine = draft.values.get("engine", {})
+    if all("role" not in group for group in engine.get("groups", ())):
+        for flag in draft.flags.values():
+            if flag.name.startswith(_TRANSFER):
+                name = flag.name.removeprefix("--sglang-").replace("-", "_")
+                engine.get("sglang", {}).pop(name, None)
+                draft.comments.pop(f"engine.sglang.{name}", None)
+                draft.note(flag, "no effect: every server computes its prompts itself")
+
+
+def _prefill_servers(draft: Draft, flag: Flag) -> None:
+    """Divides the policy's servers into those that compute prompts and those that generate."""
+    trainer = draft.count("--actor-num-nodes", 1) * draft.count("--actor-num-gpus-per-node", 8)
+    gpus = trainer if "--colocate" in draft.flags else draft.count("--rollout-num-gpus", 1)
+    prefill, servers = draft.count(flag.name, 1), gpus // draft.count("--rollout-num-gpus-per-engine", 1)
+    if prefill >= servers:
+        draft.note(flag, f"leaves none of {servers} servers to decode")
         return
+    for number, (role, count) in enumerate((("prefill", prefill), ("decode", servers - prefill))):
+        draft.set(f"engine.groups.{number}.role", role, (flag.name,))
+        draft.set(f"engine.groups.{number}.count", count, (flag.name,))
+
+
+def _config_servers(draft: Draft, flag: Flag, settings: Settings) -> None:
     models = [entry for entry in settings.get("sglang") or [] if isinstance(entry, dict)]
     if not models:
         draft.note(flag, "the file describes no servers")
     for number, entry in enumerate(models):
-        groups = [group for group in entry.get("server_groups") or [] if isinstance(group, dict)]
-        kinds = {str(group.get("worker_type")) for group in groups}
-        if kinds & {"prefill", "decode", "encoder"}:
-            draft.note(
-                flag,
-                "prefill and decode run on the same servers, which are all alike (docs/sglang.md)",
-            )
-        served = [group for group in groups if group.get("worker_type") in ("regular", "decode", "prefill")]
+        listed = entry.get("server_groups") or entry.get("engine_groups") or []
+        groups = [group for group in listed if isinstance(group, dict)]
+        kinds = [str(group.get("worker_type")) for group in groups]
+        if "encoder" in kinds:
+            draft.note(flag, "encoders: the servers that compute prompts encode their images, too")
+        if "placeholder" in kinds[:-1]:
+            draft.note(flag, "placeholders: rlrun's groups follow one another, and free GPUs are the last")
+        served = [group for group in groups if group.get("worker_type") in _ROLES]
         path = entry.get("model_path")
         of_policy = entry.get(
             "update_weights", path is None or path == draft.text("--hf-checkpoint") or number == 0
         )
         if of_policy:
-            _policy_servers(draft, entry, served, apart=bool(kinds & {"prefill", "decode", "encoder"}))
+            _policy_servers(draft, entry, served)
         else:
             _other_servers(draft, entry, served)
 
 
-def _policy_servers(draft: Draft, named: Settings, groups: list[Settings], *, apart: bool) -> None:
-    sizes = {_size(draft, named, group) for group in groups}
-    if len(sizes) == 1:
+def _policy_servers(draft: Draft, named: Settings, groups: list[Settings]) -> None:
+    """Sets `[engine]` for servers that are all alike, else `[[engine.groups]]`."""
+    names, sizes = ("--sglang-config",), [_size(draft, named, group) for group in groups]
+    if len(set(sizes)) == 1:
         for flag in draft.given("--rollout-num-gpus-per-engine"):
             draft.note(flag, "--sglang-config takes precedence")
-        draft.set("engine.tensor", sizes.pop(), ("--sglang-config",))
+        draft.set("engine.tensor", sizes[0], names)
     elif sizes:
-        draft.note(
-            draft.flags["--sglang-config"],
-            "all servers of the policy must have the same size: choose engine.tensor",
-        )
-    if len(groups) == 1 and not apart:
-        for name, value in (groups[0].get("overrides") or {}).items():
-            draft.server_argument("engine.sglang", name, value, "--sglang-config")
+        why = "servers of different sizes"
+        draft.set("engine.weight_sync", "disk", names, f"{why} read whole files")
+        draft.set("engine.weight_check", "none", names, f"{why} have no checksums in common")
+    is_alone = len(groups) == 1 and groups[0].get("worker_type") == "regular"
+    for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        table = "engine" if is_alone else f"engine.groups.{number}"
+        if not is_alone:
+            draft.set(f"{table}.role", group["worker_type"], names)
+            draft.set(f"{table}.count", max(1, int(group.get("num_gpus") or size) // size), names)
+            if len(set(sizes)) > 1:
+                draft.set(f"{table}.tensor", size, names)
+        for name, value in (group.get("overrides") or {}).items():
+            draft.server_argument(f"{table}.sglang", name, value, "--sglang-config")
 
 
 def _other_servers(draft: Draft, named: Settings, groups: list[Settings]) -> None:

@@ -4,7 +4,7 @@ import json
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlrun.runner.engines.sglang.setup import SglangSetup, with_delta_loader
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.runner.prompts.image_processor import PROCESSOR_FILE
+from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.kept_samples import kept_samples
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, server_room
@@ -94,6 +95,8 @@ def engine_setup(
 ) -> Setup:
     """Returns the settings for the process that holds a planned engine, or its part on node number `node`."""
     if served.section.type == "sglang":
+        if served.is_policy:
+            served = replace(served, section=policy_groups(spec)[engine.group].section)
         return _sglang_setup(spec, served, engine, process, node)
     return _native_setup(spec, served, engine, process)  # on one node only
 
@@ -150,6 +153,7 @@ def _sglang_setup(
         gpus=process.gpus,
         nodes=len(engine.nodes),
         node=node,
+        role=engine.role,
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
         code=served.model.code,

@@ -14,6 +14,7 @@ from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.parsing import ModelLimits
+from rlrun.runner.engines.client.rooms import REGULAR, Serving
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.host.threads import thread_variables
@@ -77,7 +78,7 @@ class EngineHandle:
     async def start(self) -> EngineClient:
         """Loads the model and returns a client. Raises ProcessFailure if the engine does not come up."""
         deadline = self._served.section.start_timeout + _ANSWER_SECONDS
-        setups = await self._meeting()
+        setups = await self._with_bootstrap_port(await self._meeting())
         starting = [
             process.call("start", setup, deadline=deadline)
             for process, setup in zip(self.processes, setups, strict=True)
@@ -97,6 +98,7 @@ class EngineHandle:
             ),
             models=updated_models(self._served.section),
             own=self._served.section.type != "sglang",
+            serving=_serving(setups[0], url),
         )
 
     async def watch(self) -> None:
@@ -109,6 +111,15 @@ class EngineHandle:
         self.processes = await self._cluster.replace(self.processes)
         return await self.start()
 
+    async def _with_bootstrap_port(self, setups: list[Setup]) -> list[Setup]:
+        """Returns the settings of each process; those of a prefill server with a free port to hand caches
+        over.
+        """
+        if not isinstance(setups[0], SglangSetup) or setups[0].role != "prefill":
+            return setups
+        port = await self.processes[0].call("free_port", deadline=_BOOT_SECONDS)
+        return [replace(setup, bootstrap_port=port) for setup in setups if isinstance(setup, SglangSetup)]
+
     async def _meeting(self) -> list[Setup]:
         """Returns the settings of each process; several meet at a free port of the first one's node."""
         first = self.processes[0]
@@ -117,6 +128,13 @@ class EngineHandle:
         port = await first.call("free_port", deadline=_BOOT_SECONDS)
         setups = [setup for setup in self._setups if isinstance(setup, SglangSetup)]
         return [replace(setup, meeting=f"{first.host}:{port}") for setup in setups]
+
+
+def _serving(setup: Setup, url: str) -> Serving:
+    """Returns what a server that was started with these settings does for a sample."""
+    if not isinstance(setup, SglangSetup):
+        return REGULAR
+    return Serving(setup.role, URL(url).host or "", setup.bootstrap_port or 0)
 
 
 def engine_handles(

@@ -171,7 +171,7 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         spec.seed,
         running.inputs.rollout,
         spec.deterministic,
-        pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
+        pending=PendingRequests(spec.engine.max_running * len(pool.generating)),
         needs=needs_of(spec),
         **execution,
     )
@@ -206,7 +206,7 @@ def _evaluation(
         return None
     rollout, engine = spec.rollout, spec.engine
     samples_per_step = rollout.batch_size * rollout.samples_per_prompt
-    engines = 1 if running.pool is None else len(running.pool.slots)
+    engines = 1 if running.pool is None else len(running.pool.generating)
     max_samples = rollout.max_concurrency or max(samples_per_step, engine.max_running * engines)
     seconds = rollout.seconds_for(longest_response(spec))
     sets = [

@@ -40,7 +40,7 @@ def place_ranks(spec: Spec, layout: Layout) -> list[DeviceLocation]:
 def place_engines(spec: Spec, layout: Layout) -> list[DeviceLocations]:
     """Returns the devices of each policy engine: the ranks' GPUs if colocated, else the GPUs after them."""
     if layout.gpus:
-        return _consecutive_gpus(layout.first_engine, (layout.engine_gpus,) * layout.engines, spec)
+        return _consecutive_gpus(layout.first_engine, layout.engine_gpus, spec)
     return [(location,) for location in _spread(layout.engines, spec.cluster.nodes)]
 
 

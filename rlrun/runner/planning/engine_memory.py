@@ -22,6 +22,7 @@ from rlrun.runner.planning.memory import (
 from rlrun.runner.planning.model_size import parameter_count
 from rlrun.runner.planning.served_weights import adapter_room_bytes, served_model, served_weight_bytes
 from rlrun.runner.planning.step_time import POLICY_DRAFT, PlannedJob
+from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.kept_samples import kept_samples
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, server_room
 from rlrun.specs.derived.served_adapters import adapters_beside_policy
@@ -35,21 +36,29 @@ _NAMED_ROOM = 2
 
 
 def policy_engine_memory(job: PlannedJob, free: int) -> tuple[EngineMemory | None, Phase | None]:
-    """Returns the memory of one policy engine, and the phase of all of them on the fullest device.
+    """Returns the memory of the policy's engine with the smallest cache, and the phase of all of its engines
+    on the fullest device.
 
     `free` is the number of bytes free on that device. Both are None without rollouts.
     """
     if not job.plan.engines:
         return None, None
-    count = 1 if job.on_gpu else job.most_on_a_node(job.plan.engines)
-    own, room = _policy_adapters(job), _room(job.spec.engine, server_room(job.spec))
-    part = _adapter_part(job, job.model, job.spec.engine, own, room)
-    longest = job.plan.max_sample_tokens
-    drafts = _drafts(job, job.model, job.spec.engine, POLICY_DRAFT)
-    engine = _engine(
-        job, job.model, job.spec.engine, free // count, longest, adapter_part=part, drafts=drafts
+    engines, phases = zip(
+        *(_group_memory(job, group.section, free) for group in policy_groups(job.spec)), strict=True
     )
-    return engine, _device_phase(job, engine, job.spec.engine, count)
+    smallest = min(engines, key=lambda engine: engine.concurrent)
+    return smallest, max(phases, key=lambda phase: phase.bytes)
+
+
+def _group_memory(job: PlannedJob, section: EngineSpec, free: int) -> tuple[EngineMemory, Phase]:
+    """Returns the memory of an engine of the policy with these settings, and the phase of such engines."""
+    count = 1 if job.on_gpu else job.most_on_a_node(job.plan.engines)
+    own, room = _policy_adapters(job), _room(section, server_room(job.spec))
+    part = _adapter_part(job, job.model, section, own, room)
+    longest = job.plan.max_sample_tokens
+    drafts = _drafts(job, job.model, section, POLICY_DRAFT)
+    engine = _engine(job, job.model, section, free // count, longest, adapter_part=part, drafts=drafts)
+    return engine, _device_phase(job, engine, section, count)
 
 
 def named_engine_phases(job: PlannedJob) -> Iterator[Phase]:

@@ -25,8 +25,11 @@ from rlrun.specs.derived.lengths import resolved_sample
 from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.sections.auxiliary_models import auxiliary_layout
 from rlrun.specs.sections.debug import DebugMode
-from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.engine import EngineRole, EngineSpec
 from rlrun.specs.sections.job import Spec
+
+POLICY_NAME = "engine"
+"""The name of the policy's engines, which none of `[[engines]]` may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,15 @@ class EnginePlan:
     """CPU threads of each of its processes."""
     port: int | None
     """The port that it listens on; None lets the system choose a free one."""
+    group: int = 0
+    """The number of its group among those of the policy's engines."""
+    role: EngineRole = "regular"
+    """What it does for a sample."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is one of `[[engines]]`."""
+        return self.name != POLICY_NAME
 
     @property
     def location(self) -> DeviceLocation:
@@ -113,6 +125,11 @@ class Plan:
         """Number of optimizer steps of the whole job; None if `steps` is."""
         return None if self.steps is None else self.steps * self.batch.optimizer_steps
 
+    @property
+    def generating_engines(self) -> tuple[EnginePlan, ...]:
+        """The policy's engines without those that only compute prompts."""
+        return tuple(engine for engine in self.engines if engine.role != "prefill")
+
     def engine_process_on(self, location: DeviceLocation) -> int | None:
         """Returns the number of the process of the policy's engines on a GPU, counted over all engines.
 
@@ -136,7 +153,12 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     locations = place_ranks(spec, layout), place_engines(spec, layout), place_named_engines(spec, layout)
     threads = share_threads(spec, layout, locations, cores or available_cores())
     longest = resolved_sample(spec)
-    engines = tuple(_engines("engine", spec.engine, locations[1], threads[1]))
+    engines = tuple(
+        replace(engine, group=group.number, role=group.role)
+        for engine, group in zip(
+            _engines(POLICY_NAME, spec.engine, locations[1], threads[1]), layout.engine_groups, strict=True
+        )
+    )
     return Plan(
         batch=batch,
         responses_per_prompt=needs.responses(batch.samples_per_prompt),

@@ -133,7 +133,7 @@ def _larger_servers(job: PlannedJob) -> Iterator[Settings]:
 def server_degrees(job: PlannedJob, gpus: int) -> list[int]:
     """Returns the tensor-parallel degrees of servers that can divide this many GPUs among themselves."""
     spec = job.spec
-    if spec.engine.type != "sglang" or not job.plan.engines:
+    if spec.engine.type != "sglang" or spec.engine.groups or not job.plan.engines:
         return [spec.engine.tensor]
     stages = stages_of(spec.engine)
     return [

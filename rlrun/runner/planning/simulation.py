@@ -74,7 +74,7 @@ def simulation_settings(
     """Returns the settings that simulate a job; response lengths are log-normal around their mean."""
     rollout, batch = job.spec.rollout, job.plan.batch
     return SimulationSettings(
-        engines=len(job.plan.engines),
+        engines=len(job.plan.generating_engines),
         slots=running_samples(job, sizing.engine),
         token_seconds=lambda running: decode_seconds(job, running),
         prompt_seconds=prompt_seconds(job),

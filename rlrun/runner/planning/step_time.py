@@ -26,7 +26,6 @@ from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
 from rlrun.runner.planning.storage import offloaded_bytes
 from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
-from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.derived.shared_prefixes import is_shared
 from rlrun.specs.sections.auxiliary_models import SOLUTION, CriticSpec
 from rlrun.specs.sections.job import Spec
@@ -135,7 +134,7 @@ def estimate(job: PlannedJob, concurrent: int, sync_seconds: float) -> Estimate:
     parts: dict[str, float] = {}
     if plan.engines:
         responses = plan.batch.prompts * plan.responses_per_prompt
-        parts["generation"] = generation_seconds(job, responses / len(plan.engines), concurrent)
+        parts["generation"] = generation_seconds(job, responses / len(plan.generating_engines), concurrent)
     parts["training"] = step_training_seconds(job)
     if plan.engines:
         parts["weight sync"] = sync_seconds / spec.rollout.weight_update_interval
@@ -171,9 +170,10 @@ def decode_seconds(job: PlannedJob, running: float) -> float:
     return max(reads, products) / (_engine_devices(job) * DECODE_EFFICIENCY)
 
 
-def _engine_devices(job: PlannedJob) -> int:
-    """Returns the number of devices that share an engine's work; their communication is not counted."""
-    return gpus_of(job.spec.engine) if job.spec.cluster.gpus_per_node else 1
+def _engine_devices(job: PlannedJob) -> float:
+    """Returns the mean number of devices that share an engine's work; their communication is not counted."""
+    engines = job.plan.generating_engines
+    return sum(len(engine.locations) for engine in engines) / max(1, len(engines))
 
 
 def step_training_seconds(job: PlannedJob) -> float:

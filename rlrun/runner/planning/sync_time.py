@@ -23,6 +23,7 @@ from rlrun.runner.planning.served_weights import served_weight_bytes
 from rlrun.runner.planning.step_time import HOST_LINK, LINK_EFFICIENCY, NETWORK, PlannedJob
 from rlrun.runner.weights.carriers.costs import Payload, PlannedUpdate, SyncTime
 from rlrun.runner.weights.carriers.table import carrier_for
+from rlrun.specs.derived.engine_groups import server_ranks
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, why_merged
 from rlrun.specs.derived.policy_model import frozen_tower
 from rlrun.specs.derived.weight_sync import relay_slices
@@ -89,7 +90,7 @@ def sync_time(job: PlannedJob) -> SyncTime:
     time = carrier_for(job.spec).sync_time(job.spec, update, JobLinks(job))
     if payload != "adapters" or not job.on_gpu or not keeps_host_copy(job.spec, job.model.family):
         return time
-    copy = 2 * host_copy_bytes(job) / job.spec.engine.tensor / HOST_LINK  # each GPU has a link
+    copy = 2 * host_copy_bytes(job) / server_ranks(job.spec) / HOST_LINK  # each GPU has a link
     return replace(
         time, way=f"{time.way}; the frozen model leaves the GPU and returns", send=time.send + copy
     )

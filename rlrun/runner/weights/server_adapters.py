@@ -16,6 +16,7 @@ from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.rank_weights import RankAdapters, Tensors, on_first_rank
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.writer import Writer
+from rlrun.specs.derived.engine_groups import server_ranks
 from rlrun.specs.derived.lora_sync import adapter_room
 from rlrun.specs.sections.job import Spec
 
@@ -51,10 +52,11 @@ class ServerAdapterWriter(Writer):
         source, engine = self._source, self._spec.engine
         if engine.weight_check == "none":
             return None
-        compared = ComparedTensors(source.model, "all", 0, self._form, engine.tensor)
+        ranks = server_ranks(self._spec)
+        compared = ComparedTensors(source.model, "all", 0, self._form, ranks)
 
         def record(tensors: Tensors) -> Checksums:
-            recorder = ChecksumRecorder(engine.tensor, compared, source.device)
+            recorder = ChecksumRecorder(ranks, compared, source.device)
             for name, tensor in tensors:
                 recorder.add(name, tensor)
             return recorder.checksums()

@@ -34,6 +34,7 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.rank_weights import Gather, Tensors
 from rlrun.runner.weights.relay import RelayedWeightSet
 from rlrun.runner.weights.writer import SentModel, Writer
+from rlrun.specs.derived.engine_groups import server_ranks
 
 
 class BucketSender(Protocol):
@@ -124,7 +125,7 @@ class StreamWriter(Writer):
         if self.sent.source.rank != 0:
             return None
         size = sum(bucket.size for bucket in self.buckets)
-        return self.announce(size, version, self.sent.spec.engine.tensor)
+        return self.announce(size, version, server_ranks(self.sent.spec))
 
     def begin(self, readers: Readers) -> StreamMember:
         """Begins to stream the announced weights to these readers; collective."""

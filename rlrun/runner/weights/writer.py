@@ -25,6 +25,7 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets, plan_s
 from rlrun.runner.weights.form import Form, engine_form
 from rlrun.runner.weights.rank_weights import RankWeights, Tensors, on_first_rank
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
+from rlrun.specs.derived.engine_groups import server_ranks
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.weight_sync import bucket_bytes
 from rlrun.specs.sections.job import Spec
@@ -100,7 +101,7 @@ class SentModel:
         engine, source = self.spec.engine, self.source
         if engine.weight_check == "none" or engine.type != "sglang":
             return None
-        model, ranks, wide = source.model, engine.tensor, rounds_as_target(self.spec)
+        model, ranks, wide = source.model, server_ranks(self.spec), rounds_as_target(self.spec)
         compared = ComparedTensors(model, engine.weight_check, version, self.form, ranks, wide=wide)
         return ChecksumRecorder(ranks, compared, source.device)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
+from rlrun.specs.derived.engine_groups import EngineGroup, policy_groups
 from rlrun.specs.derived.served_adapters import shares_policy
 from rlrun.specs.derived.server_size import gpus_of, stages_of
 from rlrun.specs.sections.engine import EngineSpec
@@ -15,16 +16,25 @@ class Layout:
 
     ranks: int
     """Number of trainer ranks."""
-    engines: int
-    """Number of the policy's engines that the job starts; 0 for an algorithm without rollouts."""
-    engine_gpus: int
-    """GPUs of each of these engines; 1 on CPUs."""
+    engine_groups: tuple[EngineGroup, ...]
+    """The group of each of the policy's engines that the job starts; empty for an algorithm without
+    rollouts."""
     named_engine_gpus: tuple[int, ...]
     """GPUs of each engine of `[[engines]]` that the job starts. They never share GPUs with the policy."""
     gpus: int
     """Number of GPUs of the job; 0 on CPUs."""
     colocated: bool
     """Whether ranks and the policy's engines take turns on the same devices."""
+
+    @property
+    def engines(self) -> int:
+        """Number of the policy's engines that the job starts."""
+        return len(self.engine_groups)
+
+    @property
+    def engine_gpus(self) -> tuple[int, ...]:
+        """GPUs of each of these engines; 1 on CPUs."""
+        return tuple(gpus_of(group.section) if self.gpus else 1 for group in self.engine_groups)
 
     @property
     def first_engine(self) -> int:
@@ -50,23 +60,23 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     named_engine_gpus = tuple(size for size, count in sizes for _ in range(count))
     rollout = rollout and starts_with_job(spec.engine)
     if not gpus:
-        engines = (spec.engine.count or spec.cluster.nodes) if rollout else 0
-        return Layout(ranks, engines, 1, (1,) * len(named_engine_gpus), 0, colocated)
+        engines = _repeated(spec, spec.cluster.nodes) if rollout else ()
+        return Layout(ranks, engines, (1,) * len(named_engine_gpus), 0, colocated)
     have = f"{gpus} (cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node})"
     named_gpus = sum(named_engine_gpus)
     if ranks + named_gpus > gpus:
         beside = f" and [[engines]] with {named_gpus} GPUs" if named_gpus else ""
         raise ValueError(f"{_ranks(spec)}{beside} need {ranks + named_gpus} GPUs, and the job has {have}")
-    size = gpus_of(spec.engine)
-    engines = _engines_on_gpus(spec, ranks, gpus - named_gpus, have) if rollout else 0
-    used = (max(ranks, engines * size) if colocated else ranks + engines * size) + named_gpus
+    engines = _engines_on_gpus(spec, ranks, gpus - named_gpus, have) if rollout else ()
+    layout = Layout(ranks, engines, named_engine_gpus, gpus, colocated)
+    engine_gpus = sum(layout.engine_gpus)
+    used = (max(ranks, engine_gpus) if colocated else ranks + engine_gpus) + named_gpus
     if used < gpus:
-        num_engines = engines + len(named_engine_gpus)
+        num_engines = len(engines) + len(named_engine_gpus)
         engines_too = f" and {_count(num_engines, 'engine')}" if rollout or named_gpus else ""
         processes = f"{_ranks(spec)}{engines_too} use {_count(used, 'GPU')}"
         message = f"{processes}, and the job has {have}: the remaining GPUs would be idle"
         raise ValueError(message)
-    layout = Layout(ranks, engines, size, named_engine_gpus, gpus, colocated)
     _check_nodes(layout, spec.cluster.gpus_per_node)
     return layout
 
@@ -86,16 +96,17 @@ def starts_with_job(section: EngineSpec) -> bool:
     return section.type != "external" and not shares_policy(section)
 
 
-def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
-    """Returns `engine.count`, or as many engines as fit. Raises ValueError if they do not fit."""
+def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> tuple[EngineGroup, ...]:
+    """Returns `engine.count` engines, those of the groups, or as many as fit.
+
+    Raises ValueError if they do not fit.
+    """
     size, count = gpus_of(spec.engine), spec.engine.count
-    colocated = spec.cluster.placement == "colocated"
-    need = size * (count or 1)
-    request = (f"engine.count {count}" if count else "at least one engine") + (
-        f" of {size} GPUs ({_server(spec.engine)})" if size > 1 else ""
-    )
-    if colocated and need > (gpus if count else ranks):
-        shared = f"the job has {have}" if count else f"colocated engines share the GPUs of {_ranks(spec)}"
+    colocated, is_given = spec.cluster.placement == "colocated", bool(count or spec.engine.groups)
+    need = sum(gpus_of(group.section) for group in _repeated(spec, 1))
+    request = _request(spec)
+    if colocated and need > (gpus if is_given else ranks):
+        shared = f"the job has {have}" if is_given else f"colocated engines share the GPUs of {_ranks(spec)}"
         raise ValueError(f"{request} needs {need} GPUs, and {shared}")
     if not colocated and ranks + need > gpus:
         raise ValueError(
@@ -103,18 +114,38 @@ def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
             f"the job has {have}"
         )
     available = ranks if colocated else gpus - ranks
-    if count is None and available % size:
+    if not is_given and available % size:
         fitting = ", ".join(str(number) for number in range(1, available + 1) if available % number == 0)
         raise ValueError(
             f"{available} GPUs for rollout do not split evenly into servers of {size} GPUs "
             f"({_server(spec.engine)}); a server of {fitting} GPUs would fit"
         )
-    return count or available // size
+    return _repeated(spec, available // size)
+
+
+def _repeated(spec: Spec, default: int) -> tuple[EngineGroup, ...]:
+    """Returns the group of each engine. `default`: the number of engines where the spec has none."""
+    return tuple(group for group in policy_groups(spec) for _ in range(group.section.count or default))
+
+
+def _request(spec: Spec) -> str:
+    """Returns the engines that a spec asks for, for messages."""
+    if spec.engine.groups:
+        return (
+            " + ".join(
+                f"{_count(group.section.count or 1, 'server')} of {_count(gpus_of(group.section), 'GPU')}"
+                for group in policy_groups(spec)
+            )
+            + " (engine.groups)"
+        )
+    size, count = gpus_of(spec.engine), spec.engine.count
+    of_size = f" of {size} GPUs ({_server(spec.engine)})" if size > 1 else ""
+    return (f"engine.count {count}" if count else "at least one engine") + of_size
 
 
 def _check_nodes(layout: Layout, per_node: int) -> None:
     """Raises ValueError if a server would use parts of several nodes."""
-    sizes = (layout.engine_gpus,) * layout.engines
+    sizes = layout.engine_gpus
     servers = [*zip(sizes, accumulate(sizes, initial=layout.first_engine), strict=False)]
     servers += zip(
         layout.named_engine_gpus,

@@ -59,6 +59,8 @@ _OF_SERVER = {
     "enable-return-routed-experts": "trainer.moe.routing_replay",
     "enable-fp32-lm-head": "trainer.head_dtype",
     "enable-draft-weights-cpu-backup": None,
+    "disaggregation-mode": "role in [[engine.groups]]",
+    "disaggregation-bootstrap-port": None,
     "speculative-algorithm": "engine.speculative.algorithm",
     "speculative-draft-model-path": "engine.speculative.draft_model",
     "speculative-draft-model": "engine.speculative.draft_model",

@@ -15,6 +15,7 @@ on the same GPUs                      tensor: buckets in the memory of each GPU 
 
 import math
 
+from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.server_size import gpus_of
 from rlrun.specs.sections.job import Spec
@@ -60,7 +61,8 @@ def has_rank_on_each_gpu(spec: Spec) -> bool:
 
     Ranks and servers both take the job's GPUs in order.
     """
-    processes = (spec.engine.count or 1) * gpus_of(spec.engine)
+    groups = policy_groups(spec)
+    processes = sum((group.section.count or 1) * gpus_of(group.section) for group in groups)
     return shares_gpus(spec) and processes <= spec.trainer.parallel.world_size
 
 

@@ -4,7 +4,7 @@ Broken values are replaced by defaults, and findings that depend on them are dro
 once, and does not hide unrelated ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.reading import conflicts
+from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.needs import Needs
 from rlrun.specs.problems.codes import Code
 from rlrun.specs.problems.findings import Finding, coded
@@ -52,15 +53,23 @@ def rule_findings(
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    of_rules = list(conflicts(Job(spec, needs)))
+    of_rules = list(_applied(spec, needs, planning=planning))
+    for group in policy_groups(spec) if spec.engine.groups else ():
+        moved = map(group.own, _applied(group.alone(spec), needs, planning=planning))
+        of_rules += [finding for finding in moved if finding is not None]
+    return [finding for finding in of_rules if not _depends_on(finding, broken)]
+
+
+def _applied(spec: Spec, needs: Needs | None, *, planning: bool) -> Iterator[Finding]:
+    """Yields the findings of the table and of all rules."""
+    yield from conflicts(Job(spec, needs))
     for code, rules in _RULES:
         applied = (rule for rule in rules if not (planning and rule is ray_address))
-        of_rules += coded((finding for rule in applied for finding in rule(spec)), code)
+        yield from coded((finding for rule in applied for finding in rule(spec)), code)
     if needs:
         of_algorithm = (finding for rule in ALGORITHM_RULES for finding in rule(spec, needs))
-        of_rules += coded(of_algorithm, Code.ALGORITHM)
-    of_rules += coded(model_findings(spec), Code.MODEL)
-    return [finding for finding in of_rules if not _depends_on(finding, broken)]
+        yield from coded(of_algorithm, Code.ALGORITHM)
+    yield from coded(model_findings(spec), Code.MODEL)
 
 
 def _depends_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from rlrun.models.config_defaults import EXPERT_COUNTS
 from rlrun.models.decoder_config import packed_groups, quantisation
 from rlrun.models.json_files import read_json
+from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.lora_sync import why_merged
 from rlrun.specs.derived.on_policy_target import rounds_as_target
@@ -57,12 +58,36 @@ def server_parallelism(spec: Spec) -> Iterator[Finding]:
             yield Finding((*path, "sglang", stages), message, cure, at_value=False, related=related)
 
 
+def groups_of_policy(spec: Spec) -> Iterator[Finding]:
+    """Only the policy's engines have groups."""
+    for path, section in engine_sections(spec):
+        if section.groups and path != POLICY:
+            message = "only the policy's servers ([engine]) can have groups"
+            yield Finding((*path, "groups"), message, "remove it, and set count", at_value=False)
+
+
+def roles_of_groups(spec: Spec) -> Iterator[Finding]:
+    """Servers that prefill and servers that decode need each other, and do not go with regular ones."""
+    roles = [group.role for group in spec.engine.groups]
+    for number, role in enumerate(roles):
+        path: KeyPath = (*POLICY, "groups", number, "role")
+        partner = {"prefill": "decode", "decode": "prefill"}.get(role)
+        if partner is not None and partner not in roles:
+            message = f"needs servers that {partner}, and no group has that role"
+            yield Finding(path, message, f'add [[engine.groups]] with `role = "{partner}"`', found=role)
+        elif partner is None and set(roles) != {"regular"}:
+            message = "every sample would need a choice between such servers and those with a role"
+            cure = "give this group a role too, or remove the roles of the others"
+            yield Finding(path[:-1], message, cure, at_value=False)
+
+
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
     """A server follows the seeds of requests only with an argument of its own."""
     if not spec.deterministic or spec.engine.type != "sglang" or rounds_as_target(spec):
         return
     name = "enable_deterministic_inference"
-    enabled = spec.engine.sglang.get(name) or spec.engine.sglang.get(flag_name(name))
+    arguments = [group.section.sglang for group in policy_groups(spec)]
+    enabled = all(given.get(name) or given.get(flag_name(name)) for given in arguments)
     if spec.cluster.gpus_per_node and not enabled:
         message = f"an SGLang server samples reproducibly only with {name}"
         cure = f"add `{name} = true` under [engine.sglang], or remove `deterministic`"
@@ -187,6 +212,8 @@ def served_model(spec: Spec) -> Iterator[Finding]:
 
 ENGINE_RULES = (
     external_urls,
+    groups_of_policy,
+    roles_of_groups,
     server_parallelism,
     served_model,
     reproducible_server,

@@ -4,12 +4,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlrun.specs.derived.engine_groups import has_prefill_servers
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER, Program, flag_name, installed_arguments
 from rlrun.specs.local_code import is_local_code_allowed, is_own_interpreter
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.rules.shared_rules import no_effect
 from rlrun.specs.sections.job import Spec
 
 _OF_POLICY = {"trust-remote-code": "model.trust_remote_code"}
@@ -32,16 +34,16 @@ def own_arguments(spec: Spec) -> Iterator[Finding]:
 
 
 def separate_prefill(spec: Spec) -> Iterator[Finding]:
-    """Servers for prefill or decoding alone are not supported."""
+    """Settings of a transfer need groups of servers that prefill and others that decode."""
+    if has_prefill_servers(spec):
+        return
     for path, _, program, arguments in _tables(spec):
-        for key, value in arguments.items():
-            if (
-                program is SERVER
-                and flag_name(key).startswith("disaggregation-")
-                and value not in (None, "null")
-            ):
-                message = "prefill and decode on separate servers are not supported (docs/sglang.md)"
-                yield Finding((*path, key), message, "remove it", found=value)
+        for key in arguments:
+            name = flag_name(key)
+            if program is SERVER and name.startswith("disaggregation-") and name not in program.own:
+                message = "no group of servers has a role, so every server computes its prompts itself"
+                cure = 'remove it, or add [[engine.groups]] with role = "prefill" and role = "decode"'
+                yield no_effect((*path, key), message, cure)
 
 
 def known_arguments(spec: Spec) -> Iterator[Finding]:

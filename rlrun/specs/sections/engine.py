@@ -9,6 +9,7 @@ from rlrun.specs.sections.section import Section, derived
 from rlrun.specs.sections.weight_carriers import ChosenCarrier, EngineType, described
 
 Dtype = Literal["float32", "bfloat16"]
+EngineRole = Literal["regular", "prefill", "decode"]
 
 
 class SpeculativeSpec(Section):
@@ -27,6 +28,23 @@ class SpeculativeSpec(Section):
     draft_model: Annotated[str | None, PathMarker()] = None
     """SGLang: folder of the model that guesses. It is not trained, and gets no updates: as the policy moves
     away from it, its guesses get worse, never the tokens."""
+
+
+class EngineGroupSpec(Section):
+    """Some of the policy's SGLang servers, with settings of their own over those of `[engine]`. With groups,
+    the policy has the servers of all groups, which take the GPUs in their order; every server gets new
+    weights."""
+
+    count: int = Field(default=1, ge=1)
+    """Number of servers in the group."""
+    role: EngineRole = "regular"
+    """What the group's servers do for a sample. `regular`: everything. `prefill`: they compute the cache of
+    its prompt, and hand it to a server of a group with `decode`, which generates the tokens. Servers of these
+    two roles need each other, and SGLang's transfer backend (`disaggregation_transfer_backend`)."""
+    tensor: int | None = Field(default=None, ge=1)
+    """Number of ranks in each server, as `engine.tensor`. None: `engine.tensor`."""
+    sglang: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the group's servers, over those of `[engine.sglang]`."""
 
 
 class EngineSpec(Section):
@@ -114,6 +132,9 @@ class EngineSpec(Section):
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the SGLang server under SGLang's own names, for instance `mem_fraction_static = 0.7`. They
     are checked against the arguments of the installed server."""
+    groups: tuple[EngineGroupSpec, ...] = ()
+    """SGLang: groups of the policy's servers, each with a number of servers and arguments of its own. They
+    take the GPUs in their order. Empty: all servers are alike."""
     router: Literal["rlrun", "sglang-router"] = "rlrun"
     """SGLang: what chooses the server of a request. `rlrun`: the server that has the session's KV cache, else
     the least busy one. `sglang-router`: the router of that package, which must be installed beside SGLang and

@@ -34,12 +34,11 @@ def setup_of(kind: str, head_dtype: str, **changes: Any) -> Any:
             **changes,
         }
     )
-    request = Request("engine 0", EngineActor, None, {}, Path("engine-0.log"))  # type: ignore[arg-type]
     plan = make_plan(spec, cores=1)
     served = ServedModelSetup(spec.engine, files, 100, None, "key", Path("weights"))
     if spec.engines:
         served = policy_model_setup(spec, plan, files, Path("weights"))
-    return engine_setup(spec, served, plan.engines[0], Process(request, None, Node("127.0.0.1", 1)), 0)
+    return engine_setup(spec, served, plan.engines[0], Process(request_of(0), None, Node("127.0.0.1", 1)), 0)
 
 
 @pytest.mark.parametrize("head_dtype", ["model", "float32"])
@@ -203,3 +202,27 @@ def test_the_policys_server_has_the_adapters_of_other_models_from_its_start(
     assert words[words.index("--lora-target-modules") + 1 :][:2] == ["down_proj", "o_proj"]
     pinned = json.loads(words[words.index("--lora-paths") + 1])
     assert pinned == {"lora_name": "judge", "lora_path": str(judge), "pinned": True}
+
+
+def test_servers_of_a_group_get_its_arguments_over_those_of_the_engine() -> None:
+    groups = [{"sglang": {"chunked_prefill_size": 64}}, {"count": 2, "sglang": {"stream_interval": 8}}]
+    engine = {
+        "type": "sglang",
+        "python": "python3",
+        "sglang": {"chunked_prefill_size": 512, "page_size": 16},
+        "groups": groups,
+    }
+    spec = resolved({"model": {"path": "tiny"}, "data": {}, "engine": engine, "trainer": {"steps": 1}})
+    plan = make_plan(spec, cores=1)
+    served = policy_model_setup(spec, plan, ModelFiles(Path("tiny"), None, None), Path("weights"))
+    setups = [
+        engine_setup(spec, served, engine, Process(request_of(engine.index), None, Node("127.0.0.1", 1)), 0)
+        for engine in plan.engines
+    ]
+    given = [setup.arguments for setup in setups if isinstance(setup, SglangSetup)]
+    sizes = [(one["chunked_prefill_size"], one["page_size"], one.get("stream_interval")) for one in given]
+    assert sizes == [(64, 16, None), (512, 16, 8), (512, 16, 8)]
+
+
+def request_of(index: int) -> Request:
+    return Request(f"engine {index}", EngineActor, None, {}, Path(f"engine-{index}.log"))  # type: ignore[arg-type]

@@ -275,3 +275,38 @@ def test_token_budgets() -> None:
     }
     plan = make_plan(spec_of(rollout=rollout, engine={"max_cache_tokens": 500}, eval=evaluation))
     assert (plan.max_sample_tokens, plan.cache_tokens) == (160, 500)
+
+
+def test_groups_of_servers_take_the_gpus_in_their_order() -> None:
+    engine = {
+        "type": "sglang",
+        "port": 30000,
+        "groups": [{"count": 2}, {"count": 1, "tensor": 2}],
+        "weight_sync": "disk",
+        "weight_check": "none",
+    }
+    cluster = {"gpus_per_node": 8, "placement": "disaggregated"}
+    plan = make_plan(spec_of(engine=engine, cluster=cluster, trainer={"parallel": {"fsdp": 4}}))
+    gpus = [[location.gpu for location in engine.locations] for engine in plan.engines]
+    assert gpus == [[4], [5], [6, 7]]
+    assert [engine.group for engine in plan.engines] == [0, 0, 1]
+    assert [engine.port for engine in plan.engines] == [30000, 30001, 30002]
+
+
+def test_groups_that_leave_gpus_idle_or_cross_nodes_are_refused() -> None:
+    def plan_with(*groups: dict[str, Any], nodes: int = 1) -> None:
+        cluster = {"gpus_per_node": 4, "placement": "disaggregated", "nodes": nodes}
+        engine = {"type": "sglang", "groups": groups, "weight_sync": "disk", "weight_check": "none"}
+        make_plan(spec_of(engine=engine, cluster=cluster, trainer={"parallel": {"fsdp": 2}}))
+
+    with pytest.raises(ValueError, match=r"2 trainer ranks \(fsdp 2\) and 1 engine use 3 GPUs"):
+        plan_with({"count": 1})
+    with pytest.raises(ValueError, match=r"1 server of 1 GPU \+ 1 server of 2 GPUs \(engine.groups\)"):
+        plan_with({}, {"tensor": 2})
+    with pytest.raises(ValueError, match="an engine would use GPUs 3 to 4, parts of several nodes"):
+        plan_with({}, {"tensor": 2}, {"count": 3}, nodes=2)
+
+
+def test_groups_on_cpus_are_spread_over_the_nodes() -> None:
+    plan = make_plan(spec_of(engine={"type": "sglang", "groups": [{"count": 2}, {"count": 1}]}), cores=4)
+    assert [(engine.index, engine.group) for engine in plan.engines] == [(0, 0), (1, 0), (2, 1)]

@@ -18,6 +18,7 @@ from rlrun.runner.contracts.weight_updates import (
     WeightsMoved,
     WeightStream,
 )
+from rlrun.runner.engines.client.rooms import REGULAR
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.weights import transfer
 from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
@@ -34,6 +35,8 @@ APART = SharedBuckets(8, 5, 2)
 
 class Engine:
     """An engine's client that fails at the calls that the test names."""
+
+    serving = REGULAR
 
     def __init__(self, name: str = "engine") -> None:
         self.url = self.name = name

@@ -34,6 +34,7 @@ from rlrun.runner.engines.client.parsing import (
     parse_top_scores,
     sample_ids,
 )
+from rlrun.runner.engines.client.rooms import REGULAR, Rooms, Serving
 from rlrun.runner.engines.client.weight_client import WeightClient
 from rlrun.runner.engines.client.wire import generate_body, score_body
 
@@ -57,18 +58,22 @@ class EngineClient(WeightClient):
         limits: ModelLimits = NO_LIMITS,
         models: UpdatedModels = "target",
         own: bool = False,
+        serving: Serving = REGULAR,
     ) -> None:
         """`generate_timeout`: seconds for a /generate call. `control_timeout`: seconds for any other call.
         `api_key`: the key that the engine asks for, if any. `name`: its name in messages. `limits`: bounds
         that its answers are checked against, and whether it is asked which experts tokens are routed to.
         `models`: which models of an SGLang server weight updates are for.
         `own`: the engine is rlrun's own, so it is called over one channel and sends packed answers.
+        `serving`: what it does for a sample.
         """
         super().__init__(Connection(url, api_key, name), control_timeout, models)
         self.vocabulary = limits.vocabulary
         self.api_key = api_key
         self.own = own
         """The engine is rlrun's own."""
+        self.serving = serving
+        """What the engine does for a sample."""
         self._limits = limits
         self._generate_timeout = generate_timeout
 
@@ -76,22 +81,33 @@ class EngineClient(WeightClient):
         """Returns the n samples of one request, in the order of its seeds."""
         return (await self.generate_batch([request]))[0]
 
-    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+    async def generate_batch(
+        self, requests: Sequence[GenerateRequest], rooms: Rooms | None = None
+    ) -> list[list[Generation]]:
         """Returns the samples of all requests, sent in one call.
 
-        The engine then runs these requests together, and no others if it is otherwise idle.
+        The engine then runs these requests together, and no others if it is otherwise idle. `rooms`: where a
+        decode server gets the caches of the prompts, which a prefill server has to `prefill`.
         """
         if not requests:
             return []
         ids = [sample_id for request in requests for sample_id in sample_ids(request)]
         async with self._adapters.use(ids) as adapters:
             experts = self._limits.experts is not None
-            body = generate_body(requests, experts=experts, adapters=adapters, packed=self.own)
+            body = generate_body(requests, experts=experts, adapters=adapters, packed=self.own, rooms=rooms)
             max_bytes = max_answer_bytes(requests, self._limits, packed=self.own)
             raw = await self._generate(body, max_bytes, safe=False)
         return self._read(
             "/generate", lambda: parse_generations(raw, requests, self._limits, adapters, packed=self.own)
         )
+
+    async def prefill(self, requests: Sequence[GenerateRequest], rooms: Rooms) -> None:
+        """Makes a prefill server compute the caches of the prompts; returns when decode servers have them.
+
+        Its answer, the first token of each sample, is also in that of the decode server.
+        """
+        body = generate_body(requests, rooms=rooms)
+        await self._generate(body, max_answer_bytes(requests, self._limits), safe=False)
 
     async def abort(self, request: GenerateRequest) -> None:
         """Ends the samples of a request; it is answered with the tokens so far."""

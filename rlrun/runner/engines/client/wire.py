@@ -14,6 +14,7 @@ from rlrun.runner.contracts.carriers import NO_OPTIONS, GenerateRequest
 from rlrun.runner.contracts.placeholders import collapse
 from rlrun.runner.contracts.weight_updates import GroupAddress
 from rlrun.runner.engines.client.parsing import sample_ids
+from rlrun.runner.engines.client.rooms import Rooms
 from rlrun.runner.weights.carriers.bodies import adapter_name
 
 _OPTIONS = asdict(NO_OPTIONS)
@@ -26,11 +27,13 @@ def generate_body(
     experts: bool = False,
     adapters: int | None = None,
     packed: bool = False,
+    rooms: Rooms | None = None,
 ) -> bytes:
     """Returns the body of one /generate call for all samples of all requests, in order.
 
     `experts`: also ask which experts tokens are routed to. `adapters`: the version whose adapters the server
     applies; None: it serves the model alone. `packed`: ask for tokens and log-probs as base64.
+    `rooms`: where a prefill and a decode server meet, which both get the call.
 
     A request of n samples becomes n entries with the same prompt, because each sample has its own seed;
     engines share the prefill of equal prompts.
@@ -55,6 +58,7 @@ def generate_body(
             "return_logprob": True,
             **({"return_routed_experts": True} if experts else {}),
             **({"packed": True} if packed else {}),
+            **({} if rooms is None else rooms.fields),
             **_adapters(adapters),
         }
     )

@@ -24,6 +24,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.control import MemoryTag
 from rlrun.runner.engines.client.parsing import TopScores
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
+from rlrun.runner.engines.pool.prefill import PrefillServers
 from rlrun.runner.engines.pool.queue_watch import QueueCounts, watch_queues
 from rlrun.runner.engines.pool.routing import Router
 from rlrun.runner.engines.pool.served_weights import ServedWeights
@@ -55,6 +56,8 @@ class EnginePool:
         assert clients, "a pool needs an engine"
         self._send_sample = send_sample
         self._router = Router(clients, supervised=supervised)
+        apart = any(client.serving.role != "regular" for client in clients)
+        self._prefill_servers = PrefillServers(self._router) if apart else None
         self._weights = ServedWeights(self._router, supervised=supervised)
         self._awake = asyncio.Event()
         self._awake.set()
@@ -69,6 +72,11 @@ class EnginePool:
     def slots(self) -> Sequence[EngineSlot]:
         """The engines' slots, in the order of their numbers."""
         return self._router.slots
+
+    @property
+    def generating(self) -> Sequence[EngineSlot]:
+        """The slots of the engines that generate; prefill servers do not."""
+        return self._router.generating
 
     @property
     def vocabulary(self) -> int:
@@ -98,9 +106,9 @@ class EnginePool:
 
         Which requests run together depends only on their order, so that deterministic runs repeat.
         """
-        size = -(-len(requests) // len(self.slots)) or 1
+        size = -(-len(requests) // len(self.generating)) or 1
         shares = [requests[start : start + size] for start in range(0, len(requests), size)]
-        answers = await asyncio.gather(*map(self._generate_on, self.slots, shares))
+        answers = await asyncio.gather(*map(self._generate_on, self.generating, shares))
         return [generations for share in answers for generations in share]
 
     async def score(
@@ -258,7 +266,10 @@ class EnginePool:
     ) -> list[list[Generation]]:
         """Returns this engine's samples; raises BadAnswer if it claims weights that it cannot have."""
         confirmed = self._weights.confirmed  # before the call: an update may be confirmed while it runs
-        answers = await client.generate_batch(requests)
+        if self._prefill_servers is None:
+            answers = await client.generate_batch(requests)
+        else:
+            answers = await self._prefill_servers.generate(client, requests)
         try:
             self._weights.check(answers, confirmed)
         except BadAnswer as error:

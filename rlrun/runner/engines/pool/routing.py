@@ -8,8 +8,9 @@ dispatch ──SessionAffinity──▶ slot ──▶ engine ──answer──
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, TypeVar
 
 from rlrun.runner.contracts.errors import BadAnswer, EngineGone
 from rlrun.runner.engines.client.client import EngineClient
@@ -57,7 +58,7 @@ class Router:
         """
         refused: list[EngineSlot] = []
         while True:
-            up = await self._slots_up()
+            up = await self.slots_up()
             slot = self._affinity.choose(session, [slot for slot in up if slot not in refused] or up)
             answer = await self._try(slot, load, call, refused, prompts)
             if answer is not None:
@@ -100,7 +101,7 @@ class Router:
                     raise
                 self._mark_down_if_named(str(error))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            await self._slots_up()
+            await self.slots_up()
             pause = min(2 * pause, MAX_PAUSE)
 
     async def broadcast(self, call: Callable[[EngineSlot], Awaitable[None]]) -> None:
@@ -112,15 +113,42 @@ class Router:
         self.slots[engine].mark_up()
         self._slot_came_up.set()
 
-    def _up(self) -> list[EngineSlot]:
-        return [slot for slot in self.slots if slot.up.is_set()]
+    @property
+    def generating(self) -> list[EngineSlot]:
+        """The slots of engines that generate; prefill servers do not."""
+        return [slot for slot in self.slots if slot.client.serving.role != "prefill"]
 
-    async def _slots_up(self) -> list[EngineSlot]:
-        """Returns the slots that are up, waiting until there is one."""
-        while not (up := self._up()):
+    async def slots_up(self, role: Literal["generate", "prefill"] = "generate") -> list[EngineSlot]:
+        """Returns the slots that are up and do this, waiting until there is one."""
+        while not (
+            up := [slot for slot in self._up() if (slot not in self.generating) == (role == "prefill")]
+        ):
             self._slot_came_up.clear()
             await self._slot_came_up.wait()
         return up
+
+    @contextmanager
+    def at_work(self, slot: EngineSlot, load: int, prompts: Collection[int]) -> Iterator[None]:
+        """Counts samples as running on an engine within the context."""
+        slot.load += load
+        try:
+            with slot.busy.working(prompts):
+                yield
+        finally:
+            slot.load -= load
+
+    def mark_gone(self, slot: EngineSlot, client: EngineClient, error: EngineGone) -> None:
+        """Marks the slot of an engine that is gone as down. Raises the error if engines are not supervised.
+
+        `client`: the one that the error came from; the engine may have been started again since.
+        """
+        if not self._supervised:
+            raise error
+        if client is slot.client:
+            slot.mark_down()
+
+    def _up(self) -> list[EngineSlot]:
+        return [slot for slot in self.slots if slot.up.is_set()]
 
     async def _try(
         self,
@@ -136,22 +164,16 @@ class Router:
         `refused`.
         """
         client = slot.client
-        slot.load += load
         try:
-            with slot.busy.working(prompts):
+            with self.at_work(slot, load, prompts):
                 return await call(client)
-        except EngineGone:
-            if not self._supervised:
-                raise
-            if client is slot.client:  # otherwise the engine was started again while the call was failing
-                slot.mark_down()
+        except EngineGone as error:
+            self.mark_gone(slot, client, error)
             return None
         except BadAnswer as error:
             refused.append(slot)
             self._count_bad_answer(error, len(refused))
             return None
-        finally:
-            slot.load -= load
 
     def _count_bad_answer(self, error: BadAnswer, attempt: int) -> None:
         """Counts and logs a bad answer; raises it after the last attempt. Only the first one is a warning."""

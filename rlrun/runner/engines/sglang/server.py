@@ -72,6 +72,10 @@ def command(setup: SglangSetup, port: int) -> list[str]:
     if setup.nodes > 1:
         assert setup.meeting is not None, "a server over several nodes needs an address to meet at"
         ours |= {"nnodes": setup.nodes, "node-rank": setup.node, "dist-init-addr": setup.meeting}
+    if setup.role != "regular":
+        ours["disaggregation-mode"] = setup.role
+    if setup.bootstrap_port is not None:
+        ours["disaggregation-bootstrap-port"] = setup.bootstrap_port
     given = {flag_name(name): value for name, value in setup.arguments.items()}
     return die_with_parent([setup.python, "-m", "sglang.launch_server", *options(ours | given)])
 

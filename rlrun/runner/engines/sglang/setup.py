@@ -10,6 +10,7 @@ from rlrun.runner.host.remote_code import CodeFile
 from rlrun.runner.weights.carriers.disk.updates import DELTA_LOADER
 from rlrun.runner.weights.deltas import server_path
 from rlrun.specs.derived.sglang_arguments import flag_name
+from rlrun.specs.sections.engine import EngineRole
 
 _LOADERS = "custom-weight-loader"
 """SGLang's argument for functions that load weights."""
@@ -49,6 +50,9 @@ class SglangSetup:
     """Number of this node among them; node 0 answers requests."""
     meeting: str | None = None
     """`host:port` on node 0 if the parts on several nodes meet."""
+    role: EngineRole = "regular"
+    bootstrap_port: int | None = None
+    """Port on which a prefill server meets decode servers."""
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -26,12 +26,13 @@ from rlrun.runner.weights.deltas.encoding import encode
 from rlrun.runner.weights.page_locking import HOST, lock_where_possible
 from rlrun.runner.weights.tensor_slots import tensors_in
 from rlrun.runner.weights.writer import SentModel, StoredWriter
+from rlrun.specs.derived.engine_groups import server_ranks
 
 
 def delta_writer(sent: SentModel, folder: Path) -> StoredWriter:
     """Returns the writer of a carrier whose engines see `folder`."""
     engine, buckets, device = sent.spec.engine, sent.buckets(), sent.source.device
-    processes = None if engine.type == "native" else engine.tensor
+    processes = None if engine.type == "native" else server_ranks(sent.spec)
     return StoredWriter(sent, lambda: DeltaFolderWriter(folder, buckets, processes=processes, source=device))
 
 

@@ -17,6 +17,7 @@ from rlrun.specs.derived.conflicts.feature import (
     on,
     unequal,
 )
+from rlrun.specs.derived.engine_groups import has_prefill_servers, policy_groups
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.on_policy_target import rounds_as_target
@@ -265,6 +266,11 @@ PROBE = on("rollout.probe_samples")
 NO_FILTERS = missing(on("filters")).when(lambda job: not job.value("rollout.probe_samples"), "filters")
 RARE_UPDATES = above_one("rollout.weight_update_interval")
 SLEEPING = Feature("engines that sleep", "engine.sleep", lambda job: sleeps(job.spec), "false")
+UPDATED_WHILE_RUNNING = ASYNC.when(
+    lambda job: job.spec.rollout.weight_update == "during",
+    'rollout.weight_update = "during"',
+    "rollout.weight_update",
+)
 PARTIAL, NO_PARTIAL = on("rollout.partial"), missing(on("rollout.partial"), "true")
 TEMPERATURE = Feature(
     "another temperature than 1",
@@ -399,8 +405,19 @@ OWN_ROUTER = _server(
     'engine.router = "rlrun"', "engine.router", lambda job: job.spec.engine.router == "rlrun"
 )
 SPLIT_SERVER = above_one("engine.tensor")
+COUNT = given("engine.count")
 SERVER_STAGES = _server(
-    "pipeline stages of a server", "engine.sglang", lambda job: stages_of(job.spec.engine) > 1
+    "pipeline stages of a server",
+    "engine.sglang",
+    lambda job: any(stages_of(group.section) > 1 for group in policy_groups(job.spec)),
+)
+GROUPS = _server("engine.groups", "engine.groups", lambda job: job.spec.engine.groups)
+PREFILL_SERVERS = GROUPS.when(
+    lambda job: has_prefill_servers(job.spec), "prefill and decode on servers of their own"
+)
+UNLIKE_SERVERS = GROUPS.when(
+    lambda job: len({group.section.tensor for group in policy_groups(job.spec)}) > 1,
+    "groups of servers with different tensor",
 )
 OTHER_PYTHON = on("engine.python")
 SPECULATION, NO_SPECULATION = (
@@ -438,6 +455,16 @@ LORA_BASE_OF_SERVERS = _server(
 )
 OTHER_MODEL_OF_SERVERS = _server("engine.model", "engine.model", lambda job: job.spec.engine.model, "")
 FILES, ELEMENTS = (equal("engine.weight_delta", "files"), equal("engine.weight_delta", "elements", '"off"'))
+NOT_FROM_FILES = missing(
+    Feature(
+        'engine.weight_sync = "disk"',
+        "engine.weight_sync",
+        lambda job: carrier_of(job.spec) is DISK,
+        None,
+        (_TYPE, "cluster"),
+    )
+)
+CHECKED = unequal("engine.weight_check", "none", "engine.weight_check")
 NOT_FROM_DISK = Feature(
     'SGLang servers with engine.weight_sync = "disk"',
     "engine.weight_sync",
@@ -456,7 +483,7 @@ SENT_MTP = _sent(
 SENT_QUANTISED = _sent(
     "servers with quantised weights",
     "engine.model",
-    lambda job: job.spec.engine.model or any("quantization" in name for name in job.spec.engine.sglang),
+    lambda job: job.spec.engine.model or any("quantization" in name for name in _arguments(job)),
 )
 SENT_FLOAT32 = _sent(
     'engine.dtype = "float32"',
@@ -512,6 +539,11 @@ def _lacks(model: Architecture, support: str) -> bool:
     """Returns whether a family of the trainer's own layers does not offer something."""
     row = family_named(model.family).support
     return row is not None and not getattr(row, support)
+
+
+def _arguments(job: Job) -> set[str]:
+    """Returns the names of the arguments of all of the policy's servers."""
+    return {name for group in policy_groups(job.spec) for name in group.section.sglang}
 
 
 def _precisions(job: Job) -> set[str | None]:

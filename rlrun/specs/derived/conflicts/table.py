@@ -376,6 +376,7 @@ _ENGINES = (
         "rlrun does not load their model",
         "remove it",
     ),
+    no_effect(f.COUNT, f.GROUPS, "each group has a number of servers", "set count in [[engine.groups]]"),
     no_effect(
         on("engine.sglang_router"),
         f.OWN_ROUTER,
@@ -445,6 +446,35 @@ _WEIGHTS = (
         f.ELEMENTS,
         f.SENT_FLOAT32,
         "in float32 an optimizer step changes nearly every weight; bfloat16 changes few",
+    ),
+    refused(
+        f.PREFILL_SERVERS,
+        f.UPDATED_WHILE_RUNNING,
+        "a decode server cannot compute the caches of its samples again when it gets new weights",
+        'set rollout.weight_update = "between"',
+    ),
+    untried(
+        f.PREFILL_SERVERS,
+        (f.SGLANG_ROUTER, f.DETERMINISTIC, f.MASKS, f.ENGINE_REPLAY, f.LORA),
+        "caches that servers hand to one another were not compared with it",
+    ),
+    refused(
+        f.UNLIKE_SERVERS,
+        f.NOT_FROM_FILES,
+        "every server is handed as many parts of the weights as it has ranks, and files are read whole",
+        'give every group the same tensor, or set engine.weight_sync = "disk"',
+    ),
+    refused(
+        f.UNLIKE_SERVERS,
+        f.CHECKED,
+        "checksums are of the parts that the ranks of one size of server hold",
+        'give every group the same tensor, or set engine.weight_check = "none"',
+    ),
+    refused(
+        f.UNLIKE_SERVERS,
+        f.ELEMENTS,
+        "changes are handed to as many ranks as each server has",
+        'give every group the same tensor, or set engine.weight_delta = "off"',
     ),
     refused(f.ELEMENTS, f.SENT_TOWER, "native engines read the vision tower's weights whole"),
     no_effect(f.SLEEP, f.COLOCATED_EXTERNAL, "they hold no memory that they could free"),

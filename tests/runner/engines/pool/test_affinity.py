@@ -7,6 +7,7 @@ import numpy as np
 
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.engines.client.rooms import REGULAR
 from rlrun.runner.engines.pool import affinity
 from rlrun.runner.engines.pool.affinity import MAX_EXTRA_LOAD
 from rlrun.runner.engines.pool.pool import EnginePool
@@ -14,6 +15,8 @@ from rlrun.runner.engines.pool.pool import EnginePool
 
 class Client:
     """An engine's client that answers once the test lets it."""
+
+    serving = REGULAR
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -8,6 +8,7 @@ import pytest
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError, NodeLost
+from rlrun.runner.engines.client.rooms import REGULAR
 from rlrun.runner.engines.pool import supervisor as supervisor_module
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
@@ -17,6 +18,8 @@ from rlrun.runner.weights.carriers.tensor.updates import SerializedWeights
 
 class Client:
     """An engine that answers with the weights it serves, until it is gone."""
+
+    serving = REGULAR
 
     def __init__(self, name: str) -> None:
         self.url = name

@@ -19,6 +19,12 @@ if torch.version.cuda is None:
     # Adapters are kept in page-locked memory, which needs an accelerator.
     torch.Tensor.pin_memory = lambda self, *_, **__: self
 
+    # A prefill server waits for the GPU before it hands its cache to a decode server.
+    torch.cuda.current_stream = lambda *_: None
+    torch.cuda.Event = lambda **_: SimpleNamespace(
+        record=lambda *_: None, wait=lambda *_: None, synchronize=lambda: None, query=lambda: True
+    )
+
     def _unpinned(make: Any) -> Any:
         def make_unpinned(*args: Any, pin_memory: bool = False, **options: Any) -> Any:
             return make(*args, **options)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.runner.weights.carriers.carrier import Carrier
 from rlrun.runner.weights.carriers.costs import Links, Payload, PlannedUpdate, SyncTime, stored_time
+from rlrun.specs.derived.engine_groups import server_ranks
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, relay_slices
 from rlrun.specs.sections.job import Spec
@@ -47,7 +48,7 @@ class SharedBuffers(Carrier):
             return delta_writer(sent, FOLDER / new_segment_name(source.job))
         if bucket_bytes(spec) is None:
             [whole] = sent.buckets()
-            readers = layout_of(spec, rollout=True).engines * spec.engine.tensor
+            readers = layout_of(spec, rollout=True).engines * server_ranks(spec)
             return StoredWriter(sent, lambda: SerializedWriter(whole, readers, source.device))
 
         def sender_on_gpu(largest: int) -> SharedBufferSender:

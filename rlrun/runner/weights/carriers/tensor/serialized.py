@@ -17,6 +17,7 @@ from rlrun.runner.weights.page_locking import HOST
 from rlrun.runner.weights.rank_weights import RankAdapters, Tensors
 from rlrun.runner.weights.server_adapters import ServerAdapterWriter
 from rlrun.runner.weights.tensor_slots import tensors_in
+from rlrun.specs.derived.engine_groups import server_ranks
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.sections.job import Spec
 
@@ -74,7 +75,7 @@ class BufferAdapterWriter(ServerAdapterWriter):
         self.close()
         self._buffer = SharedBuffer(self._bucket.size, HOST, self._source.device)
         WeightSet(tensors, self._form).fill(self._buffer.bytes, self._bucket)
-        readers = layout_of(self._spec, rollout=True).engines * self._spec.engine.tensor
+        readers = layout_of(self._spec, rollout=True).engines * server_ranks(self._spec)
         payloads = self._buffer.payloads(self._bucket, readers * COPIES)
         weights = SerializedWeights(self._bucket.size, version, payloads, COPIES)
         views = tensors_in(self._buffer.bytes, self._bucket.slots)

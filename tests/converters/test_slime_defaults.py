@@ -93,6 +93,7 @@ GRPO: dict[str, Any] = {
     "--global-batch-size": None,
     "--num-steps-per-rollout": None,
     "--micro-batch-size": 1,
+    "--log-probs-max-tokens-per-gpu": None,
     "--save-interval": None,
     "--async-save": False,
     "--clip-grad": 1.0,

@@ -98,6 +98,8 @@ GIVEN = {
     "--kl-loss-type": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
     "--lambd": "--advantage-estimator ppo --lambd 0.9",
     "--load-debug-rollout-data": "",
+    "--log-probs-max-tokens-per-gpu": "--use-dynamic-batch-size --max-tokens-per-gpu 4096 "
+    "--log-probs-max-tokens-per-gpu 16384",
     "--loss-type": SFT,
     "--lr": "--lr 1e-5",
     "--lr-warmup-init": "--lr-warmup-iters 2 --lr-warmup-init 1e-7",

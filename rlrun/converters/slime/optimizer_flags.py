@@ -179,6 +179,15 @@ def warmup_share(draft: Draft) -> None:
 def micro_batches(draft: Draft) -> None:
     """Sets the size of micro-batches: in tokens with --use-dynamic-batch-size, otherwise in samples."""
     budgets = draft.given("--max-tokens-per-gpu", "--fsdp-max-tokens-per-gpu")
+    replays = "--use-routing-replay" in draft.flags and "--use-rollout-routing-replay" not in draft.flags
+    for flag in draft.given("--log-probs-max-tokens-per-gpu"):
+        if "--use-dynamic-batch-size" not in draft.flags:
+            draft.note(flag, "no effect without --use-dynamic-batch-size")
+        elif replays and draft.updates > 1:
+            draft.note(flag, "left out: with --use-routing-replay, passes have the micro-batches of training")
+        else:
+            key = "trainer.max_logprob_tokens_per_rank"
+            draft.set(key, draft.count(flag.name, 1), (flag.name,))
     if "--use-dynamic-batch-size" in draft.flags:
         for flag in budgets:
             names = (flag.name, "--use-dynamic-batch-size")

@@ -72,6 +72,8 @@ class ModelHandle:
     pack: Pack
     data_ranks: Sequence[int]
     """The part of the data that each rank sees, by rank."""
+    pack_forward: Pack | None = None
+    """The packer of passes without gradients; None: they have the micro-batches of training."""
 
     async def log_probs(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
@@ -92,6 +94,8 @@ class ModelHandle:
         steps: Sequence[TrainStep] | None = None,
     ) -> dict[Output, list[NDArray[np.float32]]]:
         """Returns several outputs from a single pass, each with `[R]` numbers of each sequence."""
+        if self.pack_forward is not None:
+            steps = self.pack_forward(sequences)
         micro_batches = all_micro_batches(self.pack(sequences) if steps is None else steps)
         return await self.ranks.compute(
             self.role, names, sequences, micro_batches, data_ranks=self.data_ranks

@@ -279,18 +279,23 @@ def _handle(role: Role, spec: Spec, running: RunningJob, model: ModelFiles) -> M
     does a teacher that is an adapter of its model.
     """
     assert running.trainer is not None
+    context = 1
     match role:
         case "teacher" if not teacher_in_policy_layout(spec):
             data_ranks = [rank.teacher_data_rank for rank in running.plan.ranks]
             budget = spec.trainer.max_tokens_per_rank
         case "policy" | "reference" | "teacher":
             data_ranks = [rank.data_rank for rank in running.plan.ranks]
-            budget = running.plan.micro_batch_tokens
+            budget, context = running.plan.micro_batch_tokens, spec.trainer.parallel.context
         case "critic":
             data_ranks = [rank.critic_data_rank for rank in running.plan.ranks]
             budget = spec.trainer.max_tokens_per_rank
-    pack = _packer(spec, running.plan, model, 1 + max(data_ranks), budget)
-    return ModelHandle(running.trainer, role, pack, data_ranks)
+    optimizer_steps, degree = running.plan.batch.optimizer_steps, 1 + max(data_ranks)
+    pack = _packer(spec, optimizer_steps, model, degree, budget)
+    forward, tokens = None, spec.trainer.max_logprob_tokens_per_rank
+    if tokens is not None:
+        forward = _packer(spec, 1, model, degree, tokens * context)
+    return ModelHandle(running.trainer, role, pack, data_ranks, forward)
 
 
 def _source(spec: Spec, running: RunningJob, policy: RolloutContext | None) -> BatchSource:
@@ -301,12 +306,12 @@ def _source(spec: Spec, running: RunningJob, policy: RolloutContext | None) -> B
     return policy_source(spec, policy, running.inputs)
 
 
-def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
+def _packer(spec: Spec, optimizer_steps: int, model: ModelFiles, data_degree: int, budget: int) -> Pack:
     """Returns the packer of a layout with `data_degree` data ranks and a token budget per micro-batch."""
     config = model.config()
     return partial(
         plan_steps,
-        optimizer_steps=plan.batch.optimizer_steps,
+        optimizer_steps=optimizer_steps,
         reduction=spec.trainer.reduction,
         max_batch_tokens=budget,
         max_length=config["max_position_embeddings"],

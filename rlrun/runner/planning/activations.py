@@ -40,6 +40,13 @@ def activation_bytes(
     return int(tokens * (share.layers * kept * in_flight + once) * ITEM_BYTES[trainer.dtype])
 
 
+def forward_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
+    """Returns the bytes of a pass without gradients, which holds the activations of one layer at a time."""
+    parallel = trainer.parallel
+    shared = parallel.tensor if parallel.sequence_parallel else 1
+    return int(tokens * _layer(model, shared, parallel.tensor) * ITEM_BYTES[trainer.dtype])
+
+
 def _layer(model: Architecture, shared: int, tensor: int) -> float:
     """Returns the number of elements per token in a layer.
 

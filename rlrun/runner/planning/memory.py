@@ -15,11 +15,12 @@ from rlrun.runner.planning.activations import (
     activation_bytes,
     all_logit_bytes,
     compared_bytes,
+    forward_bytes,
     image_bytes,
     logit_bytes,
     mask_bytes,
 )
-from rlrun.runner.planning.rank_layout import largest_micro_batch
+from rlrun.runner.planning.rank_layout import largest_forward_batch, largest_micro_batch
 from rlrun.runner.planning.rank_share import RankShare, largest_share, policy_share
 from rlrun.runner.planning.served_weights import served_model, served_weight_bytes
 from rlrun.specs.derived.server_size import attention_parts_of
@@ -84,7 +85,9 @@ def training_phase(
     `compared` that of the teacher's tokens which the loss compares.
     `wide_stream`: the residual stream is float32, as with `true_on_policy` on GPUs.
     """
-    tokens = -(-largest_micro_batch(trainer, longest) // trainer.parallel.context)
+    context = trainer.parallel.context
+    tokens = -(-largest_micro_batch(trainer, longest) // context)
+    forward_tokens = -(-largest_forward_batch(trainer, longest) // context)
     share = policy_share(model, trainer)
     alone = trainer.parallel.world_size == 1
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
@@ -93,17 +96,16 @@ def training_phase(
     if not alone:
         parts.append(_gathered_layers(share, trainer))
     how = f"estimated, {_CHECKPOINTING[trainer.activation_checkpointing]} checkpointing"
+    activations = activation_bytes(model, trainer, share, tokens, wide_stream=wide_stream)
+    if (forward := forward_bytes(model, trainer, forward_tokens)) > activations:
+        activations, how = forward, f"estimated, of {forward_tokens:,} tokens without gradients"
     parts += [
-        Part(
-            "activations",
-            activation_bytes(model, trainer, share, tokens, wide_stream=wide_stream),
-            how,
-        ),
+        Part("activations", activations, how),
         Part("images", image_bytes(model, trainer, tokens), "estimated, if all tokens show images"),
         Part("logits", logit_bytes(model, trainer, tokens), _how_logits(model, trainer, tokens)),
         Part(
             "sampling masks",
-            mask_bytes(model, trainer, tokens, candidates),
+            mask_bytes(model, trainer, max(tokens, forward_tokens), candidates),
             f"{candidates} candidates per token",
         ),
         Part(

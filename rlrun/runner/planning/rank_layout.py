@@ -124,6 +124,20 @@ def largest_micro_batch(trainer: TrainerSpec, longest: int) -> int:
     return max(full_micro_batch(trainer, longest), longest)
 
 
+def largest_forward_batch(trainer: TrainerSpec, longest: int) -> int:
+    """Returns the greatest number of tokens of a micro-batch of a pass without gradients, as
+    `largest_micro_batch`.
+    """
+    if trainer.max_logprob_tokens_per_rank is None:
+        return largest_micro_batch(trainer, longest)
+    return max(trainer.max_logprob_tokens_per_rank * trainer.parallel.context, longest)
+
+
+def largest_pass(trainer: TrainerSpec, longest: int) -> int:
+    """Returns the greatest number of tokens of a micro-batch of any pass."""
+    return max(largest_micro_batch(trainer, longest), largest_forward_batch(trainer, longest))
+
+
 def most_routed_tokens(trainer: TrainerSpec, longest: int) -> int:
     """Returns the greatest number of tokens of a micro-batch that one rank sends to experts.
 
@@ -131,7 +145,7 @@ def most_routed_tokens(trainer: TrainerSpec, longest: int) -> int:
     experts.
     """
     multiple = token_multiple(trainer.parallel, trainer.low_precision)
-    padded = -(-largest_micro_batch(trainer, longest) // multiple) * multiple
+    padded = -(-largest_pass(trainer, longest) // multiple) * multiple
     return padded // (trainer.parallel.context * trainer.parallel.tensor)
 
 

@@ -13,7 +13,7 @@ from rlrun.runner.planning.memory import (
     teacher_part,
     training_phase,
 )
-from rlrun.runner.planning.rank_layout import largest_micro_batch, most_routed_tokens
+from rlrun.runner.planning.rank_layout import largest_pass, most_routed_tokens
 from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.runner.planning.storage import checkpoint_copy_bytes
 from rlrun.specs.derived.on_policy_target import rounds_as_target
@@ -150,7 +150,7 @@ def _buffer_sizes(
     if trainer.parallel.async_tensor:
         # two pieces of the sum over ranks: one is sent while the other is computed
         ranks = trainer.parallel.context * trainer.parallel.tensor
-        rows = -(-largest_micro_batch(trainer, longest) // ranks)
+        rows = -(-largest_pass(trainer, longest) // ranks)
         yield 2 * rows * model.hidden * ITEM_BYTES[trainer.dtype], f"async_tensor, 2 × {rows:,} tokens"
 
 

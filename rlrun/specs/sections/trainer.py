@@ -168,6 +168,9 @@ class TrainerSpec(OptimizerSpec):
     max_tokens_per_rank: int = Field(default=8192, ge=1)
     """Token budget of a packed micro-batch; `parallel.context` multiplies it. A longer sample gets a
     micro-batch to itself. Lower it where the GPU runs out of memory."""
+    max_logprob_tokens_per_rank: int | None = Field(default=None, ge=1)
+    """Token budget of a micro-batch in passes without gradients, which need less memory: old log-probs,
+    those of reference and teacher, and values of the critic. None: `max_tokens_per_rank`."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Number of samples per micro-batch, whatever their length. None: as many as fit into the token
     budget."""

@@ -333,6 +333,16 @@ def test_ranks_that_share_a_head_hold_copies_of_its_cache(
     assert sizes[1].cache_tokens == pytest.approx(sizes[0].cache_tokens / copies, rel=0.01)
 
 
+def test_passes_without_gradients_count_where_they_need_more_memory() -> None:
+    def activations(budget: int | None) -> int:
+        spec = resolved_trainer(activation_checkpointing="full", max_logprob_tokens_per_rank=budget)
+        return training_phase(QWEN3_8B, spec, gpu=True).part_bytes("activations")
+
+    assert activations(None) == activations(8192) == activations(16384)
+    assert 1.5 < activations(1 << 20) / activations(1 << 19) < 2.1
+    assert activations(1 << 19) > activations(None)
+
+
 def test_activations_shrink_with_the_layout() -> None:
     def activations(**layout: int) -> int:
         spec = resolved_trainer(steps=1, parallel=ParallelSpec(**layout))

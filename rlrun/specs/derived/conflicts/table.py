@@ -577,9 +577,14 @@ _TRAINER = (
     ),
     refused(f.COMPILE, f.SPLIT_BACKWARD, "it cannot split the backward passes of compiled layers"),
     no_effect(
-        given("trainer.max_tokens_per_rank"),
+        (given("trainer.max_tokens_per_rank"), on("trainer.max_logprob_tokens_per_rank")),
         f.MICRO_BATCH_SIZE,
         "it cuts micro-batches by samples, not by tokens",
+    ),
+    refused(
+        on("trainer.max_logprob_tokens_per_rank"),
+        f.TRAINER_REPLAY,
+        "the experts that old log-probs were computed with are kept on the rank that trains on the sample",
     ),
 )
 _OPTIMIZERS = (

@@ -43,11 +43,13 @@ class Support:
     """The model is trained on images, and not on text only."""
     windows: bool = False
     """Some layers' attention sees a window of each sequence."""
+    recurrent: bool = False
+    """Some layers have Gated DeltaNet."""
 
     @property
     def prefixes(self) -> bool:
-        """`trainer.share_prefixes`: like context parallelism, it needs layers with attention alone."""
-        return "context" in self.layouts and not self.windows
+        """`trainer.share_prefixes`: it needs the trainer's own layers, whose attention sees all tokens."""
+        return "context" in self.layouts and not self.windows and not self.recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,6 @@ class Family:
     tower: TowerFacts | None = None
     """How `config.json` describes the vision tower, if the tower can be part of the policy."""
 
-    recurrent: bool = False
-    """Some layers have Gated DeltaNet."""
     expert_bias: bool = False
     """Checkpoints have a bias by which experts are chosen."""
     expert_names: ExpertNames = field(default_factory=ExpertNames)
@@ -134,3 +134,8 @@ class Family:
     """torchtitan's own checkpoints have the members of a rotated pair side by side."""
     unquantised_because: str | None = None
     """Why `rlrun convert --quantize` refuses the family."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers have Gated DeltaNet."""
+        return self.support is not None and self.support.recurrent

@@ -22,10 +22,6 @@ from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.local_code import ALLOW_LOCAL
 
 SCRIPTS = slime_scripts()
-SERIAL = [
-    "is not supported with Gated DeltaNet: the recurrent state passes through all tokens of a sequence in "
-    "order"
-]
 NO_TOWER = [
     "the model's family, qwen3_5_moe, reads no images in rlrun",
     "is not supported without a vision tower: rlrun computes none for the model's family",
@@ -33,15 +29,11 @@ NO_TOWER = [
 ]
 REFUSED = {
     "examples/geo3k_vlm/run_geo3k_qwen35.sh": NO_TOWER,
-    "examples/coding_agent_rl/run_qwen36_35b_a3b_swe_8nodes.sh": SERIAL,
-    "scripts/run-qwen3-next-80B-A3B.sh": SERIAL,
-    "scripts/run-qwen3.5-27B.sh": SERIAL,
     "scripts/run-glm4.7-30B-A3B.sh": [
         "must divide the 4 ranks that hold experts (fsdp 1 × context 2 × tensor 2), found 8",
     ],
 }
-"""A layout that Megatron refuses too, and context parallelism of Gated DeltaNet, for which slime gathers
-whole sequences."""
+"""A layout that Megatron refuses too."""
 
 scripts = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path)
 
@@ -57,9 +49,7 @@ def test_every_script_is_there() -> None:
 @scripts
 def test_a_script_validates_or_is_refused_for_a_reason(script: SlimeScript) -> None:
     assert [*problems(script.path)] == REFUSED.get(script.path, [])
-    if REFUSED.get(script.path) is SERIAL:
-        assert script.draft().values["trainer"]["parallel"]["context"] > 1
-    elif script.path in REFUSED and REFUSED[script.path] is not NO_TOWER:
+    if script.path in REFUSED and REFUSED[script.path] is not NO_TOWER:
         assert "which Megatron refuses too" in "\n".join(script.draft().messages())
 
 

@@ -19,19 +19,24 @@ PARTIAL = {
     "rollout__max_staleness": 4,
     "engine__max_running": 16,
     "checkpoint__interval": 2,
-    "trainer__parallel__fsdp": 2,
 }
 
-ROUTED = {"trainer__moe__routing_replay": "engine", "trainer__parallel__expert": 2}
+CUT = {"trainer__parallel__context": 2}
+"""Ranks exchange tokens for heads of Gated DeltaNet."""
+ROUTED = {
+    "trainer__moe__routing_replay": "engine",
+    "trainer__parallel__fsdp": 2,
+    "trainer__parallel__expert": 2,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "moe"), [("qwen3_5_text", {}), ("qwen3_next", ROUTED)])
+@pytest.mark.parametrize(("family", "layout"), [("qwen3_5_text", CUT), ("qwen3_next", ROUTED)])
 def test_a_resumed_job_trains_and_exports_what_its_engines_serve(
-    jobs: Jobs, tmp_path: Path, family: str, moe: dict[str, object]
+    jobs: Jobs, tmp_path: Path, family: str, layout: dict[str, object]
 ) -> None:
     model = make_tiny_model(tmp_path / "model", family, scale=0.05, tied=True, pad_token_id=None)
-    settings = PARTIAL | moe | {"model__path": str(model)}
+    settings = PARTIAL | layout | {"model__path": str(model)}
     first = jobs.run(family, **settings, trainer__steps=3)
     assert first.code == 0, first.output
     ended = jobs.run(family, "--resume", **settings, trainer__steps=6, checkpoint__export_hf=True)

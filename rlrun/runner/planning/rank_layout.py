@@ -157,6 +157,14 @@ def uses_balanced_context(parallel: ParallelSpec) -> bool:
     return parallel.context > 1 and parallel.context_balance == "head_tail"
 
 
+def divides_delta_heads(model: Architecture, tensor: int, context: int) -> bool:
+    """Returns whether the ranks can have equal shares of Gated DeltaNet's heads, if the model has it.
+
+    Tensor-parallel ranks split them, and context-parallel ranks split each share again around the recurrence.
+    """
+    return model.delta is None or model.delta.key_heads % (tensor * context) == 0
+
+
 def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "trainer") -> None:
     """Raises ValueError if the architecture does not divide by the degrees of `[section.parallel]`."""
     sizes = {
@@ -181,6 +189,11 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
     for name, size in sizes.items():
         if size % parallel.tensor:
             raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
+    if not divides_delta_heads(model, parallel.tensor, parallel.context):
+        raise ValueError(
+            f"{section}.parallel: tensor = {parallel.tensor} × context = {parallel.context} does not divide "
+            f"linear_num_key_heads = {sizes['linear_num_key_heads']}"
+        )
     if parallel.stages > model.layers:
         raise ValueError(
             f"{section}.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "

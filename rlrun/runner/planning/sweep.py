@@ -8,6 +8,7 @@ from math import log
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.fit import COMFORTABLE
 from rlrun.runner.planning.plan import Plan, make_plan
+from rlrun.runner.planning.rank_layout import divides_delta_heads
 from rlrun.runner.planning.rank_share import balanced_layers
 from rlrun.runner.planning.savings import (
     DEGREES,
@@ -146,6 +147,8 @@ def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpe
             for context in degrees_in_node:
                 fsdp, remainder = divmod(ranks, tensor * pipeline * context)
                 if remainder or not fsdp or pipeline > model.layers:
+                    continue
+                if not divides_delta_heads(model, tensor, context):
                     continue
                 for expert in _expert_degrees(fsdp * context * tensor, model):
                     sharded = ParallelSpec(

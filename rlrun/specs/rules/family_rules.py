@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 from rlrun.models.config_json import architecture, read_vision_tower, with_vision_tower
-from rlrun.models.families.table import TABLES, WITH_TOWER, family_of, similar_families, why_no_mtp
+from rlrun.models.families.table import TABLES, WITH_TOWER, similar_families, why_no_mtp
 from rlrun.models.family import Support
 from rlrun.models.transformers_models import read_transformers_model
 from rlrun.specs.derived.conflicts.feature import Job
@@ -73,8 +73,6 @@ def _layouts(spec: Spec, model_type: str, family: Support, config: Mapping[str, 
             continue  # another rule refuses experts of a model that has none
         if spec.model.implementation == "transformers" and name in ("context", "pipeline"):
             continue  # refused for all of its families
-        if name == "context" and family_of(with_family_defaults(config)).recurrent:
-            continue  # refused by the table of what does not go together
         message = f"was not tried for {model_type}"
         if spec.model.implementation == "transformers":
             message += " with the layers of transformers"

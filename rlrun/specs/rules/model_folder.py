@@ -17,6 +17,7 @@ from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.family_rules import family_findings
 from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.trainer import ParallelSpec
 
 LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("rollout", "max_response_tokens"),
@@ -110,6 +111,7 @@ def _unshared_teacher(config: dict[str, Any], source: KeyPath) -> Iterator[Findi
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     """Checks the tensor parallel degrees of the policy and of the critic, which has the same shape."""
     yield from _split(config, spec.trainer.parallel.tensor, "trainer")
+    yield from _recurrent_heads(config, spec.trainer.parallel)
     if spec.critic.parallel is not None:
         yield from _split(config, spec.critic.parallel.tensor, "critic")
 
@@ -125,6 +127,24 @@ def _split(
             path = (section, "parallel", "tensor")
             yield Finding(path, message, f"use {fits}", found=degree, related=(source,))
             return
+
+
+def _recurrent_heads(config: dict[str, Any], parallel: ParallelSpec) -> Iterator[Finding]:
+    """Checks that context-parallel ranks can divide the heads of Gated DeltaNet that each tensor-parallel
+    rank has.
+    """
+    heads, degree = config.get("linear_num_key_heads"), parallel.context
+    if not isinstance(heads, int) or heads % parallel.tensor:  # reported by `_split`
+        return
+    each = heads // parallel.tensor
+    if each % degree:
+        share = "" if parallel.tensor == 1 else f" / tensor {parallel.tensor} = {each}"
+        message = f"must divide the model's linear_num_key_heads = {heads}{share}, found {degree}"
+        fits = " or ".join(str(size) for size in range(1, each + 1) if each % size == 0)
+        related = (("model", "path"), ("trainer", "parallel", "tensor"))
+        yield Finding(
+            ("trainer", "parallel", "context"), message, f"use {fits}", found=degree, related=related
+        )
 
 
 def _attention_interval(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

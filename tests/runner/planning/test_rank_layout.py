@@ -83,8 +83,9 @@ def test_micro_batches_divide_by_what_cuts_them():
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        ({"context": 2}, "trainer.parallel.context = 2 is not supported for qwen3_5_text"),
         ({"tensor": 4}, "trainer.parallel.tensor = 4 does not divide linear_num_key_heads = 2"),
+        ({"context": 4}, "tensor = 1 × context = 4 does not divide linear_num_key_heads = 2"),
+        ({"tensor": 2, "context": 2}, "tensor = 2 × context = 2 does not divide linear_num_key_heads = 2"),
     ],
 )
 def test_layouts_that_gated_delta_net_does_not_have(degrees, message):
@@ -92,5 +93,6 @@ def test_layouts_that_gated_delta_net_does_not_have(degrees, message):
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 2}
     model = architecture({"model_type": "qwen3_5_text"} | sizes | heads)
     check_layout(model, ParallelSpec(fsdp=2, tensor=2), "trainer")
+    check_layout(model, ParallelSpec(fsdp=2, context=2), "trainer")
     with pytest.raises(ValueError, match=message):
         check_layout(model, ParallelSpec(**degrees), "trainer")

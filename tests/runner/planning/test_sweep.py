@@ -9,7 +9,7 @@ from rlrun.runner.planning.savings import phase_bytes
 from rlrun.runner.planning.simulation import compare_alternatives
 from rlrun.runner.planning.sweep import sweep
 from rlrun.specs.sections.trainer import ParallelSpec
-from tests.runner.planning.test_memory import QWEN3_30B_A3B
+from tests.runner.planning.test_memory import QWEN3_30B_A3B, QWEN35_35B_A3B
 from tests.runner.planning.test_sizing import planned_job
 
 
@@ -60,6 +60,14 @@ def test_experts_are_shared_out_only_where_there_are_some() -> None:
     assert {each.job.spec.trainer.parallel.expert for each in sweep(planned_job())} == {1}
     sparse = sweep(replace(planned_job(), model=QWEN3_30B_A3B))
     assert {each.job.spec.trainer.parallel.expert for each in sparse} >= {1, 2, 4, 8}
+
+
+def test_ranks_that_split_a_sequence_or_its_heads_divide_the_heads_of_gated_delta_net() -> None:
+    delta = QWEN35_35B_A3B.delta
+    assert delta is not None
+    model = replace(QWEN35_35B_A3B, delta=replace(delta, key_heads=4))
+    layouts = [each.job.spec.trainer.parallel for each in sweep(replace(planned_job(), model=model))]
+    assert {layout.tensor * layout.context for layout in layouts} == {1, 2, 4}
 
 
 def test_layers_are_divided_by_their_work() -> None:

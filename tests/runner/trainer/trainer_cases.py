@@ -27,6 +27,9 @@ CALM = {"scale": 0.05}
 """For random models with Gated DeltaNet: with larger weights, transformers' float32 log-probs differ by 3e-5
 from its float64 ones."""
 
+FOUR_HEADS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+"""Heads of Gated DeltaNet for two tensor-parallel and two context-parallel ranks."""
+
 MODELS = {
     "qwen3": {"family": "qwen3", **LAYERS},
     "qwen3-tied": {"family": "qwen3", "tied": True, **LAYERS},
@@ -65,7 +68,7 @@ MODELS = {
     "olmo2": {"family": "olmo2", **LAYERS},
     "qwen3-moe": {"family": "qwen3_moe", "num_experts": 8, **LAYERS},
     "qwen3-next": {"family": "qwen3_next", "num_experts": 8, "mlp_only_layers": [1], **CALM},
-    "qwen3.5": {"family": "qwen3_5_text", "tied": True, **CALM},
+    "qwen3.5": {"family": "qwen3_5_text", "tied": True, **CALM, **FOUR_HEADS},
     "qwen3.5-moe": {"family": "qwen3_5_moe_text", "num_experts": 8, **CALM},
     "gemma3": {"family": "gemma3_text", "tied": True, **CALM},
     "mixtral": {"family": "mixtral", "num_local_experts": 8},

@@ -6,12 +6,10 @@ from rlrun.models.architecture import Architecture, ExpertNames
 from rlrun.models.attention_config import read_delta_net
 from rlrun.models.decoder_config import decoder
 from rlrun.models.families.qwen import read_softmax_experts
-from rlrun.models.family import DENSE, Config, Family, ServerFacts, Support, TextModel
+from rlrun.models.family import DENSE, SPARSE, Config, Family, ServerFacts, Support, TextModel
 from rlrun.models.vision import TowerFacts
 
 _OWN_LAYERS = "rlrun.models.families.qwen_next"
-_RECURRENT = DENSE - {"context"}
-"""The state passes through a sequence in order."""
 _BESIDE_POLICY = ("mtp.", "model.visual.")
 """Beginnings of the names of tensors that predict further tokens, and of the vision tower's."""
 _EXPERT_NAMES = ExpertNames(shared="shared_expert")
@@ -60,7 +58,7 @@ def _with_experts(model: Architecture, config: Config) -> Architecture:
 FAMILIES = (
     Family(
         model_type="qwen3_next",
-        support=Support("Qwen3-Next", _RECURRENT | {"expert"}, native_engine=True, sglang=True),
+        support=Support("Qwen3-Next", SPARSE, native_engine=True, sglang=True, recurrent=True),
         defaults={
             **_DELTA_NET,
             **_EXPERTS,
@@ -74,42 +72,41 @@ FAMILIES = (
         own_layers=_OWN_LAYERS,
         expert_names=_EXPERT_NAMES,
         native_biases=False,
-        recurrent=True,
         beside_policy=_BESIDE_POLICY,
         server=ServerFacts(undeclared_mtp_layers=1),
     ),
     Family(
         model_type="qwen3_5",
-        support=Support("Qwen3.5 with its vision tower", _RECURRENT, native_engine=True, images=True),
+        support=Support(
+            "Qwen3.5 with its vision tower", DENSE, native_engine=True, images=True, recurrent=True
+        ),
         text=TextModel("qwen3_5_text"),
         tower=TowerFacts(prefix="model.visual.", image_token=248056),
         torchtitan_package="qwen3_5",
     ),
     Family(
         model_type="qwen3_5_text",
-        support=Support("Qwen3.5", _RECURRENT, native_engine=True, sglang=True),
+        support=Support("Qwen3.5", DENSE, native_engine=True, sglang=True, recurrent=True),
         defaults={**_DELTA_NET, "num_key_value_heads": 4},
         read=_read_dense,
         own_layers=_OWN_LAYERS,
         native_biases=False,
-        recurrent=True,
         beside_policy=_BESIDE_POLICY,
     ),
     Family(
         model_type="qwen3_5_moe",
-        support=Support("Qwen3.5 MoE, the text model", _RECURRENT | {"expert"}, native_engine=True),
+        support=Support("Qwen3.5 MoE, the text model", SPARSE, native_engine=True, recurrent=True),
         text=TextModel("qwen3_5_moe_text"),
         torchtitan_package="qwen3_5",
     ),
     Family(
         model_type="qwen3_5_moe_text",
-        support=Support("Qwen3.5 MoE", _RECURRENT | {"expert"}, native_engine=True),
+        support=Support("Qwen3.5 MoE", SPARSE, native_engine=True, recurrent=True),
         defaults={**_DELTA_NET, **_EXPERTS, "num_experts": 256, "num_experts_per_tok": 8},
         read=_read_sparse,
         own_layers=_OWN_LAYERS,
         expert_names=_EXPERT_NAMES,
         native_biases=False,
-        recurrent=True,
         beside_policy=_BESIDE_POLICY,
     ),
 )

@@ -3,6 +3,11 @@
 hidden ─▶ queries, keys, values ─convolution, delta rule─▶ norm, gated ─▶ out_proj        three layers of four
 hidden ─▶ queries with gates, keys, values ─RoPE, attention─▶ gated ─▶ wo           the fourth
 
+The state passes through a sequence in order, and context-parallel ranks have parts of each sequence. They
+exchange tokens for heads, like Megatron-LM's ssm/mamba_context_parallel.py and Ulysses (arXiv:2309.14509):
+
+a rank's tokens ─all-to-all─▶ all tokens, a rank's heads ─convolution, rule─▶ all-to-all ─▶ a rank's tokens
+
 torchtitan's own modules compute the same, but only on a GPU, and in blocks that take masks of another form.
 bfloat16 on a GPU runs fla's kernels, as in torchtitan; everything else runs plain torch.
 """
@@ -24,7 +29,7 @@ from rlrun.runner.trainer.compat.kernels import (
     chunked_delta_rule,
 )
 from rlrun.runner.trainer.compat.modules import Conv1d, GQAttention, Module, RMSNorm
-from rlrun.runner.trainer.model.attention import Documents
+from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts, matrix
 from rlrun.runner.trainer.model.layers import Matrix, SwiGLU, local
 from rlrun.runner.trainer.ops.elementwise import rms_norm
@@ -113,9 +118,28 @@ class DeltaRule(Module):
         taps: torch.Tensor,
         decay: torch.Tensor,
         beta: torch.Tensor,
+        documents: Documents | CutDocuments,
+    ) -> torch.Tensor:
+        """Maps `[1, T, C]` channels, ordered by head, to `[1, T, N, V]`; `taps` `[C, K]`, others `[1, T, N]`.
+
+        With `CutDocuments`, inputs and result have all ranks' tokens, in the order of the ranks, and this
+        rank's heads (`compat.layouts`); `taps` has all heads.
+        """
+        if isinstance(documents, Documents):
+            return self._rule(qkv[0], taps, decay[0], beta[0], documents)[None]
+        qkv, decay, beta = (documents.in_pack_order(x) for x in (qkv, decay, beta))
+        output = self._rule(qkv[0], documents.own_share(taps), decay[0], beta[0], documents.whole)
+        return documents.in_rank_order(output[None])
+
+    def _rule(
+        self,
+        qkv: torch.Tensor,
+        taps: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
         documents: Documents,
     ) -> torch.Tensor:
-        """Maps `[T, C]` channels, ordered by head, to `[T, N, V]`; `taps` `[C, K]`, others `[T, N]`."""
+        """Maps `[T, C]` channels to `[T, N, V]`; `decay` and `beta` are `[T, N]`."""
         borders = None
         if HAS_TRITON and on_gpu(qkv) and qkv.dtype == torch.bfloat16:
             chunks = to_device(chunk_table(documents.lengths), qkv.device)
@@ -167,29 +191,31 @@ class GatedDeltaNet(Module):
         self.inner_attention = config.inner_attention.build()
 
     def forward(
-        self, x_BLD: torch.Tensor, attention_masks: Documents, positions: torch.Tensor | None = None
+        self,
+        x_BLD: torch.Tensor,
+        attention_masks: Documents | CutDocuments,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps `[1, T, hidden]` to `[1, T, hidden]`; positions do not matter."""
-        qkv, gate, b, a = self._project(x_BLD[0])
+        qkv, gate, b, a = self._project(x_BLD)
         decay = log_decay(a, local(self.A_log), local(self.dt_bias))
         taps = local(self.conv1d.weight).squeeze(1)
         output = self.inner_attention(qkv, taps, decay, b.sigmoid(), attention_masks)
-        gated = self.norm(output, gate.unflatten(1, (-1, self._shape.value_dim)))
-        projected: torch.Tensor = self.out_proj(gated.flatten(1)[None])
+        gated = self.norm(output, gate.unflatten(2, (-1, self._shape.value_dim)))
+        projected: torch.Tensor = self.out_proj(gated.flatten(2))
         return projected
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns channels `[T, C]`, gates `[T, N · V]`, and `[T, N]` for beta and for the decay."""
-        x = x[None]
+        """Returns channels `[1, T, C]`, gates `[1, T, N · V]`, and `[1, T, N]` for beta and for the decay."""
         if not self._shape.by_head:
-            qkv, gate, b, a = (getattr(self, name)(x)[0] for name in PROJECTIONS[:4])
+            qkv, gate, b, a = (getattr(self, name)(x) for name in PROJECTIONS[:4])
             return qkv, gate, b, a
         channels = sum(self._shape.rows)
-        qkvz = self.in_proj_qkvz(x)[0].unflatten(1, (-1, channels + self._shape.rows[2]))
-        ba = self.in_proj_ba(x)[0].unflatten(1, (-1, 2 * self._shape.repeats))
-        qkv, gate = qkvz.split((channels, self._shape.rows[2]), dim=2)
-        b, a = ba.chunk(2, dim=2)
-        return qkv.flatten(1), gate.flatten(1), b.flatten(1), a.flatten(1)
+        qkvz = self.in_proj_qkvz(x).unflatten(2, (-1, channels + self._shape.rows[2]))
+        ba = self.in_proj_ba(x).unflatten(2, (-1, 2 * self._shape.repeats))
+        qkv, gate = qkvz.split((channels, self._shape.rows[2]), dim=3)
+        b, a = ba.chunk(2, dim=3)
+        return qkv.flatten(2), gate.flatten(2), b.flatten(2), a.flatten(2)
 
 
 class GatedAttention(GQAttention):

@@ -7,6 +7,7 @@ import rlrun.runner.trainer.compat.device  # noqa: F401  (before torchtitan)
 
 # isort: split
 import spmd_types as spmd
+from torchtitan.distributed.parallel_dims import MeshAxisName
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.decoder_sharding import (
     colwise_config,
@@ -29,7 +30,7 @@ from torchtitan.models.gpt_oss.model import Attention as SinkAttention
 from torchtitan.models.gpt_oss.sharding import _set_gpt_oss_layer_sharding
 from torchtitan.models.qwen3.sharding import _GROUPED_EXPERTS_PARAM_LAYOUT, _set_qwen3_layer_sharding
 from torchtitan.protocols.module import Module
-from torchtitan.protocols.sharding import ShardingConfig
+from torchtitan.protocols.sharding import ShardingConfig, SpmdLayout
 
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -81,6 +82,7 @@ def _set_delta_net_layer_sharding(layer: Any, *, enable_sp: bool, enable_ep: boo
         if getattr(net, name) is not None:
             getattr(net, name).sharding_config = colwise_config()
     net.conv1d.sharding_config = ShardingConfig(state_shardings={"weight": by_head})
+    net.inner_attention.sharding_config = _tokens_for_heads()
     net.norm.sharding_config = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
     net.out_proj.sharding_config = rowwise_config(output_sp=enable_sp)
     if layer.feed_forward is not None:
@@ -92,6 +94,24 @@ def _set_delta_net_layer_sharding(layer: Any, *, enable_sp: bool, enable_ep: boo
             enable_sp=enable_sp,
             expert_param_layout=_GROUPED_EXPERTS_PARAM_LAYOUT,
         )
+
+
+def _tokens_for_heads() -> ShardingConfig:
+    """Makes context-parallel ranks exchange their tokens for heads, by all-to-all, and back after the rule.
+
+    Within the rule a rank has all tokens of its share of the heads, which tensor parallelism split before.
+    spmd_types cannot split the taps alike: its lazy copy of a parameter does not survive FSDP's resizing.
+    """
+    tokens = dense_activation_placement(tp=spmd.S(2))
+    varying: dict[MeshAxisName, Any] = dict.fromkeys(tokens.axes(), spmd.V)
+    by_both = (MeshAxisName.DP, None, (MeshAxisName.TP, MeshAxisName.CP))
+    heads, inputs = SpmdLayout(varying, by_both), ("qkv", "decay", "beta")
+    return ShardingConfig(
+        in_src_shardings=dict.fromkeys(inputs, tokens),
+        in_dst_shardings=dict.fromkeys(inputs, heads),
+        out_src_shardings=SpmdLayout(varying, (*by_both, None)),
+        out_dst_shardings=tokens,
+    )
 
 
 def _set_joint_norm_sharding(attention: Any) -> None:

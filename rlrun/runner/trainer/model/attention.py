@@ -4,6 +4,7 @@ float32, or on a CPU ─▶ ops (C++ kernels, or scaled_dot_product_attention pe
 half precision on CUDA ─▶ varlen (torch's variable-length flash attention)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,8 +63,36 @@ class CutDocuments:
     query_offsets: torch.Tensor
     """As `Documents.offsets`, for this rank's queries; `key_offsets` is the same for `keys`."""
     key_offsets: torch.Tensor
+    whole: Documents
+    """The documents of all ranks together, for layers that gather the tokens of all ranks."""
+    arrival: tuple[int, ...]
+    """For each of the equal pieces that the pack is cut into, in the order of the pack: its place among the
+    pieces that are gathered from the ranks, one rank after the other."""
+    rank: int
+    ranks: int
     routing: Routing | None = None
     """As in `Documents`, for this rank's tokens."""
+
+    def in_pack_order(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Returns `[1, T, ...]` in the pack's order; `gathered` has one rank's tokens after another's."""
+        return _rearranged(gathered, self.arrival)
+
+    def own_share(self, weight: torch.Tensor) -> torch.Tensor:
+        """Returns the rank's share of a weight whose first dimension is divided among the ranks."""
+        return weight.chunk(self.ranks)[self.rank]
+
+    def in_rank_order(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Reverses `in_pack_order`."""
+        return _rearranged(tokens, sorted(range(len(self.arrival)), key=self.arrival.__getitem__))
+
+
+def _rearranged(tokens: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Returns `[1, T, ...]` with its equal pieces in another order.
+
+    Whole pieces are copied, in both passes: the gradient of an index would be added up token by token.
+    """
+    pieces = tokens.chunk(len(order), dim=1)
+    return torch.cat([pieces[place] for place in order], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

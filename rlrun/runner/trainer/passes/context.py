@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from rlrun.runner.trainer.model.attention import CutDocuments
+from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.varlen import offsets_of
 from rlrun.runner.trainer.transfers import to_device
 
@@ -42,6 +42,11 @@ class ContextPart:
         """Returns the positions in the pack of this rank's tokens."""
         return np.concatenate([np.arange(*piece) for piece in self.pieces(total)])
 
+    def arrival(self) -> tuple[int, ...]:
+        """Returns the place of each of a pack's pieces in the concatenation of all ranks' parts."""
+        pieces = 2 * self.size if self.balanced else self.size
+        return tuple(self.gathered(pieces).tolist())
+
     def gathered(self, total: int) -> NDArray[np.int64]:
         """Returns `[total]`: the position of each token in the concatenation of all ranks' parts."""
         parts = [ContextPart(rank, self.size, self.balanced).tokens(total) for rank in range(self.size)]
@@ -54,9 +59,9 @@ WHOLE = ContextPart(0, 1, balanced=False)
 """The whole pack: no context parallelism."""
 
 
-def cut_documents(lengths: list[int], part: ContextPart, device: torch.device) -> CutDocuments:
-    """Returns the keys that this rank's queries can see, for packed documents of the given lengths."""
-    ends = np.cumsum(lengths)
+def cut_documents(whole: Documents, part: ContextPart, device: torch.device) -> CutDocuments:
+    """Returns the keys that this rank's queries can see in packed documents."""
+    lengths, ends = whole.lengths, np.cumsum(whole.lengths)
     query_lengths, key_lengths, key_positions = [], [], []
     positions = part.gathered(int(ends[-1]))
     for start, end in part.pieces(int(ends[-1])):
@@ -73,6 +78,10 @@ def cut_documents(lengths: list[int], part: ContextPart, device: torch.device) -
         key_lengths=tuple(key_lengths),
         query_offsets=to_device(offsets_of(query_lengths), device),
         key_offsets=to_device(offsets_of(key_lengths), device),
+        whole=whole,
+        arrival=part.arrival(),
+        rank=part.rank,
+        ranks=part.size,
     )
 
 

@@ -218,14 +218,15 @@ def _take(  # noqa: PLR0917
 ) -> Pack:
     """Returns a rank's part of a pack, on its device."""
     tokens, positions, lengths = forest.tokens, forest.positions, list(forest.trees)
-    documents: Documents | CutDocuments = Documents.of(lengths, device)
+    whole = Documents.of(lengths, device)
+    documents: Documents | CutDocuments = whole
     longest, own_responses = 1 + int(positions.max()), None
     if part.size > 1:
         part_tokens = part.tokens(len(tokens))
         local_index = np.full(len(tokens), -1)  # of a token of the pack in this rank's part
         local_index[part_tokens] = np.arange(len(part_tokens))
         [predicted] = np.nonzero(local_index[rows] >= 0)
-        documents = cut_documents(lengths, part, device)
+        documents = cut_documents(whole, part, device)
         tokens, positions, targets = tokens[part_tokens], positions[part_tokens], targets[predicted]
         rows = local_index[rows[predicted]]
         mask = None if mask is None else mask.take(predicted)

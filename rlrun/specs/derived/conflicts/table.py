@@ -819,7 +819,6 @@ _MODEL = (
         "engines choose the experts, and the bias cannot be sent to them",
         "remove it",
     ),
-    refused(f.CONTEXT, f.DELTA_NET, "the recurrent state passes through all tokens of a sequence in order"),
     refused(
         f.GIVEN_TOWER,
         f.NO_TOWER,

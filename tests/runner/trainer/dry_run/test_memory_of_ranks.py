@@ -26,6 +26,7 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"fsdp": 2}),
     ("qwen3", {"tensor": 2}),
     ("qwen3", {"context": 2}),
+    ("qwen3_5_text", {"context": 2}),
     ("qwen3", {"pipeline": 2}),
     ("qwen3_moe", {"fsdp": 2, "expert": 2}),
 ]
@@ -46,7 +47,7 @@ HELD = ("parameters", "gradients", "optimizer")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    return {family: make_tiny_model(root / family, family) for family in ("qwen3", "qwen3_moe")}
+    return {family: make_tiny_model(root / family, family) for family, _ in LAYOUTS}
 
 
 @pytest.fixture(scope="module")

@@ -79,12 +79,12 @@ def test_gated_delta_net_on_gpus_keeps_what_fla_keeps(monkeypatch: pytest.Monkey
     tokens, channels, heads = sum(lengths), sum(shape.rows) * 2, 4
     half, trace = {"dtype": torch.bfloat16, "requires_grad": True}, MemoryTrace()
     with FakeTensorMode(allow_non_fake_inputs=True), trace, gpu_kernels(trace):
-        given = [torch.empty(tokens, channels, **half), torch.empty(tokens, heads, **half)]
-        decay = torch.empty(tokens, heads, requires_grad=True)
+        given = [torch.empty(1, tokens, channels, **half), torch.empty(1, tokens, heads, **half)]
+        decay = torch.empty(1, tokens, heads, requires_grad=True)
         taps, documents = torch.empty(channels, 4, **half), Documents.of(lengths, torch.device("cpu"))
         output = rule(given[0], taps, decay, given[1], documents)
     inputs = 2 * (channels + heads) + 4 * heads
     # queries and keys of length 1, with their lengths; values; summed decay; products of 64 tokens; outputs
     kept = heads * (2 * (32 + 32) + 4 * 2 + 2 * 16 + 4 + 2 * 64 + 2 * 16)
-    assert output.shape == (tokens, heads, 16)
+    assert output.shape == (1, tokens, heads, 16)
     assert trace.live[ACTIVATIONS] == pytest.approx(tokens * (inputs + kept), rel=0.002)

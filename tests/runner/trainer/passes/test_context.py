@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
+from rlrun.models.architecture import DeltaNet
+from rlrun.models.families.qwen_next.trainer_layers import DeltaRule
 from rlrun.runner.trainer.model.attention import AttentionSettings, packed_attention
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart
 from rlrun.runner.trainer.passes.packed_batch import make_pack
@@ -61,6 +64,36 @@ def test_attention_of_the_parts_is_that_of_the_whole(size, balanced, count):
     ]
     torch.testing.assert_close(torch.cat(outputs), expected[gathered])
     got = torch.autograd.grad(torch.cat(outputs), (query, key, value), gradient[gathered])
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [5, 1])
+@pytest.mark.parametrize(("size", "balanced"), PARTS)
+def test_the_delta_rule_of_each_ranks_heads_is_that_of_the_whole(size, balanced, count):
+    torch.manual_seed(0)
+    shape = DeltaNet(frozenset(), 2 * size, 4 * size, 8, 6, 4, by_head=False)
+    rule = DeltaRule.Config(shape=shape).build()
+    whole, parts = packs(size, balanced, count)
+    total, ranks = whole.tokens.shape[1], parts_of(size, balanced)
+    taps = torch.randn(shape.channels, 4, requires_grad=True)
+    inputs = [torch.randn(1, total, width, requires_grad=True) for width in (shape.channels, *[4 * size] * 2)]
+    decay = -functional.softplus(inputs[1])
+    expected = rule(inputs[0], taps, decay, inputs[2].sigmoid(), whole.documents)
+    gradient = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (taps, *inputs), gradient)
+    gathered = torch.cat([torch.from_numpy(part.tokens(total)) for part in ranks])
+    outputs = []
+    for part in parts:
+        document = part.documents
+        decay = -functional.softplus(inputs[1])
+        exchanged = [
+            x[:, gathered].chunk(size, 2)[document.rank] for x in (inputs[0], decay, inputs[2].sigmoid())
+        ]
+        outputs.append(rule(exchanged[0], taps, *exchanged[1:], document))
+    output = torch.cat(outputs, 2)
+    torch.testing.assert_close(output, expected[:, gathered])
+    got = torch.autograd.grad(output, (taps, *inputs), gradient[:, gathered])
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 

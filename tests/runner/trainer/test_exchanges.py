@@ -23,7 +23,7 @@ CASES = [
     ("qwen2", {"tensor": 2}, ASYNC, FULL),
     ("qwen3-moe", {"tensor": 2, "expert": 2}, ASYNC | DEEPEP, {}),
 ]
-MODULES = {"token_dispatcher": "BufferedDispatcher", "async_tensor": "OverlappedQKV"}
+MODULES = {"token_dispatcher": "BufferedDispatcher", "async_tensor": "_OverlappedQKV"}
 
 
 @pytest.fixture(scope="module")

@@ -234,7 +234,7 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
         ("--wholly-unknown", "--wholly-unknown: this flag is not in the list"),
         ("--sglang-tp-size 2", "--sglang-tp-size 2: set by rlrun: engine.tensor"),
         ("--router-disable-retries", "--router-disable-retries: set by rlrun"),
-        ("--sglang-router-ip ::1", "--sglang-router-ip ::1: the job starts the router"),
+        ("--sglang-router-ip ::1", "--sglang-router-ip ::1: the job starts the router, unless"),
         ("--kl-coef 0", "no effect: 0 means no penalty"),
         ("--kl-coef 0.1", "grpo has no KL in the reward"),
         ("--ref-update-interval 5", "no effect: without a KL term"),

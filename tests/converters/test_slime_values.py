@@ -58,6 +58,8 @@ NGRAM = "--sglang-speculative-algorithm NGRAM --sglang-speculative-num-draft-tok
 DRAFT = "--sglang-speculative-algorithm EAGLE3 --sglang-speculative-draft-model-path MODEL-draft"
 FULLY_ASYNC = "--rollout-function-path x.generate_rollout_fully_async"
 GIVEN = {
+    "--sglang-router-ip": "--sglang-router-ip host --sglang-router-port 3000",
+    "--sglang-router-port": "--sglang-router-ip host --sglang-router-port 3000",
     "--sglang-speculative-algorithm": NGRAM,
     "--sglang-speculative-draft-model-path": DRAFT,
     "--sglang-speculative-eagle-topk": f"{DRAFT} --sglang-speculative-eagle-topk 1 "
@@ -484,6 +486,13 @@ def test_groups_of_a_topology_become_groups_of_the_engine(tmp_path: Path) -> Non
     assert draft.values["engine"]["tensor"] == 2
     assert draft.values["engine"]["sglang"]["disaggregation_transfer_backend"] == "nixl"
     assert "max_running_requests: set by rlrun: engine.max_running" in "\n".join(draft.messages())
+    validated(draft, tmp_path)
+
+
+def test_a_router_that_runs_already_is_used(tmp_path: Path) -> None:
+    draft = imported(f"{BASE} --sglang-router-ip ::1 --sglang-router-port 3000")
+    assert draft.values["engine"]["router"] == "sglang-router"
+    assert draft.values["engine"]["router_url"] == "http://[::1]:3000"
     validated(draft, tmp_path)
 
 

@@ -22,6 +22,7 @@ _KIMI_GROUP, _SLIME_GROUP = 32, 128
 """How many numbers share a scale in Kimi's checkpoints, and in slime's training without other settings."""
 _ROLES = ("regular", "prefill", "decode")
 """The kinds of slime's servers that are roles of groups."""
+_ROUTER_IP, _ROUTER_PORT = "--sglang-router-ip", "--sglang-router-port"
 _TRANSFER = "--sglang-disaggregation-"
 _PREFIX = "--sglang-speculative-"
 _ALGORITHM, _FOLDER = f"{_PREFIX}algorithm", f"{_PREFIX}draft-model-path"
@@ -93,6 +94,7 @@ def engine(draft: Draft) -> None:
             draft.note(
                 addresses[0], 'an address must not contain a secret: set `engine.api_key = "${env:NAME}"`'
             )
+    _running_router(draft)
     stages = draft.given("--sglang-pp-size", "--sglang-pipeline-parallel-size")
     degree = max([1, *(draft.count(flag.name, 1) for flag in stages)])
     for flag in stages:
@@ -110,6 +112,23 @@ def engine(draft: Draft) -> None:
         comment = f"{flag.name} / {degree} pipeline stages" if degree > 1 else ""
         draft.set("engine.tensor", max(1, draft.whole(flag.name, 1) // degree), (flag.name,), comment)
     _max_running(draft)
+
+
+def _running_router(draft: Draft) -> None:
+    """Sets the router that runs already; slime starts one where no address is given."""
+    flags = draft.given(_ROUTER_IP, _ROUTER_PORT)
+    names = tuple(flag.name for flag in flags)
+    if draft.given("--rollout-external-engine-addrs"):
+        for flag in flags:
+            draft.note(flag, "no effect: requests go to external engines directly")
+    elif len(flags) == 2:
+        draft.set("engine.router", "sglang-router", names)
+        host = draft.text(_ROUTER_IP) or ""
+        host = f"[{host}]" if ":" in host else host
+        draft.set("engine.router_url", f"http://{host}:{draft.text(_ROUTER_PORT)}", names)
+    else:
+        for flag in flags:
+            draft.note(flag, f"the job starts the router, unless {_ROUTER_IP} and {_ROUTER_PORT} are given")
 
 
 def _max_running(draft: Draft) -> None:

@@ -11,7 +11,7 @@ from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.weight_carriers import EngineType, takes
 
 WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_check")
-SERVER_KEYS = ("python", "environment", "sglang", "groups", "router", "sglang_router")
+SERVER_KEYS = ("python", "environment", "sglang", "groups", "router", "router_url", "sglang_router")
 SGLANG_KEYS = ("tensor", *WEIGHT_KEYS, *SERVER_KEYS)
 """Keys that SGLang reads and the native engine does not."""
 _INSTALL = "pip install 'rlrun[run,sglang]', or set engine.python to an interpreter that has SGLang"

@@ -122,7 +122,8 @@ class EngineSpec(Section):
     """External engines: the URL of each engine. All of them must already serve the model, and speak SGLang's
     HTTP protocol."""
     api_key: str | None = None
-    """External engines: the API key of the servers, as `${env:NAME}`. None: the servers need no key."""
+    """The API key of external engines, or of the router at `router_url`, as `${env:NAME}`. None: they need no
+    key."""
     python: Annotated[str | None, PathMarker()] = None
     """SGLang: path of the Python interpreter whose environment has SGLang installed. `rlrun validate` and
     `plan` run it, to check the server's arguments, only with `--allow-local-plugins`. None: the interpreter
@@ -139,6 +140,9 @@ class EngineSpec(Section):
     """SGLang: what chooses the server of a request. `rlrun`: the server that has the session's KV cache, else
     the least busy one. `sglang-router`: the router of that package, which must be installed beside SGLang and
     is started with the job. It receives a separate request for each sample of a group."""
+    router_url: Annotated[str | None, Field(pattern=r"^https?://[^\s]+$")] = None
+    """SGLang: address of an sglang-router that runs already. The job's servers join its list, and leave it at
+    the end. None: the job starts the router."""
     sglang_router: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the sglang-router under its own names, for instance `policy = "cache_aware"`, which is its
     default. They are checked against the arguments of the installed router."""

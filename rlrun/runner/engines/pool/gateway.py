@@ -9,7 +9,8 @@ Only generation goes through the router; all other calls go to the engines direc
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from rlrun.runner.engines.client.parsing import NO_LIMITS, ModelLimits, max_answ
 from rlrun.runner.engines.client.wire import sample_body
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.supervisor import RestartBudget
-from rlrun.runner.engines.process.sglang_router import RouterServer, RouterSetup
+from rlrun.runner.engines.process.sglang_router import RouterServer, RouterSetup, RunningRouter
 from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import gather_or_first_cause, log_end
 from rlrun.runner.host.model_files import ModelFiles
@@ -43,13 +44,15 @@ _WATCH_SECONDS = 1.0
 
 
 class Gateway:
-    """Runs the router's process, keeps its list of engines, and sends it samples. `start` it before use."""
+    """Runs the router's process, or uses one that runs already; keeps its list of engines, and sends it
+    samples. `start` it before use.
+    """
 
     def __init__(self, setup: RouterSetup, limits: ModelLimits = NO_LIMITS) -> None:
         """`limits`: the bounds that the engines' answers are checked against."""
         self._setup = setup
         self._limits = limits
-        self._server: RouterServer | None = None
+        self._server: RouterServer | RunningRouter | None = None
         self._connection: Connection | None = None
         self._worker_ids: dict[str, str] = {}
         """The router's id of each engine on its list, by URL."""
@@ -61,6 +64,8 @@ class Gateway:
         """
         try:
             await self._launch()
+            if self._setup.url is not None:
+                await self._forget([slot.client.url for slot in slots])
             await gather_or_first_cause([self._add(slot) for slot in slots])
         except (EngineError, TimeoutError, OSError) as error:
             raise self._failure(error) from error
@@ -95,8 +100,11 @@ class Gateway:
             await self.start([slot for slot in slots if slot.up.is_set()])
 
     async def close(self) -> None:
-        """Ends the router."""
+        """Ends the router, or takes the engines off the list of one that runs already."""
         if self._connection is not None:
+            if self._setup.url is not None:
+                with suppress(EngineError, TimeoutError):
+                    await asyncio.gather(*map(self._remove, list(self._worker_ids)))
             await self._connection.close()
         if self._server is not None:
             await in_background(self._server.stop)
@@ -104,10 +112,11 @@ class Gateway:
     async def _launch(self) -> None:
         await self.close()
         self._worker_ids = {}
-        self._server = RouterServer(self._setup)
+        url = self._setup.url
+        self._server = RouterServer(self._setup) if url is None else RunningRouter(url, self._setup)
         self._server.launch()  # not in a worker thread: the router is killed when its thread ends
         url = await in_background(self._server.wait)
-        self._connection = Connection(url, self._setup.api_key, "router")
+        self._connection = Connection(url, self._setup.api_key or None, "router")
 
     async def _watch(self) -> None:
         assert self._server is not None
@@ -135,6 +144,12 @@ class Gateway:
         await self._wait_for_list(
             lambda listed: client.url in listed or not slot.up.is_set(), f"add {client.url}"
         )
+
+    async def _forget(self, urls: Collection[str]) -> None:
+        """Removes engines at these addresses that an earlier job has left on the list of a running router."""
+        listed = (await self._call("GET", "/workers"))["workers"]
+        self._worker_ids = {worker["url"]: worker["id"] for worker in listed if worker["url"] in urls}
+        await asyncio.gather(*map(self._remove, list(self._worker_ids)))
 
     async def _remove(self, url: str) -> None:
         """Returns when the router no longer lists this engine."""
@@ -164,7 +179,9 @@ class Gateway:
         )
 
     def _failure(self, error: Exception) -> JobError:
-        """Returns the error that ends the job, with the end of the router's log."""
+        """Returns the error that ends the job, with the end of the log of a router that the job started."""
+        if self._setup.url is not None:
+            return JobError(str(error), code=Code.PROCESS)
         return JobError(str(error), log_end(self._setup.log), code=Code.PROCESS)
 
 
@@ -182,7 +199,8 @@ def make_gateway(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | 
             python=engine.python or sys.executable,
             log=log,
             secrets=log.with_suffix(".key.json"),
-            api_key=secrets.token_hex(16),
+            api_key=secrets.token_hex(16) if engine.router_url is None else reveal(engine.api_key or ""),
+            url=engine.router_url,
             request_timeout=answer_timeout(spec, needs_of(spec)) + _ANSWER_SECONDS,
             arguments=engine.sglang_router,
             environment=reveal(engine.environment),

@@ -2,13 +2,15 @@
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.process.command_line import die_with_parent, inherited_variables, options
-from rlrun.runner.engines.process.server_process import ServerProcess, usable_port
+from rlrun.runner.engines.process.server_process import ServerProcess, ask_health, usable_port
 from rlrun.specs.derived.sglang_arguments import flag_name
 
 # Does what the package's own launcher does, which would import SGLang and torch first. The key comes from a
@@ -23,10 +25,15 @@ words = sys.argv[2:] + json.load(open(sys.argv[1]))
 Router.from_args(RouterArgs.from_cli_args(parser.parse_args(words))).start()
 """
 
+_POLL_SECONDS = 0.2
+_HEALTH_SECONDS = 20.0
+
 
 @dataclass(frozen=True, slots=True)
 class RouterSetup:
-    """Settings of a job's router. It runs on the driver's host, and only the driver sends it requests."""
+    """Settings of a job's router. One that the job starts is on the driver's host, and only the driver sends
+    requests to it.
+    """
 
     python: str
     """Interpreter of an environment that has sglang_router."""
@@ -38,6 +45,8 @@ class RouterSetup:
     """The key that requests and changes of its list of engines need."""
     request_timeout: float
     """Seconds that it waits for an engine's answer."""
+    url: str | None = None
+    """The address of a router that runs already; None: the job starts one."""
     host: str = "127.0.0.1"
     port: int | None = None
     """Port to listen on; None: a free one."""
@@ -68,6 +77,41 @@ class RouterServer(ServerProcess):
 
     def _secret(self) -> str:
         return json.dumps(options({"api-key": self._own.api_key}))
+
+
+class RunningRouter:
+    """A router that runs already: the job neither starts nor ends it. It has the calls of RouterServer."""
+
+    def __init__(self, url: str, setup: RouterSetup) -> None:
+        self._url, self._setup = url.rstrip("/"), setup
+
+    def launch(self) -> None:
+        """Does nothing."""
+
+    def wait(self) -> str:
+        """Returns the URL when the router answers. Raises TimeoutError past the deadline."""
+        deadline = time.monotonic() + self._setup.start_timeout
+        while True:
+            try:
+                self.check()
+            except EngineError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(str(error)) from error
+                time.sleep(_POLL_SECONDS)
+            else:
+                return self._url
+
+    def check(self) -> None:
+        """Raises EngineError when the router does not answer."""
+        try:
+            ask_health(self._url, _HEALTH_SECONDS, self._setup.api_key or None)
+        except OSError as error:
+            raise EngineError(
+                f"the router at {self._url} (engine.router_url) does not answer: {error}"
+            ) from error
+
+    def stop(self) -> None:
+        """Does nothing."""
 
 
 def router_arguments(setup: RouterSetup, port: int, metrics_port: int) -> dict[str, Any]:

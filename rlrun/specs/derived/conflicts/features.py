@@ -401,6 +401,8 @@ SGLANG_ROUTER = _server(
     lambda job: job.spec.engine.router == "sglang-router",
     '"rlrun"',
 )
+RUNNING_ROUTER = on("engine.router_url")
+KEYLESS_SGLANG = SGLANG.when(lambda job: not job.value("engine.router_url"), SGLANG.name)
 OWN_ROUTER = _server(
     'engine.router = "rlrun"', "engine.router", lambda job: job.spec.engine.router == "rlrun"
 )

@@ -347,9 +347,15 @@ _ENGINES = (
         'remove it, or set type = "sglang"',
     ),
     no_effect(
-        _given("engine", "urls", "api_key"),
+        _given("engine", "urls"),
         (f.NATIVE, f.SGLANG),
         "rlrun starts them, and knows where they are",
+        'remove it, or set type = "external"',
+    ),
+    no_effect(
+        given("engine.api_key"),
+        (f.NATIVE, f.KEYLESS_SGLANG),
+        "rlrun starts them, and makes their key",
         'remove it, or set type = "external"',
     ),
     no_effect(
@@ -378,11 +384,12 @@ _ENGINES = (
     ),
     no_effect(f.COUNT, f.GROUPS, "each group has a number of servers", "set count in [[engine.groups]]"),
     no_effect(
-        on("engine.sglang_router"),
+        (on("engine.sglang_router"), f.RUNNING_ROUTER),
         f.OWN_ROUTER,
         "it does not start an SGLang router",
         'remove it, or add router = "sglang-router" beside it',
     ),
+    no_effect(on("engine.sglang_router"), f.RUNNING_ROUTER, "the router runs already", "remove it"),
     refused(
         f.DRAFT_MODEL,
         f.NATIVE,

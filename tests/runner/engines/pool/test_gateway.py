@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from rlrun.runner.engines.native.http import protocol
 from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.supervisor import RestartBudget
-from rlrun.runner.engines.process.sglang_router import router_arguments
+from rlrun.runner.engines.process.sglang_router import RouterServer, router_arguments
 from rlrun.runner.host.background import cancel_all
 from tests.sglang_cpu.servers import router_setup
 from tests.waiting import PATIENCE
@@ -180,6 +181,47 @@ async def test_a_router_that_cannot_start_gives_its_own_last_error(
     with pytest.raises(JobError, match=error):
         await gateway.start([])
     await gateway.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[str]:
+    """Returns the address of a router that no job has started; its key is "open"."""
+    (tmp_path / "running").mkdir()
+    server = RouterServer(router_setup(tmp_path / "running", policy="round_robin"))
+    server.launch()
+    try:
+        yield server.wait()
+    finally:
+        server.stop()
+
+
+async def test_a_router_that_runs_already_lists_the_engines_of_a_job_while_it_lasts(
+    tmp_path: Path, engine: str, running: str
+) -> None:
+    setup = replace(router_setup(tmp_path), url=running)
+    left = Gateway(setup)  # of a job that was killed
+    pool = EnginePool([EngineClient(engine, 60, 30)])
+    await left.start(pool.slots)
+    gateway = Gateway(setup)
+    await gateway.start(pool.slots)
+    sending = EnginePool([EngineClient(engine, 60, 30)], send_sample=gateway.generate)
+    direct = await pool.generate(request("b"))
+    routed = await sending.generate(request("a"))
+    assert [one.tokens.tolist() for one in routed] == [one.tokens.tolist() for one in direct]
+    await listed(gateway, engine)
+    await gateway.close()
+    await listed(left)
+    assert (await left._call("GET", "/workers"))["workers"] == []
+    for each in (pool, sending):
+        await each.close()
+    assert left._connection is not None
+    await left._connection.close()
+
+
+async def test_a_router_that_does_not_answer_is_named() -> None:
+    setup = replace(router_setup(Path(), "python"), url="http://127.0.0.1:9", start_timeout=0.0)
+    with pytest.raises(JobError, match=r"the router at http://127.0.0.1:9 \(engine.router_url\) does not"):
+        await Gateway(setup).start([])
 
 
 def test_what_the_spec_gives_comes_last_and_the_key_on_no_command_line(tmp_path: Path) -> None:

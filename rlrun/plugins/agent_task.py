@@ -1,9 +1,10 @@
 """The task that an agent receives."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rlrun.plugins.engines import Address, ServedEngine
 from rlrun.plugins.types import Message
 
 
@@ -29,9 +30,30 @@ class AgentTask:
     policy."""
     api_key: str
     """The key that identifies the execution of a request; it is valid for this execution only."""
+    engines: Mapping[str, Address] = field(default_factory=dict)
+    """The addresses of the models of `[[engines]]` that `rollout.function.engines` names."""
+
+    _clients: dict[str, ServedEngine] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def engine(self, name: str) -> ServedEngine:
+        """Returns a client of a model of `[[engines]]`. Raises ValueError if `engines` does not have it."""
+        if name not in self.engines:
+            raise ValueError(
+                f'this execution may ask {", ".join(self.engines) or "no engines"}, not "{name}": add it to '
+                "rollout.function.engines"
+            )
+        if name not in self._clients:
+            self._clients[name] = ServedEngine(self.engines[name], self.seed)
+        return self._clients[name]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what a command reads from its standard input: every field except the key."""
-        values = asdict(self)
-        del values["api_key"]
-        return values
+        """Returns what a command reads from its standard input: every field except the keys."""
+        return {
+            "id": self.id,
+            "messages": self.messages,
+            "label": self.label,
+            "metadata": self.metadata,
+            "seed": self.seed,
+            "base_url": self.base_url,
+            "engines": {name: address.base_url for name, address in self.engines.items()},
+        }

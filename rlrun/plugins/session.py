@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlrun.plugins.engines import ServedEngine
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.plugins.images import Image, PlacedImage
 from rlrun.plugins.types import Message, Prompt
@@ -127,6 +128,11 @@ class Session(Protocol):
         limit in `sampling` also gives `length`, which makes the trajectory a truncated one: set the
         trajectory's `status` if the rollout wanted a short answer. Do not catch errors: they fail the
         execution.
+        """
+
+    def engine(self, name: str) -> ServedEngine:
+        """Returns a client of the model of `[[engines]]` with this name, for instance a simulated user; its
+        seeds follow from the session's. Raises ValueError if the job has no such engines.
         """
 
 

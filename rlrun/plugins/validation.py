@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rlrun.plugins.kinds import METHODS, how_to_install, names_in_packages
 from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.types import Needs
+from rlrun.specs.engine_names import engine_fields, unknown_engine
 from rlrun.specs.paths import path_fields
 from rlrun.specs.problems.findings import Finding, SpecText
 from rlrun.specs.problems.messages import Explainer
@@ -76,11 +77,12 @@ def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport
     document.
     """
     report = PluginReport()
+    engines = [str(table.get("name")) for _, table in _tables(data, ("engines",))]
     for where, kind, section in _SECTIONS:
         for path, table in _tables(data, where):
             name = table.get("type", section.model_fields["type"].default)
             if isinstance(name, str):
-                _check(report, explainer, _PluginTable(path, kind, name, section, table))
+                _check(report, explainer, _PluginTable(path, kind, name, section, table), engines)
     report.findings += _scored_groups(data)
     return report
 
@@ -120,7 +122,8 @@ def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]
     yield from ((path, table) for path, table in tables if isinstance(table, dict))
 
 
-def _check(report: PluginReport, explainer: Explainer, table: _PluginTable) -> None:
+def _check(report: PluginReport, explainer: Explainer, table: _PluginTable, engines: Sequence[str]) -> None:
+    """Checks a plugin's name and parameters. `engines`: the names of `[[engines]]`."""
     try:
         plugin = load(table.kind, table.name)
     except PluginError as error:
@@ -136,7 +139,9 @@ def _check(report: PluginReport, explainer: Explainer, table: _PluginTable) -> N
         ((*table.path, key), marker) for key, marker in path_fields(params) if key in table.params
     ]
     for inner in _inner_tables(table, params):
-        _check(report, explainer, inner)
+        _check(report, explainer, inner, engines)
+    for key in engine_fields(params):
+        report.findings += unknown_engine((*table.path, key), table.params.get(key), engines)
     try:
         params.model_validate_json(as_json(table.params), strict=True)
         if table.kind == "algorithms":

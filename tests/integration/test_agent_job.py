@@ -1,5 +1,5 @@
 """A whole job whose agents are programs over the official SDKs: two turns, streamed, in three formats; each
-turn has its own reward and weight.
+turn has its own reward and weight. Those over chat completions repeat what another served model says.
 """
 
 import sys
@@ -21,8 +21,14 @@ task, rewards = json.load(sys.stdin), {}
 say = task["messages"][0]["content"]
 match task["seed"] % 3:
     case 0:
+        import os
+
         from openai import OpenAI
 
+        user = OpenAI(base_url=os.environ["RLRUN_ENGINE_USER_URL"])
+        asked = [{"role": "user", "content": say}]
+        said = user.chat.completions.create(model="any", messages=asked, max_tokens=2)
+        say = said.choices[0].message.content
         messages = [{"role": "user", "content": say}]
         for _ in range(2):
             with OpenAI().chat.completions.create(model="policy", messages=messages, stream=True) as chunks:
@@ -78,10 +84,12 @@ def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -
         rollout__max_response_tokens=96,
         rollout__max_turn_tokens=6,
         rewards=[{"type": "noted"}],
+        engines=[{"name": "user", "type": "native", "path": str(jobs.model), "dtype": "float32"}],
         rollout__function={
             "type": "agent",
             "command": [sys.executable, str(agent)],
             "max_programs": 3,
+            "engines": ["user"],
             "limits": {"memory": 500},
             "cross_entropy": 0.125,
         },

@@ -1,6 +1,5 @@
 """A whole job in an environment of a user's file: its records, and steps that are repeated bit for bit."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,23 +18,24 @@ import rlrun
 
 @rlrun.environment
 class Letters:
-    """Rewards letters, and says a random number."""
+    """Rewards letters, and says a random number and what a simulated user answers."""
 
     def tasks(self):
         return [{"id": str(n), "prompt": f"say {n}", "label": n} for n in range(32)]
 
     def reset(self, task):
-        self.turns = 0
+        self.turns, self.user = 0, task.engine("user")
 
-    def step(self, action):
+    async def step(self, action):
         self.turns += 1
         letters = sum(letter.isalpha() for letter in action)
-        return f"{random.random():.3f}", letters / 8, self.turns == 2, {"letters": letters}
+        said = await self.user.chat([{"role": "user", "content": action}], max_tokens=2)
+        return f"{random.random():.3f} {said}", letters / 8, self.turns == 2, {"letters": letters}
 '''
 SETTINGS: dict[str, object] = {
     "data": {"type": "environment", "environment": {"type": "letters.py:Letters"}},
     "algorithm__turn_rewards": "to_go",
-    "rollout__function": {"type": "environment", "cross_entropy": 0.125},
+    "rollout__function": {"type": "environment", "cross_entropy": 0.125, "engines": ["user"]},
     "rollout__batch_size": 4,
     "rollout__max_response_tokens": 64,
     "rollout__max_turn_tokens": 6,
@@ -47,14 +47,16 @@ SETTINGS: dict[str, object] = {
 
 
 @pytest.fixture
-def world(jobs: Jobs) -> Path:
-    path = jobs.folder / "letters.py"
-    path.write_text(WORLD)
-    return path
+def settings(jobs: Jobs) -> dict[str, object]:
+    (jobs.folder / "letters.py").write_text(WORLD)
+    user = {"name": "user", "type": "native", "path": str(jobs.model), "dtype": "float32"}
+    return {**SETTINGS, "engines": [user]}
 
 
-def test_a_job_in_an_environment_repeats_its_steps_from_a_checkpoint(jobs: Jobs, world: Path) -> None:
-    whole = jobs.run("whole", "--allow-local-plugins", **SETTINGS)
+def test_a_job_in_an_environment_repeats_its_steps_from_a_checkpoint(
+    jobs: Jobs, settings: dict[str, object]
+) -> None:
+    whole = jobs.run("whole", "--allow-local-plugins", **settings)
     assert whole.code == 0, whole.output
     for line in whole.metrics:
         assert line["rollout/info/turns"] <= 2
@@ -67,7 +69,7 @@ def test_a_job_in_an_environment_repeats_its_steps_from_a_checkpoint(jobs: Jobs,
     check_credit(list(read_records(rollout_path(whole.folder.rollouts, 1))))
     curve = whole.curve
     whole.rewind(2)
-    resumed = jobs.run("whole", "--resume", "--allow-local-plugins", **SETTINGS)
+    resumed = jobs.run("whole", "--resume", "--allow-local-plugins", **settings)
     assert resumed.code == 0, resumed.output
     assert resumed.superseded_steps() == [3, 4]
     assert resumed.curve == curve

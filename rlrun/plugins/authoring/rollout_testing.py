@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.authoring import contracts
+from rlrun.plugins.engines import Address, ServedEngine
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.images import Image, PlacedImage
 from rlrun.plugins.protocols import Executed
@@ -44,10 +45,12 @@ class ScriptedSession:
         max_new_tokens: int = 4096,
         max_turn_tokens: int | None = None,
         id: str = "0-0",
+        engines: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """An answer that ends in `…` is cut off there (finish `length`); others get the end token.
 
-        `max_turn_tokens` limits one answer; None means that only `max_new_tokens` does.
+        `max_turn_tokens` limits one answer; None means that only `max_new_tokens` does. `engines` has
+        the answers of models of `[[engines]]`, by their names.
         """
         self.chat = LetterChat()
         images = self.chat.place(() if row is None else row.images)
@@ -66,6 +69,13 @@ class ScriptedSession:
         self.asked_images: list[tuple[PlacedImage, ...]] = []
         """The images of these tokens."""
         self._answers = answers
+        self._engines = {name: ScriptedEngine(texts) for name, texts in (engines or {}).items()}
+
+    def engine(self, name: str) -> "ScriptedEngine":
+        """Returns a model of `[[engines]]` with scripted answers. Raises ValueError for an unknown name."""
+        if name not in self._engines:
+            raise ValueError(f'no table of [[engines]] is named "{name}"')
+        return self._engines[name]
 
     async def generate(
         self,
@@ -89,6 +99,22 @@ class ScriptedSession:
         self.asked_images.append(self.prompt.images if images is None else tuple(images))
         self.made.append(generation)
         return generation
+
+
+class ScriptedEngine(ServedEngine):
+    """A model of `[[engines]]` with scripted answers, which repeats the last one once they are used up."""
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        super().__init__(Address(""), 0)
+        self.asked: list[Mapping[str, Any]] = []
+        """The requests so far."""
+        self._answers = answers
+
+    async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the next answer as a chat completion."""
+        text = self._answers[min(len(self.asked), len(self._answers) - 1)]
+        self.asked.append(body)
+        return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
 
 
 class ScriptedGroup:

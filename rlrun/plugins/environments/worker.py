@@ -149,8 +149,10 @@ class _Environments:
 
 def _task(task: Mapping[str, Any]) -> Any:
     from rlrun.plugins.agent_task import AgentTask
+    from rlrun.plugins.engines import Address
 
-    return AgentTask(**task)
+    engines = {name: Address(**address) for name, address in task.get("engines", {}).items()}
+    return AgentTask(**{**task, "engines": engines})
 
 
 async def _awaited(result: Any) -> Any:

@@ -5,14 +5,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.plugins.engines import Address, engine_addresses
+from rlrun.plugins.engines import Address, engine_addresses, without_control_tokens
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.rewards.http_client import AskParams, HttpClient
 from rlrun.plugins.types import Row, Sample
+from rlrun.specs.engine_names import EngineMarker
 
 TEMPLATE = """Judge the answer to a question.
 
@@ -27,9 +28,6 @@ Answer to judge:
 
 Think briefly, then end with one line "Score: N", N a whole number from 0 (useless) to 10 (perfect)."""
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
-_CONTROL = re.compile(r"[<\[](?=[|｜]|/?(?:s|bos|eos|INST|(?:start|end)_of_turn)[>\]])")
-"""The beginning of a control token in the notation of common model families: `<|im_end|>`, `</s>`,
-`[INST]`."""
 
 
 class LlmJudgeParams(AskParams):
@@ -37,7 +35,7 @@ class LlmJudgeParams(AskParams):
 
     url: str | None = Field(default=None, pattern=r"https?://.+")
     """Address of the service; it ends in `/v1`."""
-    engine: str | None = None
+    engine: Annotated[str | None, EngineMarker()] = None
     """Name of the `[[engines]]` that serve the judge, instead of a url."""
     model: str | None = None
     """Name of the model on the server. None: the one that `engine` serves, else "default"; an SGLang server
@@ -139,14 +137,13 @@ def _judges(params: LlmJudgeParams) -> list[Address]:
 def fill_template(template: str, sample: Sample) -> str:
     """Fills in the template. Values are not searched for further placeholders.
 
-    The judge's server would read the name of a control token in a response as that token, so a policy could
-    end the judge's turn and write the score itself. The judge's tokenizer is not known here; therefore a
-    space is inserted into everything that looks like such a name.
+    Names of control tokens in them are broken by a space, so that a policy cannot end the judge's turn and
+    write the score itself.
     """
     row = sample.prompt.row
     prompt = row.prompt if isinstance(row.prompt, str) else "\n\n".join(_turn(turn) for turn in row.prompt)
     values = {"prompt": prompt, "response": sample.text, "label": str(row.label)}
-    return _PLACE.sub(lambda match: _CONTROL.sub(r"\g<0> ", values[match[1]]), template)
+    return _PLACE.sub(lambda match: without_control_tokens(values[match[1]]), template)
 
 
 def _turn(message: Mapping[str, Any]) -> str:

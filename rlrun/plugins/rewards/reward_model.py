@@ -4,13 +4,14 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.plugins.engines import Address, engine_addresses
 from rlrun.plugins.rewards.http_client import AskParams, HttpClient
 from rlrun.plugins.types import Row, Sample
+from rlrun.specs.engine_names import EngineMarker
 from rlrun.specs.sections.section import Section
 
 
@@ -32,7 +33,7 @@ class ServedRewardModelParams(AskParams):
     """Folder or Hugging Face id of the model, of which only the tokenizer is loaded here."""
     url: str | None = Field(default=None, pattern=r"https?://.+")
     """Address of an SGLang server that serves the model."""
-    engine: str | None = None
+    engine: Annotated[str | None, EngineMarker()] = None
     """Name of the `[[engines]]` that serve the model, instead of a url."""
     apply_chat_template: bool = True
     """As of `reward_model`."""

@@ -7,18 +7,25 @@ reset ─▶ first messages ─▶ action ─▶ step ─▶ done? ─yes─▶ 
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from rlrun.plugins.engines import Address
 from rlrun.plugins.environments.declared import METADATA_KEY, declared
-from rlrun.plugins.environments.process import EnvironmentProcess
+from rlrun.plugins.environments.process import EnvironmentFailure, EnvironmentProcess
 from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, engine_addresses
+from rlrun.plugins.rollouts.agent.record import Record
+from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.conversation import TurnByTurn
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Message, Status
+from rlrun.specs.engine_names import EngineNames
 from rlrun.specs.sections.section import Section
 
 logger = logging.getLogger(__name__)
@@ -33,6 +40,9 @@ class EnvironmentRolloutParams(Section):
     cross_entropy: float = Field(default=0.0, ge=0)
     """Weight of the cross-entropy of what the environment says, beside the loss of the policy's own tokens:
     the policy also learns to predict it. 0: only its own tokens are trained."""
+    engines: EngineNames = ()
+    """Names of `[[engines]]` that environments may ask, for instance a simulated user or a judge:
+    `await task.engine("user").chat(messages)`, where `task` is what `reset` received."""
     step_timeout: float = Field(default=60.0, gt=0)
     """Seconds for one `reset` or `step`. When one takes longer, its process is killed: its executions fail,
     and the next ones get a new process."""
@@ -52,6 +62,8 @@ class Environment:
     def __init__(self, params: EnvironmentRolloutParams) -> None:
         self.params = params
         self._processes: dict[str, list[EnvironmentProcess]] = {}
+        self._endpoint = Endpoint()
+        """Passes requests of environments on to `engines`."""
 
     async def run(self, session: Session) -> list[Trajectory]:
         """Runs one execution. Returns the conversation of each player that acted, the last one last."""
@@ -59,7 +71,8 @@ class Environment:
         process.load += 1
         completed = False
         try:
-            trajectories = await self._act(session, process)
+            async with self._engines(session) as engines:
+                trajectories = await self._act(session, process, engines)
             completed = True
             return trajectories
         finally:
@@ -71,6 +84,27 @@ class Environment:
         for processes in self._processes.values():
             for process in processes:
                 await process.stop()
+        await self._endpoint.close()
+
+    @asynccontextmanager
+    async def _engines(self, session: Session) -> AsyncIterator[dict[str, Address]]:
+        """Yields the addresses of `engines` for one execution. Raises the error of an engine that did not
+        answer, whatever the environment made of it.
+        """
+        if not (names := self.params.engines):
+            yield {}
+            return
+        record = Record(session.chat, "keep")
+        served = Served(session, record, TurnDeadline(), "auto", max_turns=0, engines=names)
+        key = self._endpoint.open(served)
+        try:
+            yield engine_addresses(await self._endpoint.url(), key, names)
+        except EnvironmentFailure as error:
+            raise served.error or error from error
+        finally:
+            self._endpoint.close_key(key)
+        if served.error is not None:
+            raise served.error
 
     def _process(self, key: object) -> EnvironmentProcess:
         """Returns the environment's process with the fewest executions."""
@@ -80,9 +114,11 @@ class Environment:
             self._processes[name] = [EnvironmentProcess(spec) for _ in range(spec.processes)]
         return min(self._processes[name], key=lambda process: process.load)
 
-    async def _act(self, session: Session, process: EnvironmentProcess) -> list[Trajectory]:
+    async def _act(
+        self, session: Session, process: EnvironmentProcess, engines: Mapping[str, Address]
+    ) -> list[Trajectory]:
         seconds = self.params.step_timeout
-        first = await process.call("reset", seconds, episode=session.id, task=_task(session))
+        first = await process.call("reset", seconds, episode=session.id, task=_task(session, engines))
         talks = {0: TurnByTurn(session, _beginning(session, first))}
         scores: dict[int, list[_Score]] = defaultdict(list)
         info: dict[str, Any] = {}
@@ -170,7 +206,7 @@ def _rewards(rewards: Mapping[str, float], player: int) -> dict[int, float]:
     return {int(name) if name else player: reward for name, reward in rewards.items()}
 
 
-def _task(session: Session) -> dict[str, Any]:
+def _task(session: Session, engines: Mapping[str, Address]) -> dict[str, Any]:
     row = session.prompt.row
     messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else list(row.prompt)
     metadata = {name: value for name, value in row.metadata.items() if name != METADATA_KEY}
@@ -182,4 +218,5 @@ def _task(session: Session) -> dict[str, Any]:
         "seed": session.seed,
         "base_url": "",
         "api_key": "",
+        "engines": {name: asdict(address) for name, address in engines.items()},
     }

@@ -65,6 +65,11 @@ class EngineProcesses:
         return [Address(client.url, client.api_key, model) for client in self.clients]
 
 
+def named_addresses(engines: Mapping[str, EngineProcesses]) -> dict[str, list[Address]]:
+    """Returns the addresses of the engines of `[[engines]]`, which plugins may ask, by their names."""
+    return {name: group.addresses for name, group in engines.items() if name != POLICY}
+
+
 @dataclass(frozen=True, slots=True)
 class Models:
     """The files of every model of a job."""

@@ -17,6 +17,7 @@ from rlrun.plugins.types import Sample
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Output, TrainSequence, TrainStep
 from rlrun.runner.contracts.environment import Environment
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
+from rlrun.runner.contracts.named_engines import NamedEngines
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.contracts.weight_updates import WeightUpdate
@@ -85,6 +86,8 @@ class RolloutContext:
     """How the executions end, and how often they run again."""
     needs: Needs = field(default_factory=Needs)
     """What the algorithm needs of the groups of training."""
+    named_engines: NamedEngines = field(default_factory=NamedEngines)
+    """The models of `[[engines]]`, which rollout plugins may ask."""
 
 
 class TrainingState(Protocol):

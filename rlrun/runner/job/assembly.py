@@ -9,7 +9,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.scratch import Scratch
-from rlrun.runner.cluster.start import POLICY, EngineProcesses, Models, start_processes
+from rlrun.runner.cluster.start import POLICY, EngineProcesses, Models, named_addresses, start_processes
 from rlrun.runner.cluster.start_trainer import TrainerRanks
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.interfaces import Timed
@@ -162,7 +162,7 @@ async def _start_scorer(
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:
         _, engines = starting.result()
-        await scorer.start({name: group.addresses for name, group in engines.items() if name != POLICY})
+        await scorer.start(named_addresses(engines))
 
 
 async def _read(spec: Spec, models: Models) -> Inputs:

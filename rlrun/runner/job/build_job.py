@@ -11,12 +11,14 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.batches.packing import Cost, plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.cluster.start import named_addresses
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.contracts.environment import Environment, name_of
 from rlrun.runner.contracts.execution_limit import ExecutionLimit
 from rlrun.runner.contracts.hooks import DRIVER, hooks_of
 from rlrun.runner.contracts.interfaces import FrozenModel, RolloutContext, WeightReceiver
+from rlrun.runner.contracts.named_engines import NamedEngines
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.engines.pool.served_model import ServedModel
 from rlrun.runner.host.memory import host_memory
@@ -173,6 +175,7 @@ def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
         spec.deterministic,
         pending=PendingRequests(spec.engine.max_running * len(pool.generating)),
         needs=needs_of(spec),
+        named_engines=NamedEngines(named_addresses(running.engines), one_at_a_time=spec.deterministic),
         **execution,
     )
 

@@ -207,7 +207,7 @@ class Executions:
             sample_seed(self._policy.seed, self._settings.purpose, prompt.index, number)
             for number in self._numbers(prompt)
         ]
-        return PolicyGroup(self._policy.tokenizer, self._settings, prompt, seeds, send)
+        return PolicyGroup(self._policy, self._settings, prompt, seeds, send)
 
     def _numbers(self, prompt: Prompt) -> range:
         """Returns the numbers of a prompt's executions in their group."""

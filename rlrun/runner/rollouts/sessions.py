@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.engines import ServedEngine
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.plugins.images import PlacedImage
-from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Prompt
 from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.placeholders import collapse
 from rlrun.runner.contracts.seeds import turn_seed
 from rlrun.runner.rollouts.settings import RolloutSettings
@@ -79,6 +80,13 @@ class PolicySession:
         self.requests = group.requests
         """Shared by all sessions of a group, unless each execution has its own deadline."""
         self._num_turns = 0
+        self._engines: dict[str, ServedEngine] = {}
+
+    def engine(self, name: str) -> ServedEngine:
+        """Returns a client of a model of `[[engines]]` (rlrun.plugins.session.Session)."""
+        if name not in self._engines:
+            self._engines[name] = self._group.named_engines.engine(name, self.seed)
+        return self._engines[name]
 
     async def generate(
         self,
@@ -106,9 +114,15 @@ class PolicyGroup:
     """The session of all executions of a prompt (rlrun.plugins.session.SessionGroup)."""
 
     def __init__(
-        self, chat: Chat, settings: RolloutSettings, prompt: Prompt, seeds: Sequence[int], send: SendRequest
+        self,
+        policy: RolloutContext,
+        settings: RolloutSettings,
+        prompt: Prompt,
+        seeds: Sequence[int],
+        send: SendRequest,
     ) -> None:
-        self.chat = chat
+        self.chat = policy.tokenizer
+        self.named_engines = policy.named_engines
         self.settings = settings
         self.prompt = prompt
         self.requests = OpenRequests(send)

@@ -1,6 +1,6 @@
 """Rules about `[engine]` and `[[engines]]`: what each type needs, its model, its drafts, and names."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ from rlrun.specs.derived.server_size import COPIES, STAGES, argument_key, copies
 from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.derived.speculation import DRAFT_FOLDER
 from rlrun.specs.derived.weight_sync import carrier_of
+from rlrun.specs.engine_names import unknown_engine
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
-from rlrun.specs.sections.scoring import RewardSpec
 from rlrun.specs.sections.weight_carriers import DISK
 
 _TYPE = (("engine", "type"),)
@@ -113,34 +112,16 @@ def engine_names(spec: Spec) -> Iterator[Finding]:
 
 
 def engine_references(spec: Spec) -> Iterator[Finding]:
-    """Every referenced engine must exist in `[[engines]]`."""
+    """Every engine that a section names must exist in `[[engines]]`; plugins' parameters are checked with the
+    plugins (rlrun.plugins.validation).
+    """
     names = [section.name for section in spec.engines]
-    references: list[tuple[KeyPath, object]] = [
-        (("reference", "engine"), spec.reference.engine),
-        *(
-            ((*table, "rewards", number, "engine"), reward.params.get("engine"))
-            for table, rewards in _rewards(spec)
-            for number, reward in enumerate(rewards)
-            if reward.type in ("llm_judge", "served_reward_model")
-        ),
-    ]
+    references: list[tuple[KeyPath, object]] = [(("reference", "engine"), spec.reference.engine)]
     if spec.teacher is not None:
         references.append((("teacher", "engine"), spec.teacher.engine))
         references += [(("teacher", "sources", key), name) for key, name in spec.teacher.sources.items()]
     for path, name in references:
-        if isinstance(name, str) and name not in names:
-            suggestion = nearest(name, names)
-            message = f'no table of [[engines]] is named "{name}"'
-            cure = f'add a table [[engines]] with `name = "{name}"`'
-            cure = f'did you mean "{suggestion}"?' if suggestion else cure
-            yield Finding(path, message, cure, suggestion, name, related=(("engines",),))
-
-
-def _rewards(spec: Spec) -> Iterator[tuple[KeyPath, Sequence[RewardSpec]]]:
-    """Yields the tables of rewards with their paths: the job's, and those of evaluation datasets."""
-    yield (), spec.rewards
-    for number, dataset in enumerate(spec.eval.datasets):
-        yield ("eval", "datasets", number), dataset.given("rewards") or ()
+        yield from unknown_engine(path, name, names)
 
 
 def speculative_decoding(spec: Spec) -> Iterator[Finding]:

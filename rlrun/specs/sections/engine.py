@@ -153,7 +153,8 @@ class NamedEngineSpec(EngineSpec):
     never updated."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
-    """Name that `engine = "…"` of a reward, of `[teacher]` or of `[reference]` refers to."""
+    """Name that `engine = "…"` of a reward, of `[teacher]` or of `[reference]`, and `engines` of
+    `[rollout.function]`, refer to."""
     path: Annotated[str | None, PathMarker("model")] = None
     """Hugging Face id, or a folder with config.json and safetensors, relative to the file that sets it. None:
     the model that the external engines serve, or the policy's with `adapter`."""

@@ -139,6 +139,8 @@ def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[st
     environment |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
     environment["ANTHROPIC_BASE_URL"] = task.base_url.removesuffix("/v1")  # Anthropic's SDKs add it
     environment["ANTHROPIC_API_KEY"] = task.api_key
+    for name, address in task.engines.items():
+        environment[f"RLRUN_ENGINE_{name.upper().replace('-', '_')}_URL"] = address.base_url
     host = urlsplit(task.base_url).hostname
     for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host: never use a proxy for it
         environment[name] = ",".join(filter(None, [environment.get(name), host]))

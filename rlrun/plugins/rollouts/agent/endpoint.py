@@ -8,12 +8,14 @@ import asyncio
 import hashlib
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlrun.models.json_files import parse_json
+from rlrun.plugins.engines import NO_ANSWER, Address, EngineRefusal
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.http_guard import Guard, bearer
 from rlrun.plugins.rollouts.agent.answer import Answer
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_BODY = 64 * 2**20
+_ENGINES = "/engines"
+"""The path before the names of `[[engines]]`."""
 _CLAUDE = AnthropicMessages()
 _WRONG = (ValueError, KeyError, TypeError, AttributeError)
 """What reading a body of the wrong form raises."""
@@ -53,6 +57,8 @@ class Served:
     """What becomes of a request that sets what the job decides."""
     max_turns: int = sys.maxsize
     """The number of answers that the agent may ask for."""
+    engines: Sequence[str] = ()
+    """The names of `[[engines]]` that the agent may ask."""
     questions: int = 0
     """Requests that the policy answers or has answered."""
     out_of_turns: bool = False
@@ -68,6 +74,17 @@ class Served:
     """The questions whose answers are not delivered yet."""
     running: "set[asyncio.Task[Any]]" = field(default_factory=set)
     """The requests and answers in progress."""
+
+    @contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """Notes that the current task answers a request, which is cancelled when the execution ends."""
+        task = asyncio.current_task()
+        assert task is not None, "a request runs in a task"
+        self.running.add(task)
+        try:
+            yield
+        finally:
+            self.running.discard(task)
 
 
 class Endpoint:
@@ -114,6 +131,7 @@ class Endpoint:
         for wire in WIRES:
             app.router.add_post(wire.path, partial(self._answer, wire))
         app.router.add_post(f"{_CLAUDE.path}/count_tokens", self._count)
+        app.router.add_post(f"{_ENGINES}/{{name}}/v1/chat/completions", self._ask_engine)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/", _alive)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -153,20 +171,48 @@ class Endpoint:
     async def _answer(self, wire: Wire, request: "web.Request") -> "web.StreamResponse":
         try:
             served = self._asked_by(request)
-            task = asyncio.current_task()
-            assert task is not None, "a request runs in a task"
-            served.running.add(task)
-            try:
+            with served.in_progress():
                 asked, messages = await _read(served, wire, request)
                 exchange = _exchange(served, request, asked, messages)
                 response = await deliver(exchange, wire, asked)
                 if exchange.delivered:
                     served.exchanges.remove(exchange)
                 return response
-            finally:
-                served.running.discard(task)
         except Refused as refused:
             return error_response(wire, refused)
+
+    async def _ask_engine(self, request: "web.Request") -> "web.Response":
+        """Passes a request on to a model of `[[engines]]` that the execution may ask."""
+        try:
+            served = self._asked_by(request)
+            with served.in_progress():
+                return json_response(await _engines_answer(served, request))
+        except Refused as refused:
+            return error_response(WIRES[0], refused)
+
+
+def engine_addresses(url: str, key: str, names: Sequence[str]) -> dict[str, Address]:
+    """Returns where an execution asks models of `[[engines]]`: at the endpoint of this URL, with its key."""
+    return {name: Address(f"{url.removesuffix('/v1')}{_ENGINES}/{name}", key, name) for name in names}
+
+
+async def _engines_answer(served: Served, request: "web.Request") -> dict[str, Any]:
+    """Returns the answer of an engine, which has no part in the execution's samples. Raises Refused."""
+    name = request.match_info["name"]
+    if name not in served.engines:
+        known = ", ".join(served.engines) or "none"
+        raise Refused(404, f"rollout.function.engines of this job is {known}, not {name}", "not_found")
+    try:
+        body = parse_json(await request.read())
+        with served.turns.answering():
+            return await served.session.engine(name).complete(body)
+    except EngineRefusal as error:
+        raise Refused(error.status, str(error), "invalid_request_error") from error
+    except _WRONG as error:
+        raise _as_refused(error) from error
+    except Exception as error:  # a boundary, as in `_generate`
+        served.error = error
+        raise Refused(NO_ANSWER, f"{type(error).__name__}: {error}", "engine_error") from error
 
 
 async def _alive(request: "web.Request") -> "web.Response":

@@ -15,7 +15,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in, check_address
 from rlrun.plugins.rollouts.agent.command_agent import run_command
 from rlrun.plugins.rollouts.agent.credit import give_credit
-from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served
+from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, engine_addresses
 from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
 from rlrun.plugins.rollouts.agent.program_limits import LimitExceeded, ProgramLimits
@@ -26,6 +26,7 @@ from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.tool_calls import Syntax
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Status
+from rlrun.specs.engine_names import EngineNames
 from rlrun.specs.sections.rollout import AgentSpec
 from rlrun.specs.sections.section import Section
 
@@ -60,6 +61,10 @@ class AgentParams(Section):
     """Further variables of rlrun's environment to pass to the program, such as `["HTTPS_PROXY"]`. PATH, HOME,
     USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM are always passed; others, which may hold
     keys and tokens, are not."""
+    engines: EngineNames = ()
+    """Names of `[[engines]]` that the agent may ask as well, with the key of its execution, for instance a
+    simulated user or a judge. A program finds the address of `user` in RLRUN_ENGINE_USER_URL; a class asks
+    `task.engine("user").chat(messages)`. Their answers are not trained."""
     host: Annotated[str, AfterValidator(check_address)] = "127.0.0.1"
     """The address at which the policy is served to the agent. Agents that run on other hosts or in containers
     need an IP address of the driver's host that they can reach, or a network (`10.0.0.0/8`) in which that
@@ -140,12 +145,14 @@ class Agent:
         history = History(params.same_history)
         record = Record(session.chat, params.thinking, history, params.cross_entropy)
         turns = TurnDeadline(params.turn_timeout)
-        served = Served(session, record, turns, params.syntax, params.other_settings, params.max_turns)
+        served = Served(
+            session, record, turns, params.syntax, params.other_settings, params.max_turns, params.engines
+        )
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
             async with served.turns:
-                info = await self._act(_task(session, url, key))
+                info = await self._act(_task(session, url, key, params.engines))
         except TimeoutError:
             if not served.turns.expired:
                 raise
@@ -225,7 +232,8 @@ class Agent:
         return await run_command(params.command, task, params.limits, self._watch, params.environment)
 
 
-def _task(session: Session, url: str, key: str) -> AgentTask:
+def _task(session: Session, url: str, key: str, engines: Sequence[str]) -> AgentTask:
     row = session.prompt.row
     messages = messages_for_agent(row)
-    return AgentTask(session.id, messages, row.label, row.metadata, session.seed, url, key)
+    addresses = engine_addresses(url, key, engines)
+    return AgentTask(session.id, messages, row.label, row.metadata, session.seed, url, key, addresses)

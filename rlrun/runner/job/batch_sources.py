@@ -55,4 +55,5 @@ def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None
     run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
     masked = spec.rollout.sampling_mask
     pairs = needs_of(spec).pairs
-    return SavedSource(run, first, last, model.config()["vocab_size"], masked=masked, pairs=pairs)
+    vocabulary, fraction = model.config()["vocab_size"], spec.debug.fraction
+    return SavedSource(run, first, last, vocabulary, fraction=fraction, masked=masked, pairs=pairs)

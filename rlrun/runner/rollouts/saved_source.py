@@ -26,15 +26,18 @@ class SavedSource:
         last: int,
         vocab_size: int,
         *,
+        fraction: float = 1.0,
         masked: bool = False,
         pairs: bool = False,
     ) -> None:
         """Reads steps `first` to `last`; raises ValueError if the run has no file of one of them.
 
+        `fraction`: that of each step's groups which are trained on, at least one.
         `masked`: the spec takes log-probs over sampling masks, so the samples must have them. `pairs`: the
         algorithm trains on pairs, so each group must be one.
         """
         self._run = run
+        self._fraction = fraction
         self._masked = masked
         self._pairs = pairs
         self._next_step = first
@@ -73,7 +76,7 @@ class SavedSource:
         return rollout_path(self._run.rollouts, step)
 
     def _read(self, path: Path) -> list[Group]:
-        groups = read_groups(path)
+        groups = _part(read_groups(path), self._fraction)
         highest = max((int(tokens.max()) for tokens in _token_arrays(groups) if len(tokens)), default=0)
         if highest >= self._vocab_size:
             raise ValueError(
@@ -97,6 +100,12 @@ class SavedSource:
                 f"{self._run.shown} has samples with {has}, other than this spec asks for: {cure} "
                 "rollout.top_p, top_k and sampling_mask as that run had them"
             )
+
+
+def _part(groups: Sequence[Group], fraction: float) -> list[Group]:
+    """Returns this fraction of the groups, at equal distances."""
+    count = max(1, round(len(groups) * fraction)) if groups else 0
+    return [groups[number * len(groups) // count] for number in range(count)]
 
 
 def _token_arrays(groups: Sequence[Group]) -> Iterator[NDArray[np.int32]]:

@@ -32,6 +32,9 @@ class DebugSpec(Section):
     step: int | None = Field(default=None, ge=1)
     """Repeat only this step of the run in `rollouts`, starting from that run's checkpoint of the step before.
     None: train on all saved steps, starting from the initial model."""
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of the groups in `rollouts` that each step trains on, at least one: groups at equal distances
+    in the order of their prompts. The others are left out."""
     save_rollouts: bool = False
     """Save every sample of every step with tokens, log-probs, masks and versions in the run's `rollouts/`,
     for a later `mode = "train"`. `mode = "rollout"` and `"eval"` always save them."""

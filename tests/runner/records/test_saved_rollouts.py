@@ -98,6 +98,23 @@ async def test_a_source_of_saved_samples_goes_on_where_it_stopped(tmp_path: Path
         await resumed.restore({"epoch": 0})
 
 
+@pytest.mark.parametrize(
+    ("fraction", "indices"), [(1.0, [*range(8)]), (0.5, [0, 2, 4, 6]), (0.4, [0, 2, 5]), (0.01, [0])]
+)
+async def test_a_part_of_the_saved_groups(tmp_path: Path, fraction: float, indices: list[int]) -> None:
+    run, [first, _] = RunFolder(tmp_path), groups()
+    several = [Group(replace(first.prompt, index=index), first.samples) for index in range(8)]
+    records = [
+        {**record, "index": number}
+        for number, group in enumerate(several)
+        for record in map_records([(group, sample) for sample in group.samples], whole=True)
+    ]
+    run.rollouts.mkdir()
+    write_records(rollout_path(run.rollouts, 1), records)
+    source = SavedSource(run, 1, 1, vocab_size=20, fraction=fraction)
+    assert [group.prompt.index for group in (await source.next(0)).groups] == indices
+
+
 async def test_samples_that_are_missing_or_of_another_tokenizer(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     save(run.rollouts, 1)

@@ -42,7 +42,9 @@ _JOB = (
     ),
     no_effect(on("checkpoint.start_from"), on("debug.step"), "the step starts from its own run's checkpoint"),
     no_effect(
-        _given("debug", "rollouts", "step"), f.NOT_TRAINING_SAVED, "no other mode trains on saved samples"
+        _given("debug", "rollouts", "step", "fraction"),
+        f.NOT_TRAINING_SAVED,
+        "no other mode trains on saved samples",
     ),
     no_effect(on("debug.profile.steps"), f.NO_TRAINER, "there is no trainer to record"),
     no_effect(on("hooks"), f.NO_TRAINER, "hooks are called in steps that train"),

@@ -114,6 +114,10 @@ class Session(Protocol):
     def chat(self) -> Chat:
         """The model's tokenizer and chat template."""
 
+    @property
+    def version(self) -> int:
+        """The version of the weights that the engines were given last."""
+
     async def generate(
         self,
         tokens: Tokens,

@@ -62,6 +62,7 @@ class ScriptedSession:
         self.sampling = Sampling(max_new_tokens)
         self.max_tokens = len(tokens) + max_new_tokens
         self.max_turn_tokens = max_turn_tokens or max_new_tokens
+        self.version = 0
         self.made: list[Generation] = []
         """The generations so far, one per answer."""
         self.asked: list[Tokens] = []

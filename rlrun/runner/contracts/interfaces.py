@@ -43,6 +43,10 @@ class WeightReceiver(Protocol):
 class Engines(WeightReceiver, Protocol):
     """All rollout engines as one (rlrun.runner.engines.pool.pool.EnginePool)."""
 
+    @property
+    def version(self) -> int | None:
+        """Version of the weights that the engines were given last; None before the first update."""
+
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Returns the n samples of one request, from the engine with the fewest open requests."""
 

@@ -44,6 +44,11 @@ class ResumingEngines:
         self._idle.set()
         self._stopped = False
 
+    @property
+    def version(self) -> int | None:
+        """Returns the version of the weights that the engines were given last; None before the first."""
+        return self._engines.version
+
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Returns all samples of the request, however often the engines are stopped meanwhile."""
         resumable = ResumableRequest(request, empty_generations(request))

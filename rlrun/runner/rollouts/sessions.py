@@ -82,6 +82,11 @@ class PolicySession:
         self._num_turns = 0
         self._engines: dict[str, ServedEngine] = {}
 
+    @property
+    def version(self) -> int:
+        """Returns the version of the engines' weights (rlrun.plugins.session.Session)."""
+        return self._group.engines.version or 0
+
     def engine(self, name: str) -> ServedEngine:
         """Returns a client of a model of `[[engines]]` (rlrun.plugins.session.Session)."""
         if name not in self._engines:
@@ -122,6 +127,7 @@ class PolicyGroup:
         send: SendRequest,
     ) -> None:
         self.chat = policy.tokenizer
+        self.engines = policy.engines
         self.named_engines = policy.named_engines
         self.settings = settings
         self.prompt = prompt

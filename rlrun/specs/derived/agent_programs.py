@@ -24,16 +24,18 @@ class ProgramLimit:
 
 
 def program_limit(function: RolloutFunctionSpec, cores: int, memory: int) -> ProgramLimit | None:
-    """Returns the limit on a host with so many cores and bytes of memory; None without a command agent.
+    """Returns the limit on a host with so many cores and bytes of memory; None without any.
 
     Training and its evaluations share the limit; an evaluation dataset with a `function` has a limit for it.
     The deadline of an execution begins when its program may start.
     """
-    if function.type != "agent" or function.params.get("command") is None:
+    if function.type != "agent":
         return None
     own = function.params.get("max_programs")
     if isinstance(own, int):
         return ProgramLimit(own, "rollout.function.max_programs")
+    if function.params.get("command") is None:
+        return None
     by_cores, by_memory = _PER_CORE * cores, int(_MEMORY_SHARE * memory) // _PROGRAM_BYTES
     if by_cores <= by_memory:
         return ProgramLimit(by_cores, f"{_PER_CORE} per core of {cores}; rollout.function.max_programs")

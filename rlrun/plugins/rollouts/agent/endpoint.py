@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.engines import NO_ANSWER, Address, EngineRefusal
-from rlrun.plugins.generation import Generation
+from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.http_guard import Guard, bearer
 from rlrun.plugins.rollouts.agent.answer import Answer
 from rlrun.plugins.rollouts.agent.delivery import Exchange, Refused, deliver, error_response, json_response
 from rlrun.plugins.rollouts.agent.history import Key
 from rlrun.plugins.rollouts.agent.message_images import MessageImages, images_of
 from rlrun.plugins.rollouts.agent.messages import answer_message, for_template
+from rlrun.plugins.rollouts.agent.own_trajectories import TrajectoryError, read_trajectories
 from rlrun.plugins.rollouts.agent.record import Conversation, Record
 from rlrun.plugins.rollouts.agent.request import AgentRequest, RefusedRequest, Settings
 from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
@@ -70,6 +71,10 @@ class Served:
     """The last error of an engine. It fails the execution even if the agent handles it."""
     aborted: bool = False
     images: MessageImages = field(default_factory=MessageImages)
+    own: list[Trajectory] = field(default_factory=list)
+    """The trajectories that the agent assembled itself, if any."""
+    begun: int = 0
+    """The version of the weights when the execution began, or an older one that made a token since."""
     exchanges: list[Exchange] = field(default_factory=list)
     """The questions whose answers are not delivered yet."""
     running: "set[asyncio.Task[Any]]" = field(default_factory=set)
@@ -132,6 +137,7 @@ class Endpoint:
             app.router.add_post(wire.path, partial(self._answer, wire))
         app.router.add_post(f"{_CLAUDE.path}/count_tokens", self._count)
         app.router.add_post(f"{_ENGINES}/{{name}}/v1/chat/completions", self._ask_engine)
+        app.router.add_post("/v1/trajectories", self._take_trajectories)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/", _alive)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -180,6 +186,19 @@ class Endpoint:
                 return response
         except Refused as refused:
             return error_response(wire, refused)
+
+    async def _take_trajectories(self, request: "web.Request") -> "web.Response":
+        """Keeps trajectories that the agent assembled itself, instead of those that were recorded."""
+        try:
+            served = self._asked_by(request)
+            try:
+                body = parse_json(await request.read())
+                served.own = read_trajectories(body, served.session, served.begun)
+            except _WRONG as error:
+                raise _as_refused(error) from error
+        except Refused as refused:
+            return error_response(WIRES[0], refused)
+        return json_response({"trajectories": len(served.own)})
 
     async def _ask_engine(self, request: "web.Request") -> "web.Response":
         """Passes a request on to a model of `[[engines]]` that the execution may ask."""
@@ -233,7 +252,11 @@ async def _read(served: Served, wire: Wire, request: "web.Request") -> tuple[Age
 
 
 def _as_refused(error: Exception) -> Refused:
-    named = str(error) if isinstance(error, RefusedRequest) else f"{type(error).__name__}: {error}"
+    named = (
+        str(error)
+        if isinstance(error, RefusedRequest | TrajectoryError)
+        else f"{type(error).__name__}: {error}"
+    )
     return Refused(400, named, "invalid_request_error")
 
 
@@ -307,6 +330,7 @@ async def _generate(served: Served, asked: AgentRequest, conversation: Conversat
     served.answers += 1
     served.sampled_tokens += len(generation.tokens)
     served.aborted |= generation.finish == "abort"
+    served.begun = min([served.begun, *(span.version for span in generation.versions)])
     syntax = served.syntax if asked.tools else None
     message = answer_message(_text(session, generation), syntax, served.answers, asked.tools)
     served.record.answer(conversation, asked.as_ended(generation, room), message)

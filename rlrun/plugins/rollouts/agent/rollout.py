@@ -14,7 +14,7 @@ from rlrun.plugins.protocols import Agent as AgentPlugin
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in, check_address
 from rlrun.plugins.rollouts.agent.command_agent import run_command
-from rlrun.plugins.rollouts.agent.credit import give_credit
+from rlrun.plugins.rollouts.agent.credit import AnsweredTurn, give_credit
 from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, engine_addresses
 from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
@@ -43,9 +43,10 @@ class AgentParams(Section):
     JSON from its standard input, has OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
     ANTHROPIC_API_KEY in its environment, and may print a JSON object as its last line."""
     max_programs: int | None = Field(default=None, ge=1)
-    """Maximum number of programs that run at once, in training and evaluations together. Further executions
-    wait, and their deadlines begin when their programs start. None: 8 per core of the driver's host, and at
-    most as many as fit into half of its memory with 256 MiB for each."""
+    """Maximum number of programs that run at once, or of executions of a class, in training and evaluations
+    together. Further executions wait, and their deadlines begin when they start. None: for programs 8 per
+    core of the driver's host, and at most as many as fit into half of its memory with 256 MiB for each; no
+    limit for a class."""
     turn_timeout: float | None = Field(default=None, gt=0)
     """Seconds that the agent may take for a turn: until its first request, from an answer to its next
     request, and from its last answer to its end. The time of the policy's answers does not count. An
@@ -102,7 +103,7 @@ class AgentParams(Section):
             raise ValueError(
                 "needs either a table [rollout.function.agent] or a command, not both or neither"
             )
-        for name in ("environment", "max_programs", "limits"):
+        for name in ("environment", "limits"):
             if name in self.model_fields_set and getattr(self, name) and self.command is None:
                 raise ValueError(f"{name} is for a command; an agent's class runs in rlrun's own process")
         return self
@@ -148,6 +149,7 @@ class Agent:
         served = Served(
             session, record, turns, params.syntax, params.other_settings, params.max_turns, params.engines
         )
+        served.begun = session.version
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
@@ -164,15 +166,16 @@ class Agent:
             conversations = record.close()
         if served.error is not None:
             raise served.error
-        if not conversations and served.turns.expired:
+        if not conversations and not served.own and served.turns.expired:
             raise TimeoutError(f"no request within turn_timeout = {self.params.turn_timeout:g} s")
-        if not conversations:
+        if not conversations and not served.own:
             raise ValueError("the agent received no answer from the policy: it must request at least one")
         if not served.aborted:  # answers after the deadline are empty, so the agent counts others
-            info = give_credit(info, record.turns, session.id)
-        trajectories = self._trained(conversations)
+            answers = _turns_of(served.own) if served.own else record.turns
+            info = give_credit(info, answers, session.id)
+        trajectories = served.own or self._trained(conversations)
         trained = sum(len(turn.tokens) for trajectory in trajectories for turn in trajectory.turns)
-        share = trained / max(1, served.sampled_tokens)
+        share = trained / max(trained, served.sampled_tokens, 1)
         for trajectory in trajectories:
             trajectory.info = {**info, "samples": len(trajectories), "trained_share": share}
             if served.aborted:
@@ -230,6 +233,14 @@ class Agent:
         params = self.params
         assert params.command is not None, "an agent or a command is set"
         return await run_command(params.command, task, params.limits, self._watch, params.environment)
+
+
+def _turns_of(trajectories: Sequence[Trajectory]) -> list[AnsweredTurn]:
+    """Returns the turns of trajectories that the agent assembled, in order. Their numbers are negative,
+    because the ids of responses do not name them.
+    """
+    places = [(trajectory, index) for trajectory in trajectories for index in range(len(trajectory.turns))]
+    return [AnsweredTurn(-number, *place) for number, place in enumerate(places, 1)]
 
 
 def _task(session: Session, url: str, key: str, engines: Sequence[str]) -> AgentTask:

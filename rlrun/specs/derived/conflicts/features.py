@@ -345,6 +345,13 @@ NO_TURN_REWARDS = Feature(
     lambda job: job.spec.rollout.function.type in ("single_turn", "multi_turn_tools"),
     '"environment"',
 )
+WORKERS = Feature(
+    'agent.type = "workers"',
+    "rollout.function.agent",
+    lambda job: (job.spec.rollout.function.params.get("agent") or {}).get("type") == "workers",
+    None,
+    ("rollout.function.type",),
+)
 TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))
 OTHER_REDUCTION = unequal("trainer.reduction", "per_sample_mean")
 RESPONSE_KEY = on("data.response_key").when(

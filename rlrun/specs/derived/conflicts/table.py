@@ -101,6 +101,7 @@ _ROLLOUTS = (
     refused(f.PROBE, f.TURN_REWARDS_TO_GO, "the rewards of turns may differ where those of samples do not"),
     refused(f.DETERMINISTIC, f.ASYNC, "what an asynchronous job trains on depends on timing"),
     refused(f.DETERMINISTIC, f.PARTIAL, "which samples are unfinished depends on timing"),
+    refused(f.DETERMINISTIC, f.WORKERS, "all executions of a batch would need a worker at once"),
     no_effect(
         on("rollout.max_concurrency"),
         f.DETERMINISTIC,

@@ -49,6 +49,7 @@ class TokenIds:
             "index": 0,
             "token_ids": tokens,
             "logprobs": {"content": log_probs},
+            "weight_versions": [[span.version, span.start, span.end] for span in answer.generation.versions],
             "finish_reason": answer.finish,
         }
         return {"request_id": f"generate-{answer.name}", "choices": [choice]}

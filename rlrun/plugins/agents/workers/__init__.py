@@ -1,0 +1,1 @@
+"""Executions that workers elsewhere carry out."""

@@ -347,10 +347,9 @@ NO_TURN_REWARDS = Feature(
 )
 WORKERS = Feature(
     'agent.type = "workers"',
-    "rollout.function.agent",
+    "rollout.function.type",
     lambda job: (job.spec.rollout.function.params.get("agent") or {}).get("type") == "workers",
     None,
-    ("rollout.function.type",),
 )
 TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))
 OTHER_REDUCTION = unequal("trainer.reduction", "per_sample_mean")

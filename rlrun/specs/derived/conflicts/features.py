@@ -348,7 +348,10 @@ NO_TURN_REWARDS = Feature(
 WORKERS = Feature(
     'agent.type = "workers"',
     "rollout.function.type",
-    lambda job: (job.spec.rollout.function.params.get("agent") or {}).get("type") == "workers",
+    lambda job: (
+        isinstance(agent := job.spec.rollout.function.params.get("agent"), dict)
+        and agent.get("type") == "workers"
+    ),
     None,
 )
 TRUNCATED_UNTRAINED = missing(equal("rollout.truncated", "train"))

@@ -22,7 +22,7 @@ def activation_bytes(
     """
     parallel = trainer.parallel
     shared = parallel.tensor if parallel.sequence_parallel else 1
-    whole = _layer(model, shared, parallel.tensor)
+    whole = _layer(model, shared, parallel.tensor, ITEM_BYTES[trainer.dtype])
     entry = model.hidden / shared
     if wide_stream:
         # both sums of the stream take twice the memory, and SiLU's rounded result is kept (`model.target`)
@@ -44,11 +44,12 @@ def forward_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int
     """Returns the bytes of a pass without gradients, which holds the activations of one layer at a time."""
     parallel = trainer.parallel
     shared = parallel.tensor if parallel.sequence_parallel else 1
-    return int(tokens * _layer(model, shared, parallel.tensor) * ITEM_BYTES[trainer.dtype])
+    item = ITEM_BYTES[trainer.dtype]
+    return int(tokens * _layer(model, shared, parallel.tensor, item) * item)
 
 
-def _layer(model: Architecture, shared: int, tensor: int) -> float:
-    """Returns the number of elements per token in a layer.
+def _layer(model: Architecture, shared: int, tensor: int, item: int) -> float:
+    """Returns the number of elements per token in a layer; `item`: bytes of an element.
 
     These are 4 hidden (the residual stream before each norm, and the norms' outputs, which tensor-parallel
     ranks have gathered as well), 2 queries (rotated, and the attention's output), 2 keys (rotated, and the
@@ -64,7 +65,7 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
     inner: float = (each + gates) * model.heads * model.head_dim + each * model.kv_heads * model.head_dim
     if delta := model.delta:
         share = len(delta.layers) / model.layers
-        inner = (1 - share) * inner + share * _delta_net(delta)
+        inner = (1 - share) * inner + share * _delta_net(delta, item)
     if experts := model.experts:
         sparse = len(experts.layers) / model.layers
         routed = experts.per_token * 3 * (experts.intermediate + model.hidden)
@@ -83,15 +84,16 @@ def _expert_gradients(model: Architecture, tensor: int) -> float:
     return model.experts.per_token * 6 * model.hidden / tensor if model.experts else 0.0
 
 
-def _delta_net(delta: DeltaNet) -> float:
+def _delta_net(delta: DeltaNet, item: int) -> float:
     """Returns the number of elements per token in Gated DeltaNet.
 
     These are queries, keys and values before and after the convolution, queries and keys scaled and repeated
     for each value head, a row of each head's chunk, and five times the values (gate, output of the rule,
-    normed, gated, and the values of the rule).
+    normed, gated, and the values of the rule). The gate and its SiLU are float32 besides. Context-parallel
+    ranks have as much: all tokens of a share of the heads.
     """
-    repeated = 2 * delta.value_heads * delta.key_dim
-    return 2 * delta.channels + repeated + delta.value_heads * CHUNK + 5 * delta.values
+    repeated, wide = 2 * delta.value_heads * delta.key_dim, 2 * delta.values * 4 / item
+    return 2 * delta.channels + repeated + delta.value_heads * CHUNK + 5 * delta.values + wide
 
 
 def _selected(model: Architecture, shared: int, tensor: int) -> float:

@@ -423,6 +423,28 @@ def test_experts_keep_what_a_dry_run_says_where_nothing_is_computed_again(
     assert planned == pytest.approx(traced, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "traced"),
+    [
+        ({"fsdp": 8}, 7.01),
+        ({"fsdp": 4, "context": 2}, 7.01),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 3.88),
+    ],
+    ids=str,
+)
+def test_gated_delta_net_keeps_what_a_dry_run_says(parallel: dict[str, int], traced: float) -> None:
+    """GiB of activations and temporaries at the peak of a `dry_run`, for 8,192 tokens on each rank: with two
+    context-parallel ranks, of samples of 2,048 tokens that both have a part of.
+    """
+    model = {"model_type": "qwen3_5_text", "hidden_size": 2048, "intermediate_size": 6144}
+    model |= {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2}
+    model |= {"vocab_size": 248320, "linear_num_value_heads": 16}
+    settings = {"steps": 1, "max_tokens_per_rank": 8192, "parallel": parallel}
+    spec = resolved_trainer(**settings, activation_checkpointing="none")
+    planned = training_phase(architecture(model), spec, gpu=True).part_bytes("activations")
+    assert planned == pytest.approx(traced * GIB, rel=0.03)
+
+
 def test_activations_shrink_with_what_is_computed_again() -> None:
     def activations(kind: str, layers: int) -> int:
         spec = resolved_trainer(**({"steps": 1, "activation_checkpointing": kind}))

@@ -96,6 +96,7 @@ GRPO: dict[str, Any] = {
     "--log-probs-max-tokens-per-gpu": None,
     "--save-interval": None,
     "--async-save": False,
+    "--no-save-optim": True,
     "--clip-grad": 1.0,
     "--calculate-per-token-loss": "per_sample_mean",
     "--lr": 1e-6,

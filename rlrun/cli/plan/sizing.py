@@ -107,7 +107,9 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         source = "~/.cache/rlrun; data in object stores is added to it"
         yield "disk for a copy of model.path", format_bytes(export_bytes(job.model)), source
     if job.spec.checkpoint.mirror is not None:
-        size = format_bytes(checkpoint_bytes(job.model, job.spec.trainer, job.critic))
+        size = format_bytes(
+            checkpoint_bytes(job.model, job.spec.trainer, job.critic, optimizer=job.spec.checkpoint.optimizer)
+        )
         yield "upload of a checkpoint", size, "checkpoint.mirror; samples are added to it"
     if sizing.engine is not None:
         yield "bytes of a weight update", format_bytes(sizing.sync_bytes), sync_bytes(job)[1]

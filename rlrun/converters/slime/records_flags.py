@@ -12,6 +12,8 @@ def checkpoints(draft: Draft) -> None:
     if interval:
         draft.set("checkpoint.interval", steps, (interval.name,))
         draft.set("checkpoint.keep", "all", (), "slime deletes no checkpoint")
+    for flag in draft.given("--no-save-optim"):
+        draft.set("checkpoint.optimizer", False, (flag.name,))
     for flag in draft.given("--save-hf"):
         if interval:
             draft.set("checkpoint.export_interval", steps, (flag.name,))

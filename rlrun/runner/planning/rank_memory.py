@@ -110,7 +110,9 @@ def staged_bytes(job: PlannedJob) -> int:
     """Returns the host memory per rank for its copy of a checkpoint that is written during training."""
     if not job.spec.checkpoint.asynchronous:
         return 0
-    size = checkpoint_copy_bytes(job.model, job.spec.trainer, job.critic)
+    size = checkpoint_copy_bytes(
+        job.model, job.spec.trainer, job.critic, optimizer=job.spec.checkpoint.optimizer
+    )
     if job.spec.teacher is not None and job.spec.teacher.weights == "average":
         size += teacher_copy_bytes(job)
     return size + (reference_bytes(job) if job.spec.reference.update_interval else 0)

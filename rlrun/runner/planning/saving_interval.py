@@ -83,7 +83,7 @@ def plan_saving(job: PlannedJob, step_seconds: float, failures: NodeFailures) ->
     """Returns what checkpoints cost a job, and what failures do. The failure of a node with trainer ranks
     stops training; that of a node which only has engines does not.
     """
-    size = checkpoint_bytes(job.model, job.spec.trainer, job.critic)
+    size = checkpoint_bytes(job.model, job.spec.trainer, job.critic, optimizer=job.spec.checkpoint.optimizer)
     waiting, writing = size / DISK, 0.0
     if job.spec.checkpoint.asynchronous:
         waiting, writing = size / len(job.plan.ranks) / HOST_LINK, waiting

@@ -117,5 +117,7 @@ def _disk_bytes(job: PlannedJob) -> int:
     interval, steps = spec.checkpoint.export_interval, job.plan.steps
     # models of a run whose number of steps is not known are counted once
     models = (0 if interval is None else max(1, (steps or 0) // interval)) + spec.checkpoint.export_hf
-    written = (1 if count is None else count) * checkpoint_bytes(job.model, spec.trainer, job.critic)
+    written = (1 if count is None else count) * checkpoint_bytes(
+        job.model, spec.trainer, job.critic, optimizer=spec.checkpoint.optimizer
+    )
     return written + models * export_bytes(job.model)

@@ -24,24 +24,28 @@ def offloaded_bytes(model: Architecture, trainer: TrainerSpec) -> int:
     return {"none": 0, "optimizer": state, "all": masters + state}[trainer.offload]
 
 
-def checkpoint_copy_bytes(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
+def checkpoint_copy_bytes(
+    model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None, *, optimizer: bool
+) -> int:
     """Returns the size of a rank's copy for a checkpoint: its float32 parameters (of adapters, if there are
-    any) and optimizer state."""
+    any) and, with `checkpoint.optimizer`, optimizer state."""
     share = policy_share(model, trainer)
-    size = _saved(share, trainer) * 4 + optimizer_bytes(share, trainer)
+    size = _saved(share, trainer) * 4 + optimizer * optimizer_bytes(share, trainer)
     if critic is not None:
         critics_share = critic_share(model, trainer, critic)
-        size += critics_share.parameters * 4 + optimizer_bytes(critics_share, critic)
+        size += critics_share.parameters * 4 + optimizer * optimizer_bytes(critics_share, critic)
     return size
 
 
-def checkpoint_bytes(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
-    """Returns the size of one checkpoint on disk: float32 parameters and optimizer state of the policy, and
-    of the critic.
+def checkpoint_bytes(
+    model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None, *, optimizer: bool
+) -> int:
+    """Returns the size of one checkpoint on disk: float32 parameters and, with `checkpoint.optimizer`,
+    optimizer state of the policy, and of the critic.
     """
     alone = trainer.model_copy(update={"parallel": ParallelSpec()})
     whole_critic = None if critic is None else critic.model_copy(update={"parallel": None})
-    return checkpoint_copy_bytes(model, alone, whole_critic)
+    return checkpoint_copy_bytes(model, alone, whole_critic, optimizer=optimizer)
 
 
 def _saved(share: RankShare, trainer: TrainerSpec) -> int:

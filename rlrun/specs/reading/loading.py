@@ -51,7 +51,7 @@ from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.rules.exact_rules import untried_on_gpus
 from rlrun.specs.rules.router_rules import unasked_interpreters
 from rlrun.specs.rules.term_rules import stale_ratio
-from rlrun.specs.rules.trainer_rules import external_heads, large_learning_rates
+from rlrun.specs.rules.trainer_rules import external_heads, large_learning_rates, unsaved_optimizer
 from rlrun.specs.sections.job import Spec
 
 _INTEGER_LIMIT = 1 << 63
@@ -152,13 +152,15 @@ class LoadedSpec:
 
         They concern text that looks like a secret in the files and in `--set`, a ratio that ignores stale
         samples, external engines that may compute logits in another precision, large learning rates,
-        `true_on_policy` and native engines on GPUs, and arguments of servers whose interpreter was not asked.
+        checkpoints without an optimizer, `true_on_policy` and native engines on GPUs, and arguments of
+        servers whose interpreter was not asked.
         """
         secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
         findings = [
             *coded(stale_ratio(self.spec), Code.ALGORITHM),
             *coded(external_heads(self.spec), Code.TRAINER),
             *coded(large_learning_rates(self.spec), Code.TRAINER),
+            *coded(unsaved_optimizer(self.spec), Code.TRAINER),
             *coded(untried_on_gpus(self.spec), Code.TRAINER),
             *coded(warnings_about_engines(self.engine_choices), Code.ENGINE),
             *coded(unasked_interpreters(self.spec), Code.ENGINE),

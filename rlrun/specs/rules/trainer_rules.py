@@ -30,6 +30,14 @@ def large_learning_rates(spec: Spec) -> Iterator[Finding]:
             yield Finding((name, "lr"), message, f"usual are {_USUAL_LR}", found=section.lr)
 
 
+def unsaved_optimizer(spec: Spec) -> Iterator[Finding]:
+    """Warns that a run continues from its checkpoints with an empty optimizer."""
+    if not spec.checkpoint.optimizer and spec.trainer.reset_optimizer == "never":
+        message = "a resumed run, and one whose trainer rank died, continues with an empty optimizer"
+        cure = 'with trainer.reset_optimizer = "rollout" nothing is lost by that'
+        yield Finding(("checkpoint", "optimizer"), message, cure, found=False)
+
+
 TRAINER_RULES: tuple[Rule, ...] = (learning_rates,)
 
 

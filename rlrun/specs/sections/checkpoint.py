@@ -49,6 +49,10 @@ class CheckpointSpec(Section):
     of `[eval]` of which more is better. A step with the best evaluation so far is saved although no
     checkpoint is due, it is kept beside the `keep` newest ones, and the final model is that of the best step.
     The evaluation before training does not count. None: the final model is that of the last step."""
+    optimizer: bool = True
+    """Checkpoints have the optimizer's state, two thirds of their size with AdamW. false: a resumed run, and
+    one whose trainer rank died, continues with an empty optimizer. Nothing is lost by that with
+    `trainer.reset_optimizer = "rollout"`."""
     asynchronous: bool = False
     """Continue training while a checkpoint is written, from a copy in host memory. This needs host memory for
     that copy."""

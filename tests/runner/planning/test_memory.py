@@ -471,7 +471,12 @@ def test_a_float32_residual_stream_is_near_what_a_dry_run_says(kind: str, traced
 
 
 def test_a_checkpoint_has_parameters_and_moments() -> None:
-    assert checkpoint_bytes(QWEN3_8B, resolved_trainer(steps=1), None) == 12 * parameter_count(QWEN3_8B)
+    assert checkpoint_bytes(
+        QWEN3_8B, resolved_trainer(steps=1), None, optimizer=True
+    ) == 12 * parameter_count(QWEN3_8B)
+    assert checkpoint_bytes(
+        QWEN3_8B, resolved_trainer(steps=1), None, optimizer=False
+    ) == 4 * parameter_count(QWEN3_8B)
 
 
 def test_micro_batches_of_a_number_of_samples_are_as_long_as_samples_may_be() -> None:

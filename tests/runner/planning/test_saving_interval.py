@@ -59,7 +59,7 @@ def test_only_nodes_with_trainer_ranks_stop_training() -> None:
     plan = plan_saving(job, 60.0, NodeFailures(hours=6300, restart_seconds=300))
     assert (plan.nodes, plan.failure_seconds) == (1, 6300 * HOUR)
     assert plan.writing_seconds == 0.0
-    assert plan.waiting_seconds == checkpoint_bytes(job.model, job.spec.trainer, None) / DISK
+    assert plan.waiting_seconds == checkpoint_bytes(job.model, job.spec.trainer, None, optimizer=True) / DISK
 
 
 def test_training_waits_for_the_copy_of_a_checkpoint_alone_where_it_is_written_meanwhile() -> None:

@@ -4,6 +4,7 @@ Each rank writes its own parts under names and global shapes that do not depend 
 resume on another number of ranks.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,25 +30,28 @@ from rlrun.runner.trainer.checkpoints.restore_checks import (
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EXPERT_BIAS
 
+logger = logging.getLogger(__name__)
+
+_UPDATES = "updates"
+"""The count of Adam's bias correction; only checkpoints with an optimizer have it."""
 ROUTER = ".moe.router.gate.weight"
 """The names of routers' matrices end in this."""
 
 
 def training_state(
     parameters: Mapping[str, torch.Tensor],
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     step: int,
     *,
     lora: LoraShape | None = None,
     int4_group: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Returns everything that `load_checkpoint` reads. `int4_group`: the group in which matrices are rounded,
-    which conversions read too.
+    """Returns everything that `load_checkpoint` reads. `optimizer`: None if its state is not saved.
+    `int4_group`: the group in which matrices are rounded, which conversions read too.
     """
-    state = _tensors(parameters, optimizer) | {
-        "step": torch.tensor(step),
-        "updates": optimizer.updates,
-    }
+    state = weights_state(parameters) | {"step": torch.tensor(step)}
+    if optimizer is not None:
+        state |= _tensors(parameters, optimizer) | {_UPDATES: optimizer.updates}
     if int4_group is not None:
         state[INT4_GROUP] = torch.tensor(int4_group)
     if lora is None:
@@ -97,13 +101,23 @@ def load_checkpoint(
     *,
     lora: LoraShape | None = None,
     int4_group: int | None = None,
+    may_lack_optimizer: bool = False,
 ) -> int:
     """Loads parameters and optimizer (None: parameters alone); returns the number of optimizer steps so far.
+    `may_lack_optimizer`: the optimizer stays empty if the checkpoint has none.
 
     Raises ValueError if the checkpoint is incomplete, damaged, of another model, has other adapters than
     `lora` describes, or other matrices than those rounded in groups of `int4_group`.
     """
     reader, stored = _open(folder)
+    if optimizer is not None and _UPDATES not in stored:
+        if not may_lack_optimizer:
+            raise ValueError(
+                f"checkpoint {folder} has no optimizer state (checkpoint.optimizer = false): set "
+                "checkpoint.start_optimizer = false"
+            )
+        logger.warning("%s has no optimizer state: the optimizer starts empty", folder)
+        optimizer = None
     state = weights_state(parameters) if optimizer is None else _tensors(parameters, optimizer)
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
     check_adapters(folder, shapes, stored, lora=lora is not None)
@@ -116,7 +130,7 @@ def load_checkpoint(
         base = _read_number(reader, folder, stored, LORA_BASE)
         check_base(folder, None if base is None else BASE_KINDS[base], lora)
     step, updates = torch.tensor(0), torch.tensor(0.0)
-    state |= {"step": step, "updates": updates}
+    state |= {"step": step} | ({} if optimizer is None else {_UPDATES: updates})
     _read(reader, folder, state)
     if optimizer is not None:
         optimizer.updates = updates

@@ -68,6 +68,7 @@ class Critic:
         self._parameters.load(read)
         on_host = spec.trainer.offload == "optimizer"
         self._optimizer = Optimizer(spec.critic, self._parameters.masters, on_host=on_host)
+        self._saves_optimizer = spec.checkpoint.optimizer
         self._resets_optimizer = spec.critic.reset_optimizer == "rollout"
         self._updates = Updates(
             spec.critic,
@@ -98,12 +99,14 @@ class Critic:
         return [self._train_step(sequences, step) for step in steps]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Returns parameters, optimizer and step, for a checkpoint."""
-        return training_state(self._parameters.masters, self._optimizer, self._updates.count)
+        """Returns parameters, optimizer (with `checkpoint.optimizer`) and step, for a checkpoint."""
+        optimizer = self._optimizer if self._saves_optimizer else None
+        return training_state(self._parameters.masters, optimizer, self._updates.count)
 
     def load(self, folder: Path) -> None:
         """Loads a written `state`, also from another layout."""
-        self._updates.count = load_checkpoint(folder, self._parameters.masters, self._optimizer)
+        masters = self._parameters.masters
+        self._updates.count = load_checkpoint(folder, masters, self._optimizer, may_lack_optimizer=True)
         self._parameters.refresh()
 
     def load_start(self, folder: Path, *, optimizer: bool) -> None:

@@ -81,6 +81,7 @@ class Learner:
         self._loss = LossPass(self.model, algorithm, spec.trainer, device, self._hooks)
         trained = trained_parameters(self.parameters, model, frozen_patterns(spec.trainer, model))
         self.optimizer = Optimizer(spec.trainer, trained, on_host=spec.trainer.offload == "optimizer")
+        self._saves_optimizer = spec.checkpoint.optimizer
         self._resets_optimizer = spec.trainer.reset_optimizer == "rollout"
         self._updates = Updates(
             spec.trainer,
@@ -162,10 +163,10 @@ class Learner:
         return metrics
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Returns parameters, optimizer and step, for a checkpoint."""
+        """Returns parameters, optimizer (with `checkpoint.optimizer`) and step, for a checkpoint."""
         return training_state(
             self.parameters.saved,
-            self.optimizer,
+            self.optimizer if self._saves_optimizer else None,
             self._updates.count,
             lora=self._lora,
             int4_group=self.parameters.int4_group,
@@ -173,7 +174,7 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Loads a written `state`, also from another layout. Raises ValueError if it is of another model."""
-        self._updates.count = self._load(folder, optimizer=True)
+        self._updates.count = self._load(folder, optimizer=True, may_lack_optimizer=True)
 
     def load_start(self, folder: Path, *, optimizer: bool) -> None:
         """Loads the weights of a written `state`, and its optimizer's state if `optimizer`, but not its count
@@ -181,13 +182,14 @@ class Learner:
         """
         self._load(folder, optimizer=optimizer)
 
-    def _load(self, folder: Path, *, optimizer: bool) -> int:
+    def _load(self, folder: Path, *, optimizer: bool, may_lack_optimizer: bool = False) -> int:
         step = load_checkpoint(
             folder,
             self.parameters.saved,
             self.optimizer if optimizer else None,
             lora=self._lora,
             int4_group=self.parameters.int4_group,
+            may_lack_optimizer=may_lack_optimizer,
         )
         if self.tied is not None:
             self.tied.copy_weights()

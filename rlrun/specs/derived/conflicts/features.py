@@ -77,6 +77,13 @@ SEVERAL_NODES = above_one("cluster.nodes")
 NOT_COLOCATED = missing(equal("cluster.placement", "colocated"))
 NOT_DISAGGREGATED = missing(equal("cluster.placement", "disaggregated"))
 DETERMINISTIC = on("deterministic")
+UNSAVED_OPTIMIZER = Feature(
+    "checkpoint.optimizer = false",
+    "checkpoint.optimizer",
+    lambda job: not job.spec.checkpoint.optimizer and job.spec.trainer.reset_optimizer == "never",
+    "true",
+    ("trainer.reset_optimizer",),
+)
 EXACT = on("true_on_policy")
 EXACT_ON_CPUS = EXACT.when(lambda job: not job.has_gpus, "true_on_policy on CPUs", _GPUS)
 EXACT_ON_GPUS = EXACT.when(lambda job: rounds_as_target(job.spec), "true_on_policy on GPUs", _GPUS)

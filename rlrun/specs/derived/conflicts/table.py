@@ -31,6 +31,12 @@ _JOB = (
     no_effect(
         given("checkpoint.start_optimizer"), missing(on("checkpoint.start_from")), "no state is loaded"
     ),
+    refused(
+        f.UNSAVED_OPTIMIZER,
+        f.DETERMINISTIC,
+        "a resumed run would continue with an empty optimizer",
+        'set optimizer = true, or trainer.reset_optimizer = "rollout"',
+    ),
     no_effect(given("checkpoint.mirror_required"), missing(on("checkpoint.mirror")), "nothing is uploaded"),
     no_effect(on("checkpoint.push"), equal("checkpoint.export_hf", False), "the final model is not written"),
     no_effect(on("checkpoint.push"), equal("debug.mode", "rollout"), "nothing is trained"),

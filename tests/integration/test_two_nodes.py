@@ -28,10 +28,10 @@ from tests.integration.test_placed_engines import devices, reserved
 from rlrun.runner.cluster.start_trainer import trainer_requests
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.sections.job import Spec
+from tests.resolved_specs import resolved
 
 async def main():
-    spec = Spec.model_validate(json.loads(sys.argv[1]))
+    spec = resolved(json.loads(sys.argv[1]))
     plan = make_plan(spec)
     async with reserved(spec, plan) as cluster:
         ranks = await cluster.launch(trainer_requests(plan, cluster.placement, RunFolder(Path(sys.argv[2]))))
@@ -90,21 +90,30 @@ def process_ids(running: Running) -> list[int]:
     return [pid for pid in ids if psutil.pid_exists(pid)]
 
 
-def test_ranks_follow_one_another_on_a_node_and_have_a_gpu_each(nodes: TwoNodes, tmp_path: Path) -> None:
-    spec = {
-        "model": {"path": "m"},
-        "data": {"path": "d"},
-        "trainer": {"steps": 1, "parallel": {"fsdp": 2, "tensor": 2}},
-        "cluster": {"address": nodes.address, "nodes": 2, "gpus_per_node": 2, "threads": 1},
-        "engine": {"type": "sglang"},
-    }
-    command = [*nodes.enter, sys.executable, "-c", PLACED, json.dumps(spec), str(tmp_path)]
+def placed_ranks(nodes: TwoNodes, folder: Path, **sections: object) -> list[tuple[str, str]]:
+    """Returns the host of each trainer rank, and the number of its GPU there."""
+    spec = {"model": {"path": "m"}, "data": {"path": "d"}, "engine": {"type": "sglang"}} | sections
+    command = [*nodes.enter, sys.executable, "-c", PLACED, json.dumps(spec), str(folder)]
     placed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert placed.returncode == 0, placed.stderr
-    ranks = json.loads(placed.stdout)
+    return [tuple(pair) for pair in json.loads(placed.stdout)]
+
+
+def test_ranks_follow_one_another_on_a_node_and_have_a_gpu_each(nodes: TwoNodes, tmp_path: Path) -> None:
+    cluster = {"address": nodes.address, "nodes": 2, "gpus_per_node": 2, "threads": 1}
+    trainer = {"steps": 1, "parallel": {"fsdp": 2, "tensor": 2}}
+    ranks = placed_ranks(nodes, tmp_path, cluster=cluster, trainer=trainer)
     assert sorted((host, gpu) for host, gpu in ranks) == [(h, g) for h in (HEAD, SECOND) for g in "01"]
     assert ranks[0][0] == ranks[1][0]  # a tensor-parallel pair
     assert ranks[2][0] == ranks[3][0]
+
+
+@pytest.mark.slow
+def test_a_node_may_have_fewer_gpus_than_another(nodes: TwoNodes, tmp_path: Path) -> None:
+    cluster = {"address": nodes.address, "nodes": 2, "gpus_per_node": 2, "node_gpus": [2, 1], "threads": 1}
+    ranks = placed_ranks(nodes, tmp_path, cluster=cluster, trainer={"steps": 1, "parallel": {"fsdp": 3}})
+    assert sorted(gpu for _, gpu in ranks) == ["0", "0", "1"]
+    assert ranks[0][0] == ranks[1][0] != ranks[2][0]
 
 
 APART: dict[str, Any] = {

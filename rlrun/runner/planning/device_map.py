@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rlrun.specs.derived.engine_layout import Layout
+from rlrun.specs.derived.engine_layout import Layout, node_and_gpu
 from rlrun.specs.sections.job import Spec
 
 
@@ -61,7 +61,7 @@ def _consecutive_gpus(first: int, sizes: Sequence[int], spec: Spec) -> list[Devi
 
 
 def _gpu(number: int, spec: Spec) -> DeviceLocation:
-    return DeviceLocation(*divmod(number, spec.cluster.gpus_per_node))
+    return DeviceLocation(*node_and_gpu(number, spec.cluster))
 
 
 def _spread(count: int, nodes: int) -> list[DeviceLocation]:

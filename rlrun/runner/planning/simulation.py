@@ -64,7 +64,7 @@ class Alternative:
     def device_hours(self) -> float | None:
         """GPU-hours of the whole job; None if the number of steps is not known."""
         spec, steps = self.candidate.job.spec, self.candidate.job.plan.steps
-        devices = spec.cluster.nodes * spec.cluster.gpus_per_node
+        devices = spec.cluster.gpus
         return None if steps is None else self.outcome.step_seconds * steps * devices / 3600
 
 

@@ -138,7 +138,7 @@ def estimate(job: PlannedJob, concurrent: int, sync_seconds: float) -> Estimate:
     parts["training"] = step_training_seconds(job)
     if plan.engines:
         parts["weight sync"] = sync_seconds / spec.rollout.weight_update_interval
-    devices = spec.cluster.nodes * max(spec.cluster.gpus_per_node, 1)
+    devices = spec.cluster.gpus or spec.cluster.nodes
     return Estimate(parts, devices, plan.steps)
 
 

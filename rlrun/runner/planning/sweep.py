@@ -119,7 +119,7 @@ def _sort_key(candidate: Candidate) -> tuple[bool, bool, int, int, float]:
 def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
     """Yields specs that differ from the job's only in layout, placement and size of an engine."""
     spec, models = job.spec, [job.model, *([] if job.teacher is None else [job.teacher])]
-    gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
+    gpus = spec.cluster.gpus
     splits = [(gpus, "colocated")]
     if job.plan.engines:
         splits += [(int(gpus * share), "disaggregated") for share in TRAINER_SHARES if gpus * share >= 1]
@@ -139,7 +139,7 @@ def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpe
 
     Settings of the spec that have an effect in a layout are kept.
     """
-    degrees_in_node = [degree for degree in DEGREES if degree <= max(spec.cluster.gpus_per_node, 1)]
+    degrees_in_node = [degree for degree in DEGREES if degree <= max(min(spec.cluster.gpus_of_nodes), 1)]
     for tensor in degrees_in_node:
         if model.heads % tensor or model.kv_heads % tensor:
             continue

@@ -1,11 +1,13 @@
 """Computes how many engines and GPUs a spec needs; pure functions, for the spec's rules and the plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from rlrun.specs.derived.engine_groups import EngineGroup, policy_groups
 from rlrun.specs.derived.served_adapters import shares_policy
 from rlrun.specs.derived.server_size import gpus_of, stages_of
+from rlrun.specs.sections.cluster import ClusterSpec
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -54,7 +56,7 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     GPUs idle, or puts a server on parts of several nodes.
     """
     ranks = spec.trainer.parallel.world_size
-    gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
+    gpus = spec.cluster.gpus
     colocated = spec.cluster.placement == "colocated"
     sizes = [(gpus_of(section), section.count or 1) for section in spec.engines if starts_with_job(section)]
     named_engine_gpus = tuple(size for size, count in sizes for _ in range(count))
@@ -62,7 +64,7 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     if not gpus:
         engines = _repeated(spec, spec.cluster.nodes) if rollout else ()
         return Layout(ranks, engines, (1,) * len(named_engine_gpus), 0, colocated)
-    have = f"{gpus} (cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node})"
+    have = f"{gpus} ({_cluster(spec)})"
     named_gpus = sum(named_engine_gpus)
     if ranks + named_gpus > gpus:
         beside = f" and [[engines]] with {named_gpus} GPUs" if named_gpus else ""
@@ -77,7 +79,7 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
         processes = f"{_ranks(spec)}{engines_too} use {_count(used, 'GPU')}"
         message = f"{processes}, and the job has {have}: the remaining GPUs would be idle"
         raise ValueError(message)
-    _check_nodes(layout, spec.cluster.gpus_per_node)
+    _check_nodes(layout, spec.cluster)
     return layout
 
 
@@ -143,9 +145,9 @@ def _request(spec: Spec) -> str:
     return (f"engine.count {count}" if count else "at least one engine") + of_size
 
 
-def _check_nodes(layout: Layout, per_node: int) -> None:
+def _check_nodes(layout: Layout, cluster: ClusterSpec) -> None:
     """Raises ValueError if a server would use parts of several nodes."""
-    sizes = layout.engine_gpus
+    sizes, nodes = layout.engine_gpus, cluster.gpus_of_nodes
     servers = [*zip(sizes, accumulate(sizes, initial=layout.first_engine), strict=False)]
     servers += zip(
         layout.named_engine_gpus,
@@ -153,12 +155,37 @@ def _check_nodes(layout: Layout, per_node: int) -> None:
         strict=False,
     )
     for size, first in servers:
-        first_on_node = first % per_node
-        if first_on_node + size > per_node and (first_on_node or size % per_node):
+        node, first_on_node = node_and_gpu(first, cluster)
+        within = first_on_node + size <= nodes[node]
+        if not within and (first_on_node or size not in accumulate(nodes[node:])):
+            kind = f"{nodes[0]} GPUs each" if len(set(nodes)) == 1 else f"{_listed(nodes)} GPUs"
             raise ValueError(
                 f"an engine would use GPUs {first} to {first + size - 1}, parts of several nodes with "
-                f"{per_node} GPUs each; a server must be within one node, or use all GPUs of several nodes"
+                f"{kind}; a server must be within one node, or use all GPUs of several nodes"
             )
+
+
+def node_and_gpu(number: int, cluster: ClusterSpec) -> tuple[int, int]:
+    """Returns the node of a GPU of the job, and its number there."""
+    if cluster.node_gpus is None:
+        return divmod(number, cluster.gpus_per_node)
+    for node, gpus in enumerate(cluster.node_gpus):
+        if number < gpus:
+            return node, number
+        number -= gpus
+    raise AssertionError("the layout has checked the number of GPUs")
+
+
+def _cluster(spec: Spec) -> str:
+    """Returns the settings that give the number of GPUs, for messages."""
+    cluster = spec.cluster
+    if cluster.node_gpus is not None:
+        return f"cluster.node_gpus [{_listed(cluster.node_gpus)}]"
+    return f"cluster.nodes {cluster.nodes} × cluster.gpus_per_node {cluster.gpus_per_node}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _server(section: EngineSpec) -> str:

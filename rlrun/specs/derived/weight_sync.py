@@ -97,4 +97,4 @@ def relay_slices(spec: Spec) -> int:
     of a node in order.
     """
     parallel = spec.trainer.parallel
-    return math.gcd(parallel.world_size // parallel.pipeline, spec.cluster.gpus_per_node)
+    return math.gcd(parallel.world_size // parallel.pipeline, *spec.cluster.gpus_of_nodes)

@@ -52,6 +52,22 @@ def ray_address(spec: Spec) -> Iterator[Finding]:
         )
 
 
+def unequal_nodes(spec: Spec) -> Iterator[Finding]:
+    """A list of the nodes' GPUs has an entry for each node, and the largest is the number that is given."""
+    cluster, path = spec.cluster, ("cluster", "node_gpus")
+    if cluster.node_gpus is None:
+        return
+    if len(cluster.node_gpus) != cluster.nodes:
+        message = f"has {len(cluster.node_gpus)} nodes, and cluster.nodes is {cluster.nodes}"
+        cure = f"set cluster.nodes = {len(cluster.node_gpus)}, or add the others"
+        yield Finding(path, message, cure, related=(("cluster", "nodes"),))
+    if max(cluster.node_gpus) != cluster.gpus_per_node:
+        largest = max(cluster.node_gpus)
+        message = f"the largest node has {largest} GPUs, and cluster.gpus_per_node is {cluster.gpus_per_node}"
+        cure = f"set cluster.gpus_per_node = {largest}"
+        yield Finding(path, message, cure, related=(("cluster", "gpus_per_node"),))
+
+
 def mirror_folder(spec: Spec) -> Iterator[Finding]:
     """A mirror in a folder is not the run's own folder, nor in it."""
     folder = None if spec.checkpoint.mirror is None else folder_of(spec.checkpoint.mirror)
@@ -171,6 +187,7 @@ def trackers(spec: Spec) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     length_of_job,
     ray_address,
+    unequal_nodes,
     mirror_folder,
     environment,
     evaluation,

@@ -78,7 +78,7 @@ def expert_ranks(spec: Spec) -> Iterator[Finding]:
 def async_tensor(spec: Spec) -> Iterator[Finding]:
     """Overlapped exchanges are among GPUs of one node."""
     parallel, path, tensor = spec.trainer.parallel, (*_PARALLEL, "async_tensor"), (*_PARALLEL, "tensor")
-    gpus = spec.cluster.gpus_per_node
+    gpus = min(spec.cluster.gpus_of_nodes)
     if parallel.async_tensor and 0 < gpus < parallel.tensor:
         message = (
             f"needs tensor-parallel ranks on one node, and tensor = {parallel.tensor} is more than "

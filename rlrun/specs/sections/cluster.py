@@ -1,6 +1,6 @@
 """`[cluster]`: the machines of a job."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ class ClusterSpec(Section):
     """Number of nodes that the job uses."""
     gpus_per_node: int = Field(default=0, ge=0)
     """Number of GPUs that the job uses on each node. 0 runs the job on CPUs."""
+    node_gpus: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
+    """Number of GPUs of each node, where nodes differ: `[8, 8, 4]`. The largest of them is `gpus_per_node`.
+    None: every node has `gpus_per_node`."""
     placement: Literal["colocated", "disaggregated"] = "colocated"
     """Which devices engines use. `colocated`: the trainer's devices, in turns. `disaggregated`: devices that
     the trainer does not use, which asynchronous rollouts need."""
@@ -26,3 +29,13 @@ class ClusterSpec(Section):
     """Environment variables of the trainer ranks, the engines and their servers, set before their
     interpreters start. A secret is written as `"${env:NAME}"`: its value comes from the environment of
     `rlrun launch`, and is in no file and no log."""
+
+    @property
+    def gpus_of_nodes(self) -> tuple[int, ...]:
+        """The number of GPUs that the job uses on each node."""
+        return self.node_gpus or (self.gpus_per_node,) * self.nodes
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of the job; 0 on CPUs."""
+        return sum(self.gpus_of_nodes)

@@ -293,6 +293,23 @@ def test_groups_of_servers_take_the_gpus_in_their_order() -> None:
     assert [engine.port for engine in plan.engines] == [30000, 30001, 30002]
 
 
+def test_ranks_and_servers_fill_nodes_with_different_numbers_of_gpus() -> None:
+    def plan_with(nodes: list[int], ranks: int, tensor: int) -> list[list[tuple[int, int | None]]]:
+        cluster = {"nodes": len(nodes), "gpus_per_node": max(nodes), "node_gpus": nodes}
+        cluster |= {"placement": "disaggregated"}
+        engine = {"type": "sglang", "tensor": tensor}
+        plan = make_plan(spec_of(engine=engine, cluster=cluster, trainer={"parallel": {"fsdp": ranks}}))
+        processes = [[rank.location] for rank in plan.ranks] + [list(each.locations) for each in plan.engines]
+        return [[(location.node, location.gpu) for location in each] for each in processes]
+
+    assert plan_with([2, 1, 3], 3, 3) == [[(0, 0)], [(0, 1)], [(1, 0)], [(2, 0), (2, 1), (2, 2)]]
+    assert plan_with([2, 1, 3], 2, 4)[2:] == [[(1, 0), (2, 0), (2, 1), (2, 2)]]
+    with pytest.raises(ValueError, match="parts of several nodes with 2, 1, 3 GPUs; a server must"):
+        plan_with([2, 1, 3], 2, 2)
+    with pytest.raises(ValueError, match=r"4 trainer ranks \(fsdp 4\) and at least one engine .* \[2, 2\]"):
+        plan_with([2, 2], 4, 1)
+
+
 def test_groups_that_leave_gpus_idle_or_cross_nodes_are_refused() -> None:
     def plan_with(*groups: dict[str, Any], nodes: int = 1) -> None:
         cluster = {"gpus_per_node": 4, "placement": "disaggregated", "nodes": nodes}

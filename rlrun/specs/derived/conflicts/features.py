@@ -96,6 +96,7 @@ NOT_TRAINING_SAVED = missing(equal("debug.mode", "train"))
 NO_TRAINER = (equal("debug.mode", "rollout"), equal("debug.mode", "eval"))
 EVALUATION = Feature("[eval]", "eval", lambda job: job.spec.eval.model_fields_set - {"datasets"})
 NO_DATASETS = missing(on("eval.datasets"))
+SUBMITTED, UNEQUAL_NODES = on("submit", "[submit]"), on("cluster.node_gpus")
 KUBERAY, SSH = equal("submit.type", "kuberay", None), equal("submit.type", "ssh", None)
 GRID = equal("sweep.search", "grid", '"optuna"')
 

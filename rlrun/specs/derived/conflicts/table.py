@@ -291,6 +291,12 @@ _EVALUATION = (
     ),
 )
 _SUBMISSION = (
+    refused(
+        f.UNEQUAL_NODES,
+        f.SUBMITTED,
+        "schedulers are asked for nodes that are alike",
+        "start Ray on the nodes and set cluster.address, or take as many GPUs of each node",
+    ),
     no_effect(
         given("submit.hours"), (f.KUBERAY, f.SSH), "nothing there ends an attempt after a time", "remove it"
     ),

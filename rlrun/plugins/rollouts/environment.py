@@ -19,7 +19,7 @@ from rlrun.plugins.environments.declared import METADATA_KEY, declared
 from rlrun.plugins.environments.process import EnvironmentFailure, EnvironmentProcess
 from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, engine_addresses
+from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, relayed_engines
 from rlrun.plugins.rollouts.agent.record import Record
 from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.conversation import TurnByTurn
@@ -98,7 +98,7 @@ class Environment:
         served = Served(session, record, TurnDeadline(), "auto", max_turns=0, engines=names)
         key = self._endpoint.open(served)
         try:
-            yield engine_addresses(await self._endpoint.url(), key, names)
+            yield relayed_engines(await self._endpoint.url(), key, names)
         except EnvironmentFailure as error:
             raise served.error or error from error
         finally:

@@ -210,7 +210,7 @@ class Endpoint:
             return error_response(WIRES[0], refused)
 
 
-def engine_addresses(url: str, key: str, names: Sequence[str]) -> dict[str, Address]:
+def relayed_engines(url: str, key: str, names: Sequence[str]) -> dict[str, Address]:
     """Returns where an execution asks models of `[[engines]]`: at the endpoint of this URL, with its key."""
     return {name: Address(f"{url.removesuffix('/v1')}{_ENGINES}/{name}", key, name) for name in names}
 

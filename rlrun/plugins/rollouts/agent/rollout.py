@@ -15,7 +15,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.agent.address import address_in, check_address
 from rlrun.plugins.rollouts.agent.command_agent import run_command
 from rlrun.plugins.rollouts.agent.credit import AnsweredTurn, give_credit
-from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, engine_addresses
+from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, relayed_engines
 from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
 from rlrun.plugins.rollouts.agent.program_limits import LimitExceeded, ProgramLimits
@@ -246,5 +246,5 @@ def _turns_of(trajectories: Sequence[Trajectory]) -> list[AnsweredTurn]:
 def _task(session: Session, url: str, key: str, engines: Sequence[str]) -> AgentTask:
     row = session.prompt.row
     messages = messages_for_agent(row)
-    addresses = engine_addresses(url, key, engines)
+    addresses = relayed_engines(url, key, engines)
     return AgentTask(session.id, messages, row.label, row.metadata, session.seed, url, key, addresses)

@@ -612,6 +612,7 @@ def test_a_file_of_settings_that_no_one_wrote_by_hand_is_named(text: str, reason
         ("--fp8-format e4m3", 'the recipe "delayed" has no equivalent'),
         (f"--rollout-max-prompt-len 9 {EVAL}", "slime evaluates prompts of any length without"),
         ("--num-epoch 2 --save-interval 3", "no effect: --num-rollout takes precedence"),
+        ("--use-stateless-adam --no-save-optim", "no effect: --use-stateless-adam has no state to save"),
         ("--buffer-filter-path my.order", "only --partial-rollout fills the buffer"),
         ("--eval-prompt-data a rows.jsonl", "slime evaluates only with --eval-interval and a dataset"),
         ("--use-opsm", "a step has one update, before which old and new policy are equal"),

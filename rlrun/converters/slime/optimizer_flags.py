@@ -71,17 +71,13 @@ def optimizer_settings(draft: Draft) -> None:
                 "rlrun decays weights directly, as with AdamW"
             )
     else:
-        flags = tuple(flag.name for flag in draft.given("--adam-beta1", "--adam-beta2"))
-        values = [draft.number("--adam-beta1", 0.9), draft.number("--adam-beta2", 0.999)]
-        draft.set("trainer.betas", values, flags, "" if flags else "slime's default without --adam-beta2")
-        for flag in draft.given("--adam-eps"):
-            draft.set("trainer.eps", draft.number(flag.name, 1e-8), (flag.name,))
+        _moments(draft)
     if optimizer == "muon":
         draft.notes.append(
             "trainer.optimizer: Megatron's muon scales updates by √max(rows, columns), and rlrun's by 0.2 of "
             "that, with Nesterov's momentum, so that learning rates of AdamW fit: choose trainer.lr"
         )
-    for flag in draft.given("--reset-optimizer-states"):
+    for flag in draft.given("--reset-optimizer-states") if not is_stateless(draft) else ():
         for section in ("trainer", *(["critic"] if draft.algorithm == "ppo" else [])):
             draft.set(f"{section}.reset_optimizer", "rollout", (flag.name,))
     for name in ("--sgd-momentum", "--muon-momentum"):
@@ -91,6 +87,26 @@ def optimizer_settings(draft: Draft) -> None:
         else:
             for flag in draft.given(name):
                 draft.note(flag, f"no effect without --optimizer {name[2:].partition('-')[0]}")
+
+
+def _moments(draft: Draft) -> None:
+    """Sets the decay rates of Adam's moments and its epsilon; without state it has only the latter."""
+    given = draft.given("--adam-beta1", "--adam-beta2")
+    if is_stateless(draft):
+        draft.set("trainer.optimizer", "adamw_stateless", ("--use-stateless-adam",))
+        for flag in (*given, *draft.given("--reset-optimizer-states")):
+            draft.note(flag, "no effect: --use-stateless-adam has no moments")
+    else:
+        values = [draft.number("--adam-beta1", 0.9), draft.number("--adam-beta2", 0.999)]
+        comment = "" if given else "slime's default without --adam-beta2"
+        draft.set("trainer.betas", values, tuple(flag.name for flag in given), comment)
+    for flag in draft.given("--adam-eps"):
+        draft.set("trainer.eps", draft.number(flag.name, 1e-8), (flag.name,))
+
+
+def is_stateless(draft: Draft) -> bool:
+    """Returns whether the script's Adam has no moments."""
+    return "--use-stateless-adam" in draft.flags and draft.text("--optimizer") in (None, "adam")
 
 
 def schedule(draft: Draft) -> None:

@@ -3,6 +3,7 @@
 from rlrun.converters.imports.spec_draft import plain_name
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
+from rlrun.converters.slime.optimizer_flags import is_stateless
 
 
 def checkpoints(draft: Draft) -> None:
@@ -13,7 +14,10 @@ def checkpoints(draft: Draft) -> None:
         draft.set("checkpoint.interval", steps, (interval.name,))
         draft.set("checkpoint.keep", "all", (), "slime deletes no checkpoint")
     for flag in draft.given("--no-save-optim"):
-        draft.set("checkpoint.optimizer", False, (flag.name,))
+        if is_stateless(draft):
+            draft.note(flag, "no effect: --use-stateless-adam has no state to save")
+        else:
+            draft.set("checkpoint.optimizer", False, (flag.name,))
     for flag in draft.given("--save-hf"):
         if interval:
             draft.set("checkpoint.export_interval", steps, (flag.name,))

@@ -225,6 +225,8 @@ def optimizer_bytes(share: RankShare, spec: OptimizerSpec) -> int:
             # two codes of one byte, and a float32 scale for each 256 codes; the few parameters whose moments
             # stay in float32 (norms) are counted the same way
             return share.trained * 2 + share.trained // 256 * 8
+        case "adamw_stateless":
+            return 0
         case "sgd":
             return share.trained * 4
         case "muon":

@@ -12,9 +12,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSpec(Section):
     """An optimizer, its learning rate schedule and its gradient clipping."""
 
-    optimizer: Literal["adamw", "adamw_8bit", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit", "adamw_stateless", "sgd", "muon"] = "adamw"
     """The optimizer. `adamw_8bit` holds Adam's two moments in 8 bits each (arXiv:2110.02861, by torchao), so
-    in 2 bytes per parameter instead of 8. `muon` orthogonalises the momentum of the layers' matrices, each
+    in 2 bytes per parameter instead of 8. `adamw_stateless` takes every step as AdamW's first one, and holds
+    none. `muon` orthogonalises the momentum of the layers' matrices, each
     expert's by itself (https://kellerjordan.github.io/posts/muon), scaled so that learning rates of AdamW are
     suitable; embedding, head and norms are updated by AdamW."""
     lr: float = Field(default=1e-6, gt=0)

@@ -420,6 +420,19 @@ def test_a_start_without_the_optimizer_takes_checkpoints_of_other_optimizers(sta
         other.load_start(tmp_path, True)
 
 
+def test_a_rank_without_optimizer_state_saves_and_continues(start, tmp_path):
+    rank, spec = start(optimizer="adamw_stateless")
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    rank.policy.train(sequences, steps)
+    rank.save(tmp_path)
+    resumed, _ = start(optimizer="adamw_stateless")
+    resumed.load(tmp_path)
+    for each in (rank, resumed):
+        each.policy.train(sequences, steps)
+    assert same(weights(rank, 1), weights(resumed, 1))
+
+
 def test_an_optimizer_that_is_reset_takes_every_step_as_its_first(start, tmp_path):
     kept, spec = start()
     reset, _ = start(reset_optimizer="rollout")

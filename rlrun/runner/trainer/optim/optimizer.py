@@ -1,4 +1,4 @@
-"""AdamW, in float32 or 8 bits, SGD, and Muon with AdamW behind one interface.
+"""AdamW, in float32, 8 bits or without state, SGD, and Muon with AdamW behind one interface.
 
 The state is listed by parameter name, for checkpoints.
 """
@@ -11,6 +11,7 @@ from torch import nn
 
 from rlrun.runner.trainer.optim.muon import GatheringMuon, is_shared_unequally
 from rlrun.runner.trainer.optim.offload import host_zeros, step_in_turns
+from rlrun.runner.trainer.optim.stateless import StatelessAdamW
 from rlrun.runner.trainer.transfers import wait
 from rlrun.specs.sections.optimizer import OptimizerSpec
 
@@ -36,7 +37,7 @@ class Optimizer:
         hidden = {name: weight for name, weight in matrices.items() if _is_hidden(name, weight)}
         self._decayed = list(matrices.values())
         match spec.optimizer:
-            case "adamw" | "adamw_8bit":
+            case "adamw" | "adamw_8bit" | "adamw_stateless":
                 optimizers: list[torch.optim.Optimizer] = [_adamw(spec, self._decayed, vectors)]
             case "sgd":
                 group = {"params": list(parameters.values())}
@@ -117,6 +118,8 @@ class Optimizer:
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter
     ) -> dict[str, torch.Tensor]:
         """Returns the state of a parameter before its first step, by kind."""
+        if isinstance(optimizer, StatelessAdamW):
+            return {}
         if isinstance(optimizer, torch.optim.SGD | torch.optim.Muon | GatheringMuon):
             return {"momentum_buffer": self._zeros(parameter)}
         if isinstance(optimizer, torch.optim.AdamW):
@@ -159,6 +162,8 @@ def _adamw(
         {"params": matrices, "weight_decay": spec.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    if spec.optimizer == "adamw_stateless":
+        return StatelessAdamW(groups, lr=spec.lr, eps=spec.eps)
     if spec.optimizer == "adamw_8bit":
         # torchao is an optional dependency
         from rlrun.runner.trainer.optim.eight_bit import EightBitAdamW

@@ -198,6 +198,7 @@ WARM_UP = Feature(
     ("trainer.warmup_ratio",),
 )
 MUON_ANYWHERE = (equal("trainer.optimizer", "muon", None), equal("critic.optimizer", "muon", None))
+STATELESS = equal("trainer.optimizer", "adamw_stateless", None)
 EIGHT_BITS = (equal("trainer.optimizer", "adamw_8bit", None), equal("critic.optimizer", "adamw_8bit", None))
 FLASH_3 = equal("trainer.flash_attention", "FA3")
 OTHER_ATTENTION = unequal("trainer.flash_attention", "FA3")

@@ -612,8 +612,18 @@ _TRAINER = (
 _OPTIMIZERS = (
     no_effect(
         given("trainer.momentum"),
-        (equal("trainer.optimizer", "adamw"), equal("trainer.optimizer", "adamw_8bit")),
+        (equal("trainer.optimizer", "adamw"), equal("trainer.optimizer", "adamw_8bit"), f.STATELESS),
         "it has no momentum",
+        "remove it, or choose another optimizer",
+    ),
+    no_effect(
+        (
+            given("trainer.betas"),
+            equal("trainer.reset_optimizer", "rollout"),
+            equal("checkpoint.optimizer", False),
+        ),
+        f.STATELESS,
+        "it has no moments",
         "remove it, or choose another optimizer",
     ),
     no_effect(

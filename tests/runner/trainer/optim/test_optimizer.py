@@ -36,6 +36,22 @@ def test_sgd_has_momentum_and_decays_matrices_apart_from_it():
         torch.testing.assert_close(one.detach(), expected[name])
 
 
+def test_adamw_without_state_takes_every_step_as_adamw_s_first():
+    ours, theirs = parameters(), parameters()
+    stateless = Optimizer(OptimizerSpec(optimizer="adamw_stateless", weight_decay=0.5), ours)
+    reset = Optimizer(OptimizerSpec(weight_decay=0.5), theirs)
+    for number in range(3):
+        for one, other in zip(ours.values(), theirs.values(), strict=True):
+            one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(number))
+            other.grad = one.grad.clone()
+        stateless.step(0.1)
+        reset.step(0.1)
+        reset.reset()
+    for name, one in ours.items():
+        torch.testing.assert_close(one, theirs[name])
+    assert stateless.tensors() == {} and stateless.held == []
+
+
 def test_muon_moves_hidden_matrices_along_orthogonal_directions_and_leaves_the_rest_to_adamw():
     ours, adamw = parameters(), parameters()
     before = ours["layers.0.attention.wo.weight"].detach().clone()

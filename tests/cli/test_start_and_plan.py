@@ -78,3 +78,19 @@ def _limits(note: str) -> Iterator[str]:
     evaluated = re.findall(r"in evaluations (\d+) tokens", note)
     yield from (evaluated[0] if evaluated else sample, prompt, response)
     yield from re.findall(r"it may take (\d+) s", note)
+
+
+def test_the_plan_shows_the_groups_of_servers(
+    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "job.toml"
+    spec.write_text(QUICKSTART.replace('"quickstart/', f'"{RECIPES}/quickstart/'))
+    monkeypatch.setenv("COLUMNS", "400")
+    groups = '[{role = "prefill", sglang = {page_size = 16}}, {role = "decode", count = 3}]'
+    settings = ("deterministic=false", "engine.type=sglang", f"engine.groups={groups}")
+    plan = rlrun("plan", spec, *(f"--set={setting}" for setting in settings))
+    assert plan.code == 0, plan.err
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in plan.out.splitlines()]
+    assert ["0", "0", "prefill", "1", "page_size = 16"] in rows
+    assert ["1", "1–3", "decode", "1", "those of [engine]"] in rows
+    assert "group 1, decode" in plan.out

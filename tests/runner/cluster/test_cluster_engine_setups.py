@@ -1,6 +1,7 @@
 """What engines are started with."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,25 @@ def test_servers_of_a_group_get_its_arguments_over_those_of_the_engine() -> None
     given = [setup.arguments for setup in setups if isinstance(setup, SglangSetup)]
     sizes = [(one["chunked_prefill_size"], one["page_size"], one.get("stream_interval")) for one in given]
     assert sizes == [(64, 16, None), (512, 16, 8), (512, 16, 8)]
+
+
+def test_servers_are_told_their_role_and_where_caches_are_handed_over() -> None:
+    groups = [{"role": "prefill"}, {"role": "decode", "sglang": {"disaggregation_transfer_backend": "nixl"}}]
+    engine = {"type": "sglang", "python": "python3", "groups": groups}
+    spec = resolved({"model": {"path": "tiny"}, "data": {}, "engine": engine, "trainer": {"steps": 1}})
+    plan = make_plan(spec, cores=1)
+    served = policy_model_setup(spec, plan, ModelFiles(Path("tiny"), None, None), Path("weights"))
+    prefill, decode = (
+        engine_setup(spec, served, engine, Process(request_of(engine.index), None, Node("127.0.0.1", 1)), 0)
+        for engine in plan.engines
+    )
+    assert isinstance(prefill, SglangSetup)
+    assert isinstance(decode, SglangSetup)
+    words = " ".join(command(replace(prefill, bootstrap_port=34001), 1))
+    assert "--disaggregation-mode prefill --disaggregation-bootstrap-port 34001" in words
+    words = " ".join(command(decode, 1))
+    assert "--disaggregation-mode decode --disaggregation-transfer-backend nixl" in words
+    assert "bootstrap" not in words
 
 
 def request_of(index: int) -> Request:

@@ -16,7 +16,7 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.rollouts.conversation import TurnByTurn
 from rlrun.plugins.rollouts.tool_box import Result, ToolBox
 from rlrun.plugins.rollouts.tool_calls import Syntax, parse_calls
-from rlrun.plugins.session import Session
+from rlrun.plugins.session import Chat, Session
 from rlrun.plugins.types import Status
 from rlrun.specs.sections.rollout import ToolSpec
 from rlrun.specs.sections.section import Section
@@ -125,16 +125,20 @@ class MultiTurnTools:
         """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
         weight = self.params.cross_entropy
         if self.params.syntax == "tags":
-            return talk.insert("".join(map(self._tagged, results)), weight)
+            return talk.insert("".join(self._tagged(result, talk.session.chat) for result in results), weight)
         images = [image for result in results for image in result.images]
         return talk.give([result.message for result in results], images, weight)
 
-    def _tagged(self, result: Result) -> str:
+    def _tagged(self, result: Result, chat: Chat) -> str:
         """Returns a result as text of the policy's turn. Raises ValueError for one with images."""
         if result.images:
             raise ValueError(
                 f'the tool {result.message["name"]} returns an image, and syntax = "tags" has none'
             )
         tag = self.params.result_tag
-        text = str(result.message["content"]).replace(f"</{tag}>", "").strip()
+        # Without special tokens first, since removing one may join two halves of the closing tag.
+        text = chat.plain(str(result.message["content"]))
+        while f"</{tag}>" in text:
+            text = text.replace(f"</{tag}>", "")
+        text = text.strip()
         return f"\n\n<{tag}>{text}</{tag}>\n\n"

@@ -45,17 +45,12 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)(?:</function>\s*)?", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
 _GLM = re.compile(r"\s*([\w.:-]+)\s*((?:<arg_key>.*)?)", re.DOTALL)
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_MINIMAX = re.compile(r"<invoke name=\"?([^\">]+)\"?>(.*?)(</invoke>|$)", re.DOTALL)
-_MINIMAX_PARAMETER = re.compile(r"<parameter name=\"?([^\">]+)\"?>(.*?)</parameter>", re.DOTALL)
-_KIMI = re.compile(
-    r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)(<\|tool_call_end\|>|$)", re.DOTALL
-)
-_DEEPSEEK = re.compile(r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(<｜tool▁call▁end｜>|$)", re.DOTALL)
-_DEEPSEEK_BLOCK = re.compile(r"(\S+)\s*```json\s*(.*?)\s*```\s*", re.DOTALL)
+_MINIMAX = re.compile(r"<invoke name=\"?([^\"<>]+)\"?>(.*?)(</invoke>|$)", re.DOTALL)
+_MINIMAX_PARAMETER = re.compile(r"<parameter name=\"?([^\"<>]+)\"?>")
+_DEEPSEEK_BLOCK = re.compile(r"(\S+)\s*```json(.*)```", re.DOTALL)
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)(?:\[CALL_ID\][\w-]+)?\[ARGS\]")
 _CHANNEL = re.compile(
-    r"<\|channel\|>(\w+)([^<]*)(?:<\|constrain\|>\w+)?<\|message\|>(.*?)"
+    r"<\|channel\|>(\w++)([^<]*+)(?:<\|constrain\|>\w+)?<\|message\|>(.*?)"
     r"(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)",
     re.DOTALL,
 )
@@ -167,7 +162,14 @@ def _glm(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
                 "a tool call must be NAME with <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"
             )
         else:
-            yield _of_texts(call[1], _GLM_ARGUMENT.findall(call[2]), tools)
+            yield _of_texts(call[1], list(_glm_arguments(call[2])), tools)
+
+
+def _glm_arguments(text: str) -> Iterator[tuple[str, str]]:
+    for key, rest in _pieces(text, "<arg_key>", "</arg_key>"):
+        value = rest.lstrip().removeprefix("<arg_value>")
+        if value != rest.lstrip() and "</arg_value>" in value:
+            yield key, value.partition("</arg_value>")[0]
 
 
 def _minimax_m2(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
@@ -175,26 +177,35 @@ def _minimax_m2(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
         if not end:
             yield _unclosed("</invoke>")
         else:
-            pairs = [(key, _unframed(value)) for key, value in _MINIMAX_PARAMETER.findall(body)]
+            # "" before the first, then the key and the text after each tag of a parameter
+            _, *rest = _MINIMAX_PARAMETER.split(body)
+            pairs = [
+                (key, _unframed(value.partition("</parameter>")[0]))
+                for key, value in zip(rest[::2], rest[1::2], strict=True)
+                if "</parameter>" in value
+            ]
             yield _of_texts(name, pairs, tools)
 
 
 def _kimi_k2(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
-    for name, body, end in _KIMI.findall(answer):
+    for name, body in _pieces(answer, "<|tool_call_begin|>", "<|tool_call_argument_begin|>"):
+        arguments, end, _ = body.partition("<|tool_call_end|>")
         named = re.fullmatch(r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*", name)
         if not end:
             yield _unclosed("<|tool_call_end|>")
         elif named is None:
             yield Malformed("a tool call must begin with functions.NAME:NUMBER")
         else:
-            yield _with_arguments(named[1], body)
+            yield _with_arguments(named[1], arguments)
 
 
 def _deepseek_v3(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
-    for first, second, end in _DEEPSEEK.findall(answer):
+    for first, rest in _pieces(answer, "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"):
+        second, end, _ = rest.partition("<｜tool▁call▁end｜>")
+        block = _DEEPSEEK_BLOCK.fullmatch(second.rstrip())
         if not end:
             yield _unclosed("<｜tool▁call▁end｜>")
-        elif (block := _DEEPSEEK_BLOCK.fullmatch(second)) is not None and first.strip() == "function":
+        elif block is not None and first.strip() == "function":
             yield _with_arguments(block[1], block[2])
         else:
             yield _with_arguments(first.strip(), second)
@@ -241,9 +252,26 @@ def _tags(answer: str, tools: Tools) -> Iterator[ToolCall | Malformed]:
     arguments = {
         each["name"]: next(iter(each["parameters"].get("properties", {})), "text") for each in functions
     }
-    names = "|".join(map(re.escape, arguments))
-    for name, text in re.findall(rf"<({names})>(.*?)</\1>", answer, re.DOTALL):
-        yield ToolCall(name, {arguments[name]: text.strip()})
+    last = {name: answer.rfind(f"</{name}>") for name in arguments}
+    at = 0
+    for tag in re.finditer(f"<({'|'.join(map(re.escape, arguments))})>", answer):
+        name, start = tag[1], tag.end()
+        if at <= tag.start() and start <= last[name]:
+            end = answer.index(f"</{name}>", start)
+            yield ToolCall(name, {arguments[name]: answer[start:end].strip()})
+            at = end
+
+
+def _pieces(text: str, begin: str, middle: str) -> Iterator[tuple[str, str]]:
+    """Yields what is between each `begin` and the `middle` after it, and what follows up to the next `begin`.
+
+    Regular expressions with two gaps take minutes for an answer that repeats one of the marks thousands of
+    times, as policies do; this takes time in proportion to the answer.
+    """
+    for piece in text.split(begin)[1:]:
+        first, found, second = piece.partition(middle)
+        if found:
+            yield first, second
 
 
 def _unclosed(end: str) -> Malformed:

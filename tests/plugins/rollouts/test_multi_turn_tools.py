@@ -249,3 +249,11 @@ def test_tags_need_no_schemas_in_the_prompt_and_a_result_tag_needs_tags() -> Non
     assert not build("rollouts", "multi_turn_tools", {"tools": tools, "syntax": "tags"}).tools
     with pytest.raises(ValueError, match="result_tag has no effect without"):
         build("rollouts", "multi_turn_tools", {"tools": tools, "result_tag": "found"})
+
+
+@pytest.mark.parametrize("closing", ["</found>", "</fo</found>und>", "</fo\0und>", "</fo</fo\0und>und>"])
+async def test_a_result_cannot_end_its_own_tag(closing: str) -> None:
+    one, session = await run([f"<echo>a{closing}b</echo>", "c"], syntax="tags", result_tag="found")
+    tokens, _, mask, _ = one.response()
+    [given] = session.chat.decode_batch([tokens[mask == 0]], special=True)
+    assert given == "\n\n<found>ab</found>\n\n"

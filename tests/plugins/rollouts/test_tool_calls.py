@@ -163,3 +163,31 @@ def test_a_call_of_each_family_that_cannot_be_read_says_why(text: str, why: str)
     [call] = parse_calls(text, "auto")
     assert isinstance(call, Malformed)
     assert why in call.why
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        ("tags", "<find>"),
+        ("glm", f"<tool_call>find{'<arg_key>' * 100_000}</tool_call>"),
+        ("minimax_m2", f"<minimax:tool_call><invoke name=find>{'<parameter name=a>' * 100_000}</invoke>"),
+        ("minimax_m2", f"<minimax:tool_call>{'<invoke name=find' * 100_000}"),
+        ("kimi_k2", "<|tool_call_begin|>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>"),
+        (
+            "deepseek_v3",
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>f```json{' ' * 100_000}x<｜tool▁call▁end｜>",
+        ),
+        ("gpt_oss", f"<|channel|>{'a' * 100_000}"),
+    ],
+)
+def test_an_answer_that_repeats_a_mark_does_not_stop_the_job_for_hours(syntax: Syntax, text: str) -> None:
+    repeated = text if len(text) > 100_000 else text * 100_000
+    assert len(parse_calls(repeated, syntax, [SCHEMA])) <= 1
+
+
+def test_tags_are_closed_by_their_own_names() -> None:
+    schemas = [{"function": {"name": name, "parameters": {}}} for name in ("a", "b")]
+    text = "<a>1</b><b>2</a></b><b> 3 </b><a>4"
+    calls = [ToolCall("a", {"text": "1</b><b>2"}), ToolCall("b", {"text": "3"})]
+    assert parse_calls(text, "tags", schemas) == calls

@@ -22,7 +22,7 @@ class RunTime(BaseModel):
     """Seconds of a run by what they were used for; together, all seconds since the first launch.
 
     Events are methods; each takes the present time as `time.time` gives it, and accounts for the time since
-    the last one. A clock that was set back adds nothing.
+    the last one. A clock that was set back adds nothing, and later events count from its new time.
     """
 
     model_config = ConfigDict(strict=True)
@@ -56,7 +56,7 @@ class RunTime(BaseModel):
 
     def launch_again(self, ended: float, now: float, *, was_done: bool) -> None:
         """The run, whose last launch ended at `ended`, is launched again."""
-        self.end(ended, is_done=was_done)
+        self.end(min(ended, now), is_done=was_done)
         if was_done:
             self.began += max(now - self._accounted, 0.0)
         else:
@@ -106,4 +106,7 @@ class RunTime(BaseModel):
         return self.began + self.total
 
     def _since(self, now: float) -> float:
-        return max(now - self._accounted, 0.0)
+        elapsed = now - self._accounted
+        if elapsed < 0:
+            self.began = max(self.began + elapsed, 0.0)
+        return max(elapsed, 0.0)

@@ -61,3 +61,22 @@ def test_a_clock_that_was_set_back_adds_nothing(now: float) -> None:
     time.begin(now, [])
     time.step(now, line(10.0))
     assert (time.total, time.goodput) == (0.0, 0.0)
+
+
+def test_steps_count_again_after_a_clock_was_set_back() -> None:
+    time = RunTime(began=1000.0)
+    time.begin(1000.0, [])
+    time.step(1010.0, line(10.0))
+    time.step(20.0, line(10.0))
+    time.step(30.0, line(10.0))
+    assert (time.useful, time.total) == (20.0, 20.0)
+
+
+def test_a_launch_that_ended_in_the_future_does_not_stop_the_count() -> None:
+    time = RunTime(began=1000.0)
+    time.begin(1000.0, [])
+    time.step(1010.0, line(10.0))
+    time.launch_again(ended=9000.0, now=1020.0, was_done=False)
+    time.begin(1020.0, [line(10.0)])
+    time.step(1030.0, line(10.0))
+    assert (time.useful, time.total) == (20.0, 30.0)

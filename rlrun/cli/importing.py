@@ -1,8 +1,10 @@
 """`rlrun import`: writes specs from the launch scripts of other trainers."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -110,15 +112,28 @@ def prime_rl(
 
 
 def _write_functions(unwritten: "Sequence[Unwritten]", source: str, path: Path) -> None:
-    """Writes the classes that the user has to write; a file that exists already has them."""
+    """Writes the classes that the user has to write; a file that exists already may have them."""
     from rlrun.plugins.authoring.stubs import stub_module
 
-    if path.exists():
-        print_text(f"kept {path}, which exists already")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(stub_module(unwritten, source))
+    except FileExistsError:
+        lacking = _lacking(unwritten, path)
+        write = f"; write {', '.join(lacking)} there, or move it away and import again" if lacking else ""
+        print_text(f"kept {path}, which exists already{write}")
         return
-    path.write_text(stub_module(unwritten, source), "utf-8")
     names = ", ".join(each.name for each in unwritten)
     print_text(f"wrote {path}: write {names} there; a job starts only when that is done")
+
+
+def _lacking(unwritten: "Sequence[Unwritten]", path: Path) -> list[str]:
+    """Returns the names that no line of the file defines; all, if it cannot be read."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return [each.name for each in unwritten if not re.search(rf"^class {each.name}\b", text, re.MULTILINE)]
 
 
 def _finish(draft: "SpecDraft", output: Path | None, options: str = "") -> None:
@@ -136,4 +151,4 @@ def _write(text: str, output: Path | None, options: str) -> None:
             file.write(text)
     except FileExistsError:
         raise ValueError(f"{output} already exists; choose another name") from None
-    print_text(f"wrote {output}; next: rlrun validate {f'{output} {options}'.rstrip()}")
+    print_text(f"wrote {output}; next: rlrun validate {f'{quote(str(output))} {options}'.rstrip()}")

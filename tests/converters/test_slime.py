@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tomli
 
+from rlrun.cli.importing import slime
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_rules import RULES
 from rlrun.converters.slime.flag_table import FlagRow, flag_table
@@ -346,3 +347,24 @@ def test_without_a_command_the_arrays_count(tmp_path: Path) -> None:
     draft = import_script(tmp_path / "run.sh")
     assert draft.values["trainer"]["lr"] == 1e-5
     assert "no command runs train.py; the flags of GRPO_ARGS are imported" in draft.messages()
+
+
+def test_a_second_import_says_what_the_file_of_functions_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    for number, functions in enumerate(("a.judge", "a.judge", "b.other")):
+        script.write_text(f"python train.py --prompt-data rows.jsonl --custom-rm-path {functions}\n")
+        slime(script, tmp_path / f"{number} job.toml")
+    printed = capsys.readouterr().out
+    written, same, other = re.findall(r"^(?:wrote|kept) .*functions.*", printed, re.MULTILINE)
+    assert "write Judge there" in written
+    assert same.endswith("run_functions.py, which exists already")
+    assert "write Other there, or move it away" in other
+    assert f"rlrun validate '{tmp_path}/2 job.toml' --allow-local-plugins" in printed
+
+
+def test_no_two_classes_of_a_script_have_one_name(tmp_path: Path) -> None:
+    functions = ("rm my.judge", "generate-function my.judge", "loss-function my.judge2Params")
+    draft = imported(tmp_path, " ".join(f"--custom-{each.replace(' ', '-path ')}" for each in functions))
+    assert [each.name for each in draft.unwritten] == ["Judge", "Judge2", "Judge2Params2"]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from typing import Any
 
 from rlrun.converters.imports.secrets import is_secret, without_credentials
@@ -178,15 +179,19 @@ class Draft(SpecDraft):
 
         `function`: the function, if a flag's file names it. `base`, `methods`: as in `Unwritten`.
         """
-        name = class_name(function or (flags[0].values or [""])[0])
-        while any(name == other.name for other in self.unwritten):
-            name += "2"
+        name = self._free_name(class_name(function or (flags[0].values or [""])[0]))
         names = tuple(flag.name for flag in flags)
         self.set(key, f"{self.functions_file}:{name}", names, "to be written")
         origin = f"slime's {function or ' and '.join(map(str, flags))}"
         self.unwritten.append(Unwritten(kind, name, origin, base, methods))
         for flag in flags:
             self.note(flag, f"write the class {name} in {self.functions_file} (docs/plugins.md)")
+
+    def _free_name(self, name: str) -> str:
+        """Returns the name of a class; with a number where the file has that name, or `…Params` of it."""
+        taken = {taken for other in self.unwritten for taken in (other.name, f"{other.name}Params")}
+        numbered = chain([name], (f"{name}{number}" for number in count(2)))
+        return next(each for each in numbered if not taken & {each, f"{each}Params"})
 
     def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
         """Sets an argument of the SGLang server, unless rlrun sets it itself."""

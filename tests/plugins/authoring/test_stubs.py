@@ -1,5 +1,6 @@
 """Classes that remain to be written: they load, and a job with them is refused until they are written."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,21 @@ def test_text_of_a_script_stays_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [("my.reward_func", "RewardFunc"), ("a/b.py:f", "PyF"), ("x.3d", "Own3d"), ("", "Own")],
+    [
+        ("my.reward_func", "RewardFunc"),
+        ("a/b.py:f", "PyF"),
+        ("x.3d", "Own3d"),
+        ("", "Own"),
+        ("my.none", "OwnNone"),
+        ("f.sample", "OwnSample"),
+    ],
 )
 def test_classes_are_named_after_functions(function: str, name: str) -> None:
     assert class_name(function) == name
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_no_class_hides_a_name_that_its_file_imports(kind: str) -> None:
+    for node in ast.parse(f"{TEMPLATES[kind].imports}\n{stub_module([REWARD], 'run.sh')}").body:
+        for name in node.names if isinstance(node, ast.ImportFrom) else ():
+            assert name.name.islower() or class_name(name.name) == f"Own{name.name}"

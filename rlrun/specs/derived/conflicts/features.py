@@ -80,9 +80,15 @@ DETERMINISTIC = on("deterministic")
 UNSAVED_OPTIMIZER = Feature(
     "checkpoint.optimizer = false",
     "checkpoint.optimizer",
-    lambda job: not job.spec.checkpoint.optimizer and job.spec.trainer.reset_optimizer == "never",
+    lambda job: (
+        not job.spec.checkpoint.optimizer
+        and (
+            job.spec.trainer.reset_optimizer == "never"
+            or (job.needs is not None and job.needs.critic and job.spec.critic.reset_optimizer == "never")
+        )
+    ),
     "true",
-    ("trainer.reset_optimizer",),
+    ("trainer.reset_optimizer", "critic.reset_optimizer"),
 )
 EXACT = on("true_on_policy")
 EXACT_ON_CPUS = EXACT.when(lambda job: not job.has_gpus, "true_on_policy on CPUs", _GPUS)

@@ -35,7 +35,7 @@ _JOB = (
         f.UNSAVED_OPTIMIZER,
         f.DETERMINISTIC,
         "a resumed run would continue with an empty optimizer",
-        'set optimizer = true, or trainer.reset_optimizer = "rollout"',
+        'set optimizer = true, or reset_optimizer = "rollout" under [trainer] (and [critic])',
     ),
     no_effect(given("checkpoint.mirror_required"), missing(on("checkpoint.mirror")), "nothing is uploaded"),
     no_effect(on("checkpoint.push"), equal("checkpoint.export_hf", False), "the final model is not written"),

@@ -7,9 +7,12 @@ the share of the time in which the run made progress that it still has.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e11)]
+"""Three thousand years at most, so that sums of a damaged file are finite, too."""
 _WORK = ("perf/step_time", "perf/eval_time")
 
 
@@ -27,21 +30,21 @@ class RunTime(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    began: FiniteFloat = Field(ge=0)
+    began: Seconds
     """When the first launch began, in seconds since 1970. Later by the time in which the run was done, if it
     was given more steps then."""
-    useful: FiniteFloat = Field(default=0.0, ge=0)
+    useful: Seconds = 0.0
     """Steps and evaluations whose result the run has."""
-    between_launches: FiniteFloat = Field(default=0.0, ge=0)
+    between_launches: Seconds = 0.0
     """No launch ran: the run waited in a queue, or for somebody to resume it."""
-    starting: FiniteFloat = Field(default=0.0, ge=0)
+    starting: Seconds = 0.0
     """From the beginning of each launch to its training."""
-    recovering: FiniteFloat = Field(default=0.0, ge=0)
+    recovering: Seconds = 0.0
     """From the last finished step before each failure that the launch survived until training went on."""
-    repeated: FiniteFloat = Field(default=0.0, ge=0)
+    repeated: Seconds = 0.0
     """Steps that were finished, but not in the checkpoint that the run went back to, and the unfinished step
     of each launch that ended."""
-    between_steps: FiniteFloat = Field(default=0.0, ge=0)
+    between_steps: Seconds = 0.0
     """What neither a step nor an evaluation took: checkpoints, exported models, the first weights."""
 
     @property

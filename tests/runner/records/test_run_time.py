@@ -80,3 +80,8 @@ def test_a_launch_that_ended_in_the_future_does_not_stop_the_count() -> None:
     time.begin(1020.0, [line(10.0)])
     time.step(1030.0, line(10.0))
     assert (time.useful, time.total) == (20.0, 30.0)
+
+
+def test_seconds_of_a_damaged_file_are_refused_before_they_are_added() -> None:
+    with pytest.raises(ValueError, match="starting"):
+        RunTime.model_validate({"began": 1e9, "useful": 1.0, "starting": 1e308})

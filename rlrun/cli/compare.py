@@ -38,7 +38,6 @@ def command(
     job that trains saves about 512 samples of each evaluation and dataset, rlrun eval saves all.
     """
     from rlrun.cli.output import PIPED_COLUMNS, table_console
-    from rlrun.runner.host.atomic_files import write_text
     from rlrun.runner.host.rich_console import SafeConsole
     from rlrun.runner.records.compared_evaluations import compare
 
@@ -52,7 +51,7 @@ def command(
     if html is not None:
         page = SafeConsole(record=True, file=StringIO(), width=PIPED_COLUMNS)
         _print_table(page, comparisons)
-        write_text(html, page.export_html())
+        html.write_text(page.export_html(), "utf-8")
 
 
 def _evaluation(name: str, runs_dir: Path) -> "Evaluation":

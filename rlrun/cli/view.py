@@ -97,12 +97,11 @@ def _sweeps_of(folders: "list[RunFolder]") -> "list[SweepFolder]":
 
 
 def _write(path: Path, runs: "list[ViewedRun]", sweeps: "list[SweepFolder]", title: str) -> None:
-    from rlrun.runner.host.atomic_files import write_bytes
     from rlrun.runner.view.export import collect
     from rlrun.runner.view.page import make_page
 
     page = make_page(title, collect(runs, sweeps))
-    write_bytes(path, page.html)
+    path.write_bytes(page.html)
     print_text(f"{path}: {len(page.html) / (1 << 20):.1f} MiB")
 
 

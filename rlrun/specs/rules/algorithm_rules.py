@@ -34,6 +34,7 @@ LAYOUT_KEYS: tuple[KeyPath, ...] = (
     ("trainer", "parallel", "context"),
     ("trainer", "parallel", "pipeline"),
     ("engine", "tensor"),
+    ("engine", "groups"),
 )
 
 
@@ -81,7 +82,8 @@ def layout(spec: Spec, needs: Needs) -> Iterator[Finding]:
     try:
         layout_of(spec, needs.rollout)
     except ValueError as error:
-        cure = "change trainer.parallel, engine.count, engine.tensor or cluster.gpus_per_node"
+        engines = "engine.groups" if spec.engine.groups else "engine.count, engine.tensor"
+        cure = f"change trainer.parallel, {engines} or cluster.gpus_per_node"
         gpus = spec.cluster.gpus_per_node
         yield Finding(LAYOUT_KEYS[0], str(error), cure, None, gpus, related=LAYOUT_KEYS, code=Code.LAYOUT)
 

@@ -1,6 +1,7 @@
 """Arguments that several commands share."""
 
 import glob
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,13 @@ from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
     from rlrun.specs.reading.loading import LoadedSpec
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of an option whose value is a number other than `inf` and `nan`."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter("must be a finite number")
+    return value
 
 
 def _complete_spec(start: str) -> list[str]:

@@ -312,6 +312,8 @@ def test_plan_sweeps_layouts(rlrun: Command) -> None:
     assert "among layouts within 2 % of each other" in outcome.out
     assert "price" in rlrun(*arguments, "--gpu", "L4", "--sweep", "--price", "2.5").out
     assert "to use the first: --set 'cluster.placement=" in outcome.out
+    lines = [line.split("│") for line in outcome.out.splitlines() if line.startswith("│")]
+    assert all(line[-2].strip() for line in lines), "a row without a phase has its other cells in place"
     rows = json.loads(rlrun(*arguments, "--gpu", "L4", "--sweep", "--json").out)
     first = [
         f"{key}={value}".replace("'", "").replace(":", " =") for key, value in rows[0]["settings"].items()
@@ -351,8 +353,17 @@ def test_plan_says_how_often_to_save_on_nodes_that_fail(rlrun: Command) -> None:
         assert expected in outcome.out
     saving = json.loads(rlrun(*arguments, "--json").out)["saving"]
     assert (saving["node_seconds"], saving["restart_seconds"], saving["nodes"]) == (360_000, 60, 1)
-    assert 0.9 < saving["best_goodput"] < 1.0
+    assert 0.8 < saving["best_goodput"] < 1.0
     assert "omit --deep, --sweep and --simulate" in rlrun(*arguments, "--sweep").err
+
+
+@pytest.mark.parametrize(
+    "option", ["--node-failures", "--restart", "--price", "--prompt-tokens", "--response-tokens", "--spread"]
+)
+def test_numbers_of_a_plan_are_finite(rlrun: Command, option: str) -> None:
+    outcome = rlrun("plan", BASE, *MODEL, option, "inf")
+    assert outcome.code == 2
+    assert "must be a finite number" in outcome.err
 
 
 @pytest.mark.slow  # tests/runner/planning/test_sweep.py simulates as much

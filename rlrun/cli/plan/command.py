@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlrun.cli.arguments import AsJson, Overrides, Profiles, Quiet, Specs, Verbose, load
+from rlrun.cli.arguments import AsJson, Overrides, Profiles, Quiet, Specs, Verbose, finite, load
 from rlrun.runner.host.printed_text import print_text
 
 if TYPE_CHECKING:
@@ -31,10 +31,12 @@ Gpu = Annotated[
     typer.Option(help="GPU to plan for, as in H100-80GB. Default: this host's GPU, or else H100-80GB."),
 ]
 PromptTokens = Annotated[
-    float | None, typer.Option(min=1, help="Mean length of prompts. Default: a quarter of the longest.")
+    float | None,
+    typer.Option(min=1, callback=finite, help="Mean length of prompts. Default: a quarter of the longest."),
 ]
 ResponseTokens = Annotated[
-    float | None, typer.Option(min=1, help="Mean length of responses. Default: half of the longest.")
+    float | None,
+    typer.Option(min=1, callback=finite, help="Mean length of responses. Default: half of the longest."),
 ]
 Sweep = Annotated[bool, typer.Option("--sweep", help="Compare all layouts on these GPUs, fastest first.")]
 Simulate = Annotated[
@@ -43,7 +45,9 @@ Simulate = Annotated[
 ]
 Spread = Annotated[
     float,
-    typer.Option(min=0, help="Standard deviation of response lengths over their mean, for --simulate."),
+    typer.Option(
+        min=0, callback=finite, help="Standard deviation of response lengths over their mean, for --simulate."
+    ),
 ]
 Deep = Annotated[
     bool,
@@ -54,7 +58,8 @@ Rank = Annotated[
     typer.Option(min=0, help="Rank that --deep traces. Default: 0, which holds the most in a pipeline."),
 ]
 Price = Annotated[
-    float | None, typer.Option(min=0, help="Price per GPU-hour; also show the price of the job.")
+    float | None,
+    typer.Option(min=0, callback=finite, help="Price per GPU-hour; also show the price of the job."),
 ]
 
 NodeFailureHours = Annotated[
@@ -62,11 +67,13 @@ NodeFailureHours = Annotated[
     typer.Option(
         "--node-failures",
         min=0.01,
+        callback=finite,
         help="Mean hours between failures of a node; also show how often to save.",
     ),
 ]
 RestartSeconds = Annotated[
-    float, typer.Option("--restart", min=0, help="Seconds from a failure until training goes on.")
+    float,
+    typer.Option("--restart", min=0, callback=finite, help="Seconds from a failure until training goes on."),
 ]
 
 

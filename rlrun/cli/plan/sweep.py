@@ -33,10 +33,11 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
         return
     fitting = [candidate for candidate in candidates if candidate.fits]
     shown = _distinct(fitting) or sorted(candidates, key=lambda candidate: candidate.excess)[:_MISSES]
+    memory = list(dict.fromkeys(phase.name for each in shown for phase in each.sizing.phases))
     rows = [
         (
             _layout(candidate),
-            *(f"{format_bytes(phase.bytes)}" for phase in candidate.sizing.phases),
+            *_phases(candidate, memory),
             candidate.sizing.engine.concurrent if candidate.sizing.engine else "",
             show_duration(candidate.sizing.estimate.step_seconds),
             _hours(candidate.sizing.estimate.device_hours),
@@ -44,7 +45,6 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
         )
         for candidate in shown
     ]
-    memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
     console = table_console()
     title = f"{len(fitting)} of {len(candidates)} layouts fit {job.device.name}; fastest first"
     if not fitting:
@@ -113,6 +113,12 @@ def _layout(candidate: Candidate) -> str:
     if plan.colocated:
         return f"{mesh}, colocated{f', engines{size}' if size else ''}"
     return f"{mesh} + {len(plan.engines)} engines{size}"
+
+
+def _phases(candidate: Candidate, names: Sequence[str]) -> list[str]:
+    """Returns the memory of each named phase; "" for one that the layout does not have."""
+    sizes = {phase.name: format_bytes(phase.bytes) for phase in candidate.sizing.phases}
+    return [sizes.get(name, "") for name in names]
 
 
 def _set_options(candidate: Candidate) -> str:

@@ -43,6 +43,8 @@ class SavingPlan:
     """Mean time between the failures of one node."""
     nodes: int
     """Nodes whose failure stops training."""
+    steps: int = MAX_INTERVAL
+    """Steps of the job: a checkpoint at its end is the rarest."""
 
     @property
     def failure_seconds(self) -> float:
@@ -66,9 +68,9 @@ class SavingPlan:
 
     @cached_property
     def best_interval(self) -> int:
-        """The interval with the largest goodput."""
-        longest = ceil(10 * self.failure_seconds / self.step_seconds)
-        return max(range(1, min(longest, MAX_INTERVAL) + 1), key=self.goodput)
+        """The interval with the largest goodput, at most the job's steps."""
+        longest = min(10 * self.failure_seconds / self.step_seconds, self.steps, MAX_INTERVAL)
+        return max(range(1, ceil(longest) + 1), key=self.goodput)
 
     def chosen(self, interval: int | None) -> dict[str, float | None]:
         """Returns the goodput of an interval, None for a job without checkpoints, and the best interval's."""
@@ -88,4 +90,12 @@ def plan_saving(job: PlannedJob, step_seconds: float, failures: NodeFailures) ->
     if job.spec.checkpoint.asynchronous:
         waiting, writing = size / len(job.plan.ranks) / HOST_LINK, waiting
     nodes = len({rank.location.node for rank in job.plan.ranks})
-    return SavingPlan(step_seconds, waiting, writing, failures.restart_seconds, failures.hours * 3600, nodes)
+    return SavingPlan(
+        step_seconds,
+        waiting,
+        writing,
+        failures.restart_seconds,
+        failures.hours * 3600,
+        nodes,
+        max(job.plan.steps or MAX_INTERVAL, 1),
+    )

@@ -68,3 +68,8 @@ def test_training_waits_for_the_copy_of_a_checkpoint_alone_where_it_is_written_m
         for asynchronous in (False, True)
     )
     assert copied.writing_seconds == whole.waiting_seconds > copied.waiting_seconds > 0
+
+
+def test_a_job_is_not_told_to_save_after_its_end() -> None:
+    job = planned_job(trainer={"steps": 7, "parallel": {"fsdp": 8}})
+    assert plan_saving(job, 0.01, NodeFailures(hours=6300, restart_seconds=300)).best_interval == 7

@@ -45,6 +45,16 @@ DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+QWEN3_5: dict[str, Any] = DELTA | {
+    "head_dim": 16,
+    "rope_parameters": INTERLEAVED | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 VLMS: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
         transformers.Qwen2_5_VLConfig,
@@ -56,15 +66,8 @@ VLMS: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 16, "rope_parameters": INTERLEAVED},
         LEARNED | {"deepstack_visual_indexes": [0, 1]},
     ),
-    "qwen3_5": (
-        transformers.Qwen3_5Config,
-        DELTA
-        | {
-            "head_dim": 16,
-            "rope_parameters": INTERLEAVED | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
-        },
-        LEARNED,
-    ),
+    "qwen3_5": (transformers.Qwen3_5Config, QWEN3_5, LEARNED),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeConfig, QWEN3_5 | EXPERTS, LEARNED),
 }
 """The config class, and the keys of text and vision model, of each family."""
 
@@ -98,7 +101,7 @@ def make_tiny_vlm(folder: Path, family: str, *, scale: float = 0.1, tied: bool =
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if "norm" in name or "ln_q" in name:
-            offset = float(family == "qwen3_5" and "language_model" in name and "linear_attn" not in name)
+            offset = float("qwen3_5" in family and "language_model" in name and "linear_attn" not in name)
             torch.nn.init.uniform_(parameter, 0.5 - offset, 1.5 - offset)
         if name.endswith("bias") and "dt_bias" not in name:
             torch.nn.init.normal_(parameter, 0.0, scale)

@@ -22,13 +22,7 @@ from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.local_code import ALLOW_LOCAL
 
 SCRIPTS = slime_scripts()
-NO_TOWER = [
-    "the model's family, qwen3_5_moe, reads no images in rlrun",
-    "is not supported without a vision tower: rlrun computes none for the model's family",
-    "the model's family, qwen3_5_moe, reads no images in rlrun",
-]
 REFUSED = {
-    "examples/geo3k_vlm/run_geo3k_qwen35.sh": NO_TOWER,
     "scripts/run-glm4.7-30B-A3B.sh": [
         "must divide the 4 ranks that hold experts (fsdp 1 × context 2 × tensor 2), found 8",
     ],
@@ -49,12 +43,13 @@ def test_every_script_is_there() -> None:
 @scripts
 def test_a_script_validates_or_is_refused_for_a_reason(script: SlimeScript) -> None:
     assert [*problems(script.path)] == REFUSED.get(script.path, [])
-    if script.path in REFUSED and REFUSED[script.path] is not NO_TOWER:
+    if script.path in REFUSED:
         assert "which Megatron refuses too" in "\n".join(script.draft().messages())
 
 
 PLANNED = (
     "examples/fully_async/run-qwen3.5-9B-fully_async.sh",
+    "examples/geo3k_vlm/run_geo3k_qwen35.sh",
     "examples/multi_agent/run-qwen3-30B-A3B-multi-agent.sh",
     "examples/retool/retool_qwen3_4b_sft.sh",
     "examples/tau-bench/run_qwen3_4B.sh",
@@ -65,7 +60,8 @@ PLANNED = (
     "scripts/run-qwen3-235B-A22B-sft.sh",
     "slime_plugins/rollout_buffer/rollout_buffer_example.sh",
 )
-"""Scripts whose plan follows from more than a few numbers: epochs, turns, asynchrony, large pipelines."""
+"""Scripts whose plan follows from more than a few numbers: epochs, turns, asynchrony, images, large
+pipelines."""
 
 
 @pytest.mark.parametrize("path", PLANNED)

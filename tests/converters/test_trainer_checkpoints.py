@@ -39,6 +39,7 @@ MODELS = {
     "a trained vision tower": {"family": "qwen2_5_vl"},
     "a frozen vision tower": {"family": "qwen3_vl"},
     "a vision tower that is not loaded": {"family": "qwen3_5"},
+    "a trained vision tower and experts": {"family": "qwen3_5_moe"},
 }
 SLOW = (
     "llama",
@@ -51,6 +52,7 @@ TOWERS = {
     "a trained vision tower": "trained",
     "a frozen vision tower": "frozen",
     "a vision tower that is not loaded": "none",
+    "a trained vision tower and experts": "trained",
 }
 LORA = {
     "adapters": LoraShape(rank=4, alpha=6),
@@ -89,7 +91,7 @@ def runs(tmp_path_factory, request):
         run = root / name
         run.mkdir()
         (run / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(folder)}}))
-        layout = DATA if name in TOWERS else EXPERTS if "expert" in name else SHARDED
+        layout = EXPERTS if "expert" in name else DATA if name in TOWERS else SHARDED
         case = {"model": str(folder), "run": str(run), "parallel": layout, "tower": TOWERS.get(name)}
         if lora := LORA.get(name):
             settings = {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets or None}

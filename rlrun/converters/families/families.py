@@ -14,8 +14,9 @@ from rlrun.converters.families.mapping import (
 )
 from rlrun.converters.tensors.content import Content
 from rlrun.models.architecture import MTP_PROJECTION, Architecture
-from rlrun.models.config_json import architecture, with_mtp_layer
+from rlrun.models.config_json import architecture, with_mtp_layer, with_vision_tower
 from rlrun.models.families.table import FAMILIES, NATIVE, family_of
+from rlrun.models.tensor_names import TOWER
 
 
 def check_family(config: Mapping[str, Any]) -> None:
@@ -47,8 +48,10 @@ def map_to_hf(config: Mapping[str, Any], parameters: StoredParameters, lenience:
 
 
 def _trained_model(config: Mapping[str, Any], parameters: StoredParameters) -> Architecture:
-    """Returns the architecture of a checkpoint, with an MTP layer if the checkpoint has one."""
+    """Returns the architecture of a checkpoint, with the MTP layer and the vision tower that it has."""
     model = architecture(config)
+    if model.vision is not None and any(name.startswith(TOWER) for name in parameters.described):
+        model = with_vision_tower(model, "trained")
     has_mtp = any(name.endswith(f".{MTP_PROJECTION}.weight") for name in parameters.described)
     return with_mtp_layer(model) if has_mtp else model
 
@@ -61,7 +64,7 @@ def alias_names(config: Mapping[str, Any]) -> dict[str, str]:
 def is_native(config: Mapping[str, Any]) -> bool:
     """Returns whether a family's tensors are mapped here.
 
-    torchtitan's adapters map whole multimodal checkpoints, of which the trainer has the text model only.
+    torchtitan's adapters map whole multimodal checkpoints, under torchtitan's names for a vision tower.
     """
     family = family_of(config)
     return family.support is not None and family.torchtitan_package is None

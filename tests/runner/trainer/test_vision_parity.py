@@ -11,9 +11,16 @@ from safetensors.torch import load_file
 
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.batches.packing import all_micro_batches
-from tests.runner.trainer.trainer_cases import TEMPERATURE, make_rank, make_spec, plan, run_ranks
+from tests.runner.trainer.trainer_cases import (
+    TEMPERATURE,
+    make_rank,
+    make_spec,
+    plan,
+    run_ranks,
+    split_experts,
+)
 from tests.runner.trainer.vision_worker import gradients, run_case
-from tests.tiny_vlms import make_tiny_vlm, make_vision_sequences, vision_reference
+from tests.tiny_vlms import VLMS, make_tiny_vlm, make_vision_sequences, vision_reference
 
 WORKER = Path(__file__).with_name("vision_worker.py")
 OPTIONS = {"max_tokens_per_rank": 150, "max_grad_norm": 1e9, "lr": 1e-2}
@@ -24,7 +31,7 @@ FULL = {"activation_checkpointing": "full"}
 class Case:
     family: str
     tower: str = "trained"
-    parallel: dict[str, int] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -42,11 +49,17 @@ CASES = [
     Case("qwen2_5_vl", "frozen"),
     Case("qwen3_vl", more=FULL),
     Case("qwen3_5"),
+    Case("qwen3_5_moe"),
     Case("qwen2_5_vl", parallel={"fsdp": 2}),
     Case("qwen2_5_vl", "frozen", parallel={"replicate": 2}),
     Case("qwen3_vl", parallel={"replicate": 2}, more=FULL),
     Case("qwen3_vl", "frozen", parallel={"fsdp": 2}),
     Case("qwen3_5", parallel={"fsdp": 2}),
+    Case("qwen3_5", parallel={"tensor": 2, "sequence_parallel": False}),
+    Case("qwen3_5_moe", parallel={"fsdp": 2, "expert": 2}),
+    Case("qwen3_5_moe", parallel={"tensor": 2, "expert": 2}, more=FULL),
+    Case("qwen3_5_moe", "frozen", parallel={"tensor": 2}),
+    Case("qwen3_5_moe", "frozen", parallel={"replicate": 2}),
 ]
 BY_NAME = {case.name: case for case in CASES}
 ALONE = [case.name for case in CASES if not case.parallel]
@@ -63,8 +76,8 @@ def patch_of(folder: Path) -> int:
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("vlms")
     return {
-        family: make_tiny_vlm(root / family, family, scale=0.05 if family == "qwen3_5" else 0.1)
-        for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+        family: make_tiny_vlm(root / family, family, scale=0.05 if "qwen3_5" in family else 0.1)
+        for family in VLMS
     }
 
 
@@ -98,7 +111,7 @@ def reference(folders):
                     name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): grad
                     for name, grad in named.items()
                 }
-            known[family] = log_probs, named
+            known[family] = log_probs, split_experts(named)
         return known[family]
 
     return of

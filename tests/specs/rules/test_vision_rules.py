@@ -17,6 +17,10 @@ SIZES = {
 }
 QWEN3 = {"model_type": "qwen3"} | SIZES
 QWEN3_5 = PUBLISHED | {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"} | SIZES}
+QWEN3_5_MOE = PUBLISHED | {
+    "model_type": "qwen3_5_moe",
+    "text_config": {"model_type": "qwen3_5_moe_text"} | SIZES,
+}
 
 
 def found(config: dict[str, Any], parallel: dict[str, int] | None = None, **trainer: Any) -> list[str]:
@@ -36,17 +40,17 @@ def found(config: dict[str, Any], parallel: dict[str, int] | None = None, **trai
     ("config", "settings", "paths"),
     [
         (PUBLISHED, {"parallel": {"fsdp": 2, "replicate": 2}, "vision_tower": "trained"}, []),
-        (PUBLISHED, {"parallel": {"tensor": 2}}, ["trainer.parallel.tensor"]),
-        (PUBLISHED, {"parallel": {"tensor": 2}, "vision_tower": "none"}, []),
+        (PUBLISHED, {"parallel": {"pipeline": 2}, "vision_tower": "none"}, []),
         (PUBLISHED, {"parallel": {"context": 2}}, ["trainer.parallel.context"]),
         (PUBLISHED, {"parallel": {"pipeline": 2}}, ["trainer.parallel.pipeline"]),
         (QWEN3_5, {"lora": {"rank": 4}, "vision_tower": "frozen"}, ["trainer.lora"]),
-        (QWEN3_5, {"parallel": {"tensor": 2}}, []),
-        (QWEN3_5, {"parallel": {"tensor": 2}, "vision_tower": "frozen"}, ["trainer.parallel.tensor"]),
+        (QWEN3_5, {"parallel": {"context": 2}}, []),
+        (QWEN3_5, {"parallel": {"context": 2}, "vision_tower": "frozen"}, ["trainer.parallel.context"]),
+        (QWEN3_5_MOE, {"parallel": {"fsdp": 2, "tensor": 2, "expert": 4}, "vision_tower": "trained"}, []),
         (QWEN3, {"vision_tower": "trained"}, ["trainer.vision_tower"]),
         (QWEN3, {"vision_tower": "none"}, []),
     ],
-    ids=["data", "tensor", "no-tower", "context", "pipeline", "lora", "text", "frozen", "qwen3", "nothing"],
+    ids=["data", "no-tower", "context", "pipeline", "lora", "text", "frozen", "experts", "qwen3", "nothing"],
 )
 def test_what_is_refused(config: dict[str, Any], settings: dict[str, Any], paths: list[str]) -> None:
     assert found(config, **settings) == paths

@@ -12,6 +12,7 @@ from rlrun.models.vision import TowerFacts
 _OWN_LAYERS = "rlrun.models.families.qwen_next"
 _BESIDE_POLICY = ("mtp.", "model.visual.")
 """Beginnings of the names of tensors that predict further tokens, and of the vision tower's."""
+_TOWER = TowerFacts(prefix="model.visual.", image_token=248056)
 _EXPERT_NAMES = ExpertNames(shared="shared_expert")
 _DELTA_NET: Config = {
     "max_position_embeddings": 32768,
@@ -81,7 +82,7 @@ FAMILIES = (
             "Qwen3.5 with its vision tower", DENSE, native_engine=True, images=True, recurrent=True
         ),
         text=TextModel("qwen3_5_text"),
-        tower=TowerFacts(prefix="model.visual.", image_token=248056),
+        tower=_TOWER,
         torchtitan_package="qwen3_5",
     ),
     Family(
@@ -95,8 +96,11 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen3_5_moe",
-        support=Support("Qwen3.5 MoE, the text model", SPARSE, native_engine=True, recurrent=True),
+        support=Support(
+            "Qwen3.5 MoE with its vision tower", SPARSE, native_engine=True, images=True, recurrent=True
+        ),
         text=TextModel("qwen3_5_moe_text"),
+        tower=_TOWER,
         torchtitan_package="qwen3_5",
     ),
     Family(

@@ -10,7 +10,7 @@ from rlrun.runner.trainer.compat.modules import Qwen3Model
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.head import HeadQuery
 from rlrun.runner.trainer.model.mtp_block import MtpInputs
-from rlrun.runner.trainer.model.vision_tower import PackedImages, embed_images, show_images
+from rlrun.runner.trainer.model.vision_tower import PackedImages, add_to_images, embed_images, show_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PackedDecoder(Qwen3Model):
         for index, layer in enumerate(self.layers.values()):
             hidden = layer(hidden, inputs.documents, inputs.rope)
             if index < len(added):
-                hidden = hidden.index_add(1, images.tokens, added[index].to(hidden.dtype)[None])
+                hidden = add_to_images(hidden, added[index], images)
         outputs: tuple[torch.Tensor, torch.Tensor] = self.lm_head(self.norm(hidden))
         return outputs
 

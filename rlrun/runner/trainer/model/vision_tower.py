@@ -7,9 +7,11 @@ patches ─▶ tower ─▶ embeddings, which replace those of the placeholders
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rlrun.models.vision import VisionTower, all_embeddings
+from rlrun.runner.trainer.model.transformers_layers.transformers_layout import SumGradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,9 @@ class PackedImages:
     """`[N]` int64: which of the images' embeddings each of the tokens shows."""
     tokens: torch.Tensor
     """`[N]` int64: the positions of these tokens in the pack."""
+    group: dist.ProcessGroup | None = None
+    """The tensor-parallel ranks that cut the pack's hidden states into equal parts, in order; None: each rank
+    has those of all tokens."""
 
 
 def blank_image(tower: VisionTower, device: torch.device) -> PackedImages:
@@ -50,15 +55,40 @@ def embed_images(
     """Returns the embeddings `[N, H]` of the tokens that show images, and those that are added to the hidden
     states of the first layers, layer by layer.
 
-    A frozen tower keeps nothing for the backward pass.
+    A frozen tower keeps nothing for the backward pass. Ranks that cut the pack's hidden states all have the
+    whole tower, and embed all images: each has the gradient of its own tokens, so gradients are added up.
     """
     trained = any(parameter.requires_grad for parameter in module.parameters())
     with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
         embeddings = all_embeddings(module, images.patches.to(dtype), images.grids)
+        if images.group is not None:
+            embeddings = [SumGradients.apply(level, images.group) for level in embeddings]
     shown = [level[images.embeddings] for level in embeddings]
     return shown[0], shown[1:]
 
 
 def show_images(hidden: torch.Tensor, embeddings: torch.Tensor, images: PackedImages) -> torch.Tensor:
-    """Returns hidden states `[1, T, H]` with these embeddings at the tokens that show images."""
-    return hidden.index_copy(1, images.tokens, embeddings.to(hidden.dtype)[None])
+    """Returns hidden states `[1, T', H]` with these embeddings `[N, H]` at the tokens that show images."""
+    extended, places = _with_places(hidden, images)
+    return extended.index_copy(1, places, embeddings.to(hidden.dtype)[None])[:, : hidden.shape[1]]
+
+
+def add_to_images(hidden: torch.Tensor, embeddings: torch.Tensor, images: PackedImages) -> torch.Tensor:
+    """Returns hidden states `[1, T', H]` plus these embeddings `[N, H]` at the tokens that show images."""
+    extended, places = _with_places(hidden, images)
+    return extended.index_add(1, places, embeddings.to(hidden.dtype)[None])[:, : hidden.shape[1]]
+
+
+def _with_places(hidden: torch.Tensor, images: PackedImages) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns hidden states, and where in them the N tokens are that show images.
+
+    If other ranks have some of the tokens, these get one more row. To leave them out instead, the host would
+    have to wait for the device, which knows their number.
+    """
+    if images.group is None:
+        return hidden, images.tokens
+    length = hidden.shape[1]
+    places = images.tokens - length * dist.get_rank(images.group)
+    is_own = (places >= 0) & (places < length)
+    spare_row = hidden.new_zeros(1, 1, hidden.shape[2])
+    return torch.cat((hidden, spare_row), dim=1), places.where(is_own, length)

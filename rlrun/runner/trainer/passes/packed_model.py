@@ -278,6 +278,8 @@ class PackedModel:
         images = pack.images
         if images is None and self._tower is not None and self._is_sharded:
             images = blank_image(self._tower, self.device)
+        if images is not None and self._settings.parallel.sequence_parallel:
+            images = replace(images, group=self._tensor)
         return DecoderInputs(self._rope.rows(pack.positions, pack.longest), documents, query, images)
 
     def _counted(self, pack: Pack) -> torch.Tensor | None:

@@ -858,11 +858,6 @@ _MODEL = (
         f"remove it; families with one: {', '.join(WITH_TOWER)}",
     ),
     refused(f.GIVEN_TOWER, f.TRANSFORMERS, "its layers compute text only"),
-    refused(
-        f.TENSOR,
-        f.VISION,
-        "tensor-parallel ranks cut the sequence, and the tower's embeddings are not cut with it",
-    ),
     refused(f.CONTEXT, f.VISION, "context-parallel ranks have parts of an image's tokens"),
     refused(f.PIPELINE, f.VISION, "only the first stage would have images, and later stages expect text"),
     untried(f.LORA, (f.WITHOUT_ADAPTERS, f.VISION), "adapters of such models were not compared with peft"),

@@ -28,6 +28,7 @@ from tests.tiny_vlms import (
     IMAGE,
     START,
     STOP,
+    VLMS,
     make_image,
     make_tiny_vlm,
     make_vision_sequence,
@@ -41,8 +42,8 @@ from tests.waiting import PATIENCE
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("vlms")
     made = {
-        family: make_tiny_vlm(root / family, family, scale=0.05 if family == "qwen3_5" else 0.15)
-        for family in ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+        family: make_tiny_vlm(root / family, family, scale=0.05 if "qwen3_5" in family else 0.15)
+        for family in VLMS
     }
     write_processor(made["qwen2_5_vl"], IMAGE)
     return made
@@ -86,7 +87,7 @@ def test_samples_equal_transformers(operations: str, folders: dict[str, Path]) -
     compare(folders["qwen3_vl"])
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "qwen3_5_moe"])
 def test_samples_of_other_families_equal_transformers(family: str, folders: dict[str, Path]) -> None:
     compare(folders[family])
 

@@ -59,7 +59,8 @@ class RunTime(BaseModel):
 
     def launch_again(self, ended: float, now: float, *, was_done: bool) -> None:
         """The run, whose last launch ended at `ended`, is launched again."""
-        self.end(min(ended, now), is_done=was_done)
+        # `ended` has whole seconds, so that it may precede the last event
+        self.end(max(min(ended, now), self._accounted), is_done=was_done)
         if was_done:
             self.began += max(now - self._accounted, 0.0)
         else:

@@ -85,3 +85,11 @@ def test_a_launch_that_ended_in_the_future_does_not_stop_the_count() -> None:
 def test_seconds_of_a_damaged_file_are_refused_before_they_are_added() -> None:
     with pytest.raises(ValueError, match="starting"):
         RunTime.model_validate({"began": 1e9, "useful": 1.0, "starting": 1e308})
+
+
+def test_an_end_in_whole_seconds_counts_no_time_twice() -> None:
+    time = RunTime(began=1000.0)
+    time.begin(1000.0, [])
+    time.step(1010.75, line(10.0))
+    time.launch_again(ended=1010.0, now=1020.0, was_done=False)
+    assert (time.began, time.total, time.between_launches) == (1000.0, 20.0, 9.25)

@@ -105,5 +105,6 @@ def _methods(stub: Unwritten) -> Iterator[_Method]:
     for node in ast.parse(dedent(TEMPLATES[stub.kind].methods)).body:
         assert isinstance(node, _Method), "templates have only methods"
         if not stub.methods or node.name in stub.methods:
-            node.body = [node.body[0], *ast.parse("raise NotImplementedError(self.unwritten)").body]
+            reason = f"{stub.name}.{node.name} remains to be written"
+            node.body = [node.body[0], *ast.parse(f"raise NotImplementedError({reason!r})").body]
             yield node

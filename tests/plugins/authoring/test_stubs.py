@@ -1,6 +1,7 @@
 """Classes that remain to be written: they load, and a job with them is refused until they are written."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_an_algorithm_keeps_the_methods_and_keys_of_its_base(tmp_path: Path) -> 
     own, base = load("algorithms", f"{file}:Own"), load("algorithms", "gspo")
     assert own.Params is base.Params
     assert own.advantages is base.advantages
-    with pytest.raises(NotImplementedError, match="f"):
+    del own.unwritten  # as somebody does who believes to be done
+    with pytest.raises(NotImplementedError, match=r"Own\.loss remains to be written"):
         own(own.Params()).loss(None)
 
 
@@ -57,7 +59,7 @@ def test_a_spec_is_valid_with_a_warning_and_launched_only_once_the_class_is_writ
         check_files(loaded, online=True)
     written = tmp_path / "written.py"  # another file, because a module is imported once in a process
     lines = [line for line in text.splitlines() if "unwritten = " not in line]
-    written.write_text("\n".join(lines).replace("raise NotImplementedError(self.unwritten)", "return 1.0"))
+    written.write_text(re.sub(r"raise NotImplementedError\(.*\)", "return 1.0", "\n".join(lines)))
     spec.write_text(SPEC.replace("functions.py", "written.py"))
     check_files(load_checked_spec([RECIPES / "quickstart.toml", spec]), online=True)
 

@@ -20,16 +20,16 @@ def picture(width: int = 56, height: int = 28, seed: int = 0, **save: Any) -> by
     return file.getvalue()
 
 
-def write_processor(folder: Path, placeholder: int = PLACEHOLDER) -> Path:
-    """Writes a processor of images: patches of 14 × 14 pixels, 2 × 2 of which are a token."""
+def write_processor(folder: Path, placeholder: int = PLACEHOLDER, *, patch: int = 14) -> Path:
+    """Writes a processor of images: patches of `patch` × `patch` pixels, 2 × 2 of which are a token."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "patch_size": 14,
+        "patch_size": patch,
         "merge_size": 2,
         "temporal_patch_size": 2,
-        "min_pixels": 28 * 28,
-        "max_pixels": 28 * 28 * 64,
+        "min_pixels": (2 * patch) ** 2,
+        "max_pixels": (2 * patch) ** 2 * 64,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     config = folder / "config.json"

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rlrun.runner.trainer.compat.modules import GQAttention, Module
 from rlrun.runner.trainer.compat.overlapped import tensor_group
 from rlrun.runner.trainer.model.decoder_parts import FROM_CHECKPOINT, DecoderParts
 from rlrun.runner.trainer.model.layers import local
+from rlrun.runner.trainer.model.rank_functions import Sum, SumGradients
 
 
 class Parts(DecoderParts):
@@ -43,29 +43,12 @@ class JointNorm(Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the normalised `[1, T, N, H]` of this rank's heads."""
         wide = input.flatten(2).float()
-        squares: torch.Tensor = _SumOverRanks.apply(wide.square().sum(-1, keepdim=True), tensor_group())
+        squares = wide.square().sum(-1, keepdim=True)
+        if (group := tensor_group()) is not None:
+            # every rank computes with the sum, so that its gradients are summed, too
+            squares = Sum.apply(SumGradients.apply(squares, group), group)
         normed = wide * torch.rsqrt(squares / self._size + self._eps)
         return (local(self.weight) * normed.type_as(input)).view_as(input)
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """Sums a tensor over ranks. As every rank computes with the sum, so are the gradients summed."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-        ctx.group = group
-        return _summed(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(grad, ctx.group), None
-
-
-def _summed(part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    total = part.clone()
-    if group is not None:
-        dist.all_reduce(total, dist.ReduceOp.SUM, group)
-    return total
 
 
 class JointNormAttention(GQAttention):

@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 from rlrun.models.architecture import Architecture
 from rlrun.runner.trainer.compat.layouts import split_inputs
 from rlrun.runner.trainer.model.head import Head
+from rlrun.runner.trainer.model.rank_functions import Sum
 
 
 class ValueHead(Head):
@@ -33,22 +34,8 @@ class ValueHead(Head):
             hidden = hidden.narrow(1, dist.get_rank(self._group) * weight.shape[1], weight.shape[1])
         values = linear(hidden.float(), weight.float()).squeeze(1)
         if self._group is not None:
-            values = _Sum.apply(values, self._group)
+            values = Sum.apply(values, self._group)
         return values, torch.zeros_like(values)
-
-
-class _Sum(torch.autograd.Function):
-    """Sums over ranks; the gradient is not summed, as every rank computes the same loss."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        total = part.clone()
-        dist.all_reduce(total, dist.ReduceOp.SUM, group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
 
 
 def value_head_config(model: Architecture) -> ValueHead.Config:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlrun.models.vision import VisionTower, all_embeddings
-from rlrun.runner.trainer.model.transformers_layers.transformers_layout import SumGradients
+from rlrun.runner.trainer.model.rank_functions import SumGradients
 
 
 @dataclass(frozen=True, slots=True)

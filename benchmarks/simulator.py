@@ -28,6 +28,7 @@ from rlrun.runner.checkpoints.saving import Checkpoints
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Role
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.step_clock import BusyTimes, Span
+from rlrun.runner.engines.client.rooms import REGULAR
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.job.job import Job, ProcessRecords, Progress
 from rlrun.runner.job.loop import run
@@ -206,6 +207,7 @@ class SleepingEngine:
     """Decodes a token at a time for at most `slots` samples."""
 
     url = "asleep"
+    serving = REGULAR
 
     def __init__(self, world: SimulationSettings) -> None:
         self._world = world

@@ -77,7 +77,7 @@ def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport
     document.
     """
     report = PluginReport()
-    engines = [str(table.get("name")) for _, table in _tables(data, ("engines",))]
+    engines = [table.get("name") for _, table in _tables(data, ("engines",))]
     for where, kind, section in _SECTIONS:
         for path, table in _tables(data, where):
             name = table.get("type", section.model_fields["type"].default)
@@ -122,8 +122,8 @@ def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]
     yield from ((path, table) for path, table in tables if isinstance(table, dict))
 
 
-def _check(report: PluginReport, explainer: Explainer, table: _PluginTable, engines: Sequence[str]) -> None:
-    """Checks a plugin's name and parameters. `engines`: the names of `[[engines]]`."""
+def _check(report: PluginReport, explainer: Explainer, table: _PluginTable, engines: Sequence[Any]) -> None:
+    """Checks a plugin's name and parameters. `engines`: the names of `[[engines]]`, as they are written."""
     try:
         plugin = load(table.kind, table.name)
     except PluginError as error:
@@ -140,8 +140,9 @@ def _check(report: PluginReport, explainer: Explainer, table: _PluginTable, engi
     ]
     for inner in _inner_tables(table, params):
         _check(report, explainer, inner, engines)
-    for key in engine_fields(params):
-        report.findings += unknown_engine((*table.path, key), table.params.get(key), engines)
+    if all(isinstance(name, str) for name in engines):  # otherwise the table that is meant may be that one
+        for key in engine_fields(params):
+            report.findings += unknown_engine((*table.path, key), table.params.get(key), engines)
     try:
         params.model_validate_json(as_json(table.params), strict=True)
         if table.kind == "algorithms":

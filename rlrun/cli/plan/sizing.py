@@ -22,7 +22,7 @@ from rlrun.runner.planning.step_time import (
     PlannedJob,
     training_tokens,
 )
-from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes
+from rlrun.runner.planning.storage import export_bytes
 from rlrun.runner.planning.sync_time import DISK, sync_bytes, sync_time
 from rlrun.specs.derived.shared_prefixes import NOT_SHARED
 
@@ -107,9 +107,7 @@ def _amount_rows(job: PlannedJob, sizing: Sizing) -> Iterator[Row]:
         source = "~/.cache/rlrun; data in object stores is added to it"
         yield "disk for a copy of model.path", format_bytes(export_bytes(job.model)), source
     if job.spec.checkpoint.mirror is not None:
-        size = format_bytes(
-            checkpoint_bytes(job.model, job.spec.trainer, job.critic, optimizer=job.spec.checkpoint.optimizer)
-        )
+        size = format_bytes(job.checkpoint_bytes)
         yield "upload of a checkpoint", size, "checkpoint.mirror; samples are added to it"
     if sizing.engine is not None:
         yield "bytes of a weight update", format_bytes(sizing.sync_bytes), sync_bytes(job)[1]

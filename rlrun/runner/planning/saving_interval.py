@@ -9,7 +9,6 @@ from functools import cached_property
 from math import ceil, exp, expm1
 
 from rlrun.runner.planning.step_time import HOST_LINK, PlannedJob
-from rlrun.runner.planning.storage import checkpoint_bytes
 from rlrun.runner.planning.sync_time import DISK
 
 MAX_INTERVAL = 10_000
@@ -85,7 +84,7 @@ def plan_saving(job: PlannedJob, step_seconds: float, failures: NodeFailures) ->
     """Returns what checkpoints cost a job, and what failures do. The failure of a node with trainer ranks
     stops training; that of a node which only has engines does not.
     """
-    size = checkpoint_bytes(job.model, job.spec.trainer, job.critic, optimizer=job.spec.checkpoint.optimizer)
+    size = job.checkpoint_bytes
     waiting, writing = size / DISK, 0.0
     if job.spec.checkpoint.asynchronous:
         waiting, writing = size / len(job.plan.ranks) / HOST_LINK, waiting

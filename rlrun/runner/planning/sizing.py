@@ -14,7 +14,7 @@ from rlrun.runner.planning.memory import EngineMemory, Phase
 from rlrun.runner.planning.phases import job_memory
 from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes, teacher_copy_bytes
 from rlrun.runner.planning.step_time import Estimate, PlannedJob, estimate
-from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded_bytes, top_token_bytes
+from rlrun.runner.planning.storage import export_bytes, offloaded_bytes, top_token_bytes
 from rlrun.runner.planning.sync_time import held_bytes, sync_bytes, sync_time
 
 
@@ -117,7 +117,5 @@ def _disk_bytes(job: PlannedJob) -> int:
     interval, steps = spec.checkpoint.export_interval, job.plan.steps
     # models of a run whose number of steps is not known are counted once
     models = (0 if interval is None else max(1, (steps or 0) // interval)) + spec.checkpoint.export_hf
-    written = (1 if count is None else count) * checkpoint_bytes(
-        job.model, spec.trainer, job.critic, optimizer=spec.checkpoint.optimizer
-    )
+    written = (1 if count is None else count) * job.checkpoint_bytes
     return written + models * export_bytes(job.model)

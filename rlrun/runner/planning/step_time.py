@@ -23,7 +23,7 @@ from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.runner.planning.rank_layout import full_micro_batch
 from rlrun.runner.planning.rank_share import pipeline_imbalance, policy_share
 from rlrun.runner.planning.served_weights import DraftModel, served_weight_bytes
-from rlrun.runner.planning.storage import offloaded_bytes
+from rlrun.runner.planning.storage import checkpoint_bytes, offloaded_bytes
 from rlrun.specs.derived.old_policy import may_be_stale
 from rlrun.specs.derived.served_adapters import teacher_in_policy_layout
 from rlrun.specs.derived.shared_prefixes import is_shared
@@ -113,6 +113,12 @@ class PlannedJob:
     def critic(self) -> CriticSpec | None:
         """The critic; None if the algorithm does not need one."""
         return self.spec.critic if self.needs.critic else None
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """The size of one checkpoint on disk."""
+        optimizer = self.spec.checkpoint.optimizer
+        return checkpoint_bytes(self.model, self.spec.trainer, self.critic, optimizer=optimizer)
 
     @property
     def on_gpu(self) -> bool:

@@ -20,8 +20,9 @@ from rlrun.runner.planning.memory import (
     size_engine,
 )
 from rlrun.runner.planning.model_size import parameter_count
+from rlrun.runner.planning.plan import POLICY_NAME
 from rlrun.runner.planning.served_weights import adapter_room_bytes, served_model, served_weight_bytes
-from rlrun.runner.planning.step_time import POLICY_DRAFT, PlannedJob
+from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.kept_samples import kept_samples
 from rlrun.specs.derived.lora_sync import keeps_host_copy, sends_adapters, server_room
@@ -56,7 +57,7 @@ def _group_memory(job: PlannedJob, section: EngineSpec, free: int) -> tuple[Engi
     own, room = _policy_adapters(job), _room(section, server_room(job.spec))
     part = _adapter_part(job, job.model, section, own, room)
     longest = job.plan.max_sample_tokens
-    drafts = _drafts(job, job.model, section, POLICY_DRAFT)
+    drafts = _drafts(job, job.model, section, POLICY_NAME)
     engine = _engine(job, job.model, section, free // count, longest, adapter_part=part, drafts=drafts)
     return engine, _device_phase(job, engine, section, count)
 

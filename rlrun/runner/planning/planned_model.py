@@ -13,8 +13,8 @@ from rlrun.models.hub import download
 from rlrun.models.transformers_models import read_model
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.planning.plan import POLICY_NAME
 from rlrun.runner.planning.served_weights import DraftModel, draft_model
-from rlrun.runner.planning.step_time import POLICY_DRAFT
 from rlrun.specs.derived.engine_layout import starts_with_job
 from rlrun.specs.derived.policy_model import read_policy
 from rlrun.specs.derived.resolution import Resolved, resolve
@@ -81,7 +81,7 @@ def draft_models(
 
     Raises ValueError, with the reason, if a config.json cannot be used.
     """
-    servers = [(POLICY_DRAFT, spec.engine, spec.model, policy)]
+    servers = [(POLICY_NAME, spec.engine, spec.model, policy)]
     servers += [
         (section.name, section, ModelSpec(path=section.path, revision=section.revision), named[section.name])
         for section in spec.engines

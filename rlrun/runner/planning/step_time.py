@@ -53,10 +53,6 @@ HOST_LINK = 2e10
 """Bytes per second between a GPU and its host."""
 
 
-POLICY_DRAFT = "engine"
-"""The name of `[engine]` among draft models, which none of `[[engines]]` can have."""
-
-
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Mean lengths in tokens."""
@@ -107,7 +103,7 @@ class PlannedJob:
     adapters: Mapping[str, StoredAdapter] = field(default_factory=dict)
     """The adapters of `[[engines]]`, by the engine's name."""
     drafts: Mapping[str, DraftModel] = field(default_factory=dict)
-    """The draft models of SGLang servers, by the engine's name; that of `[engine]` is `POLICY_DRAFT`."""
+    """The draft models of SGLang servers, by the engine's name; that of `[engine]` is `POLICY_NAME`."""
 
     @property
     def critic(self) -> CriticSpec | None:

@@ -16,10 +16,10 @@ from rlrun.runner.planning.engine_memory import policy_engine_memory
 from rlrun.runner.planning.hardware import GIB, find_gpu
 from rlrun.runner.planning.memory import EngineMemory
 from rlrun.runner.planning.model_size import parameter_count
-from rlrun.runner.planning.plan import make_plan
+from rlrun.runner.planning.plan import POLICY_NAME, make_plan
 from rlrun.runner.planning.planned_model import draft_models
 from rlrun.runner.planning.served_weights import DraftModel, draft_model
-from rlrun.runner.planning.step_time import POLICY_DRAFT, PlannedJob, default_workload
+from rlrun.runner.planning.step_time import PlannedJob, default_workload
 from rlrun.specs.sections.engine import SpeculativeSpec
 from tests.data.published_models import PUBLISHED
 from tests.resolved_specs import resolved
@@ -132,7 +132,7 @@ EAGLE3 = {"algorithm": "eagle3", "draft_model": "/draft"}
 
 def test_a_draft_model_takes_room_from_the_cache() -> None:
     without = engine_memory(QWEN3_8B, {}, max_running=1024)
-    drafted = engine_memory(QWEN3_8B, {POLICY_DRAFT: DRAFT}, max_running=1024, speculative=EAGLE3)
+    drafted = engine_memory(QWEN3_8B, {POLICY_NAME: DRAFT}, max_running=1024, speculative=EAGLE3)
     phase = drafted.phase
     assert phase.part_bytes("draft model") == 800_000_000
     token = 36 * 2 * 8 * 128 * 2
@@ -159,7 +159,7 @@ def test_texts_that_guess_take_logits_only() -> None:
 
 def test_ranks_beyond_the_drafts_heads_hold_copies() -> None:
     settings = {"tensor": 4, "speculative": EAGLE3 | {"draft_tokens": 3}}
-    phase = engine_memory(QWEN3_8B, {POLICY_DRAFT: DraftModel(1, 512, 2)}, **settings).phase
+    phase = engine_memory(QWEN3_8B, {POLICY_NAME: DraftModel(1, 512, 2)}, **settings).phase
     token = 36 * 2 * 8 * 128 * 2
     assert phase.part_bytes("draft KV cache") * token == phase.part_bytes("KV cache") * 2 * 512 * 2
 

@@ -1,5 +1,7 @@
 """Fixtures and settings that several parts of the tests use."""
 
+import ast
+import gc
 import os
 import subprocess
 import sys
@@ -29,6 +31,22 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
 
 # RLRUN_CPU_ISA pretends another processor for torch in this process and in those that tests start.
 limit_libraries()
+
+if sys.version_info < (3, 11, 8):
+    # A collection of garbage inside ast.parse may format a traceback, which parses, too; or another thread
+    # may. The depths are then mixed up, which is a SystemError (https://github.com/python/cpython/issues/106905).
+    _parse = ast.parse
+
+    def _parse_without_collection(*args: Any, **kwargs: Any) -> ast.AST:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return _parse(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    ast.parse = _parse_without_collection  # type: ignore[assignment]
 
 InstallPlugin = Callable[..., Path]
 

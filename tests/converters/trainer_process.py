@@ -2,10 +2,10 @@
 
 import multiprocessing
 import os
-import socket
 from pathlib import Path
 
 from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.host.network import free_port
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from tests.resolved_specs import resolved
 
@@ -19,9 +19,7 @@ def save_on_ranks(world_size, cases):
 
     All cases share one process group.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     ranks = [SPAWN.Process(target=_work, args=(rank, world_size, port, cases)) for rank in range(world_size)]
     for rank in ranks:
         rank.start()

@@ -7,7 +7,6 @@ import asyncio
 import json
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from urllib.error import HTTPError
 from aiohttp import ClientSession, web
 from yarl import URL
 
+from rlrun.runner.host.network import free_port
 from tests.waiting import wait_until
 
 NAME = "rlrun"
@@ -57,7 +57,7 @@ def s3_server(folder: Path) -> Iterator[int]:
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     for number in range(_STARTS):
         # another process may take a port before the server does, which then ends
-        ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        ports = {port: free_port("127.0.0.1") for port in _PORTS}
         server = _start(folder, folder / f"data-{number}", ports)
         try:
             if _becomes_ready(server, ports, folder / "weed.log"):
@@ -106,7 +106,7 @@ class Proxy:
         self.harm = {"refused": 0.0, "late": 0.0, "changed": 0.0}
         """The share of uploads that each happens to."""
         self.done = dict.fromkeys(self.harm, 0)
-        self.port = _free_ports(1)[0]
+        self.port = free_port("127.0.0.1")
 
     @contextmanager
     def running(self) -> Iterator["Proxy"]:
@@ -153,16 +153,6 @@ class Proxy:
 
 def _weed() -> str | None:
     return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def _is_ready(master: int, s3: int) -> bool:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.runner.host.network import free_port
 from rlrun.runner.records.packed_lines import read_records
 from rlrun.runner.records.saved_rollouts import rollout_path
 from tests.integration.jobs import Ended, Jobs
@@ -38,9 +38,7 @@ class Pool:
     """The workers of a job, at a port of this host."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -1,7 +1,6 @@
 """The agent `workers` over HTTP, and trajectories that a worker assembles itself."""
 
 import asyncio
-import socket
 from typing import Any
 
 import aiohttp
@@ -14,6 +13,7 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.types import Status, VersionSpan
 from rlrun.runner.host.background import cancel_all
+from rlrun.runner.host.network import free_port
 
 KEY = "open-sesame"
 OWN: dict[str, Any] = {
@@ -63,9 +63,7 @@ class Worker:
 
 async def run(act: Any, *sessions: ScriptedSession, **params: Any) -> list[list[Trajectory] | BaseException]:
     """Returns what the executions of the sessions become while a worker acts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     agent = {"type": "workers", "port": port, "key": KEY, **params}
     rollout = build("rollouts", "agent", {"agent": agent})
     executions = [asyncio.create_task(rollout.run(session)) for session in sessions]

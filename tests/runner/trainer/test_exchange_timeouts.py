@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlrun.runner.host.network import free_port
 from rlrun.runner.trainer.exchange_timeouts import ExchangeTimeouts, Phase, exchange_seconds
-from tests.runner.trainer.trainer_cases import free_port
 
 HANGING = """
 import sys
@@ -38,7 +38,7 @@ def test_seconds(phase: Phase, in_passes: float, state_bytes: float, seconds: fl
 @pytest.fixture
 def hanging_rank() -> Iterator[None]:
     """This process is rank 0; rank 1 joins and then takes part in nothing."""
-    meeting = f"tcp://127.0.0.1:{free_port()}"
+    meeting = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
     with subprocess.Popen([sys.executable, "-c", HANGING, meeting], stdin=subprocess.PIPE) as rank:
         dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=2)
         yield

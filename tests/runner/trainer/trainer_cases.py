@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from rlrun.models.families.table import NATIVE
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence
+from rlrun.runner.host.network import free_port
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from tests.resolved_specs import resolved
 from tests.runner.batches.forests import random_sequences
@@ -319,15 +319,9 @@ def mixtral_names(tensors):
     }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run_ranks(script, world_size, arguments, folder):
     """Run a test worker on `world_size` processes: `script RANK WORLD_SIZE PORT-LIST ARGUMENTS OUT`."""
-    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(world_size)]
+    port, logs = free_port("127.0.0.1"), [folder / f"rank-{rank}.log" for rank in range(world_size)]
     given = [str(world_size), str(port), json.dumps(arguments), str(folder)]
     ranks = [rank_server().start([str(script), str(rank), *given], log) for rank, log in enumerate(logs)]
     wait_for_all(ranks, logs, f"{Path(script).name} on {world_size} ranks")

@@ -1,7 +1,6 @@
 """The client against a scripted server that answers as SGLang does, and the pool over several clients."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from rlrun.runner.contracts.weight_updates import (
 from rlrun.runner.engines.client import connection
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.host.network import free_port
 from rlrun.runner.weights.carriers.broadcast.updates import BroadcastWeights
 from rlrun.runner.weights.carriers.disk.updates import FolderWeights, WeightDelta
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
@@ -415,9 +415,7 @@ async def test_a_client_that_was_closed_asks_nothing_more(make_peer: Any) -> Non
 
 async def test_an_engine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "FIRST_DELAY", 0.001)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
     async with EngineClient(url) as client:
         with pytest.raises(EngineError, match=rf"engine at {url}/generate cannot be reached"):
             await client.generate(REQUEST)

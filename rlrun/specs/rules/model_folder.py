@@ -12,7 +12,10 @@ from rlrun.models.families.table import family_of
 from rlrun.models.json_files import read_json
 from rlrun.specs.derived.conflicts.features import SHARED_PREFIXES
 from rlrun.specs.derived.conflicts.reading import reason_against_model
+from rlrun.specs.derived.engine_groups import policy_groups
+from rlrun.specs.derived.engine_sections import POLICY
 from rlrun.specs.derived.lengths import longest_response, longest_sample
+from rlrun.specs.derived.server_size import attention_parts_of
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.family_rules import family_findings
@@ -24,6 +27,8 @@ LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("rollout", "max_prompt_tokens"),
     ("eval", "max_response_tokens"),
 )
+
+MODEL: KeyPath = ("model", "path")
 
 MAX_RANKS = 64
 """Larger degrees of tensor parallelism are not proposed."""
@@ -38,16 +43,17 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     try:
         config = read_json(file)
     except (OSError, ValueError) as error:
-        yield Finding(("model", "path"), str(error), "copy the model's files again")
+        yield Finding(MODEL, str(error), "copy the model's files again")
         return
     if not isinstance(config, dict):
-        yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
+        yield Finding(MODEL, f"{file} holds no table of settings", "copy the model's files again")
         return
     yield from family_findings(spec, config)
     config = with_family_defaults(config)
     yield from _quantised(spec, config)
     yield from _length(spec, config)
     yield from _heads(spec, config)
+    yield from _server_heads(spec, config)
     yield from _attention_interval(spec, config)
     yield from _layers(spec, config)
     yield from _stage_layers(spec, config)
@@ -59,14 +65,14 @@ def _quantised(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     if settings and not spec.model.random_init:
         method = settings.get("quant_method") if isinstance(settings, dict) else settings
         cure = "convert it to bfloat16 first: rlrun convert hf-to-hf SRC DST --quantize none"
-        yield Finding(("model", "path"), f"the model is quantised ({method}) and cannot be trained", cure)
+        yield Finding(MODEL, f"the model is quantised ({method}) and cannot be trained", cure)
 
 
 def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     holds = config.get("max_position_embeddings")
     if not isinstance(holds, int) or (sample := longest_sample(spec, holds)) <= holds:
         return
-    related = (*LENGTH_KEYS, ("model", "path"))
+    related = (*LENGTH_KEYS, MODEL)
     prompt, response = spec.rollout.given("max_prompt_tokens"), longest_response(spec)
     if prompt is None:
         message = (
@@ -116,9 +122,7 @@ def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         yield from _split(config, spec.critic.parallel.tensor, "critic")
 
 
-def _split(
-    config: dict[str, Any], degree: int, section: str, source: KeyPath = ("model", "path")
-) -> Iterator[Finding]:
+def _split(config: dict[str, Any], degree: int, section: str, source: KeyPath = MODEL) -> Iterator[Finding]:
     for name in ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "vocab_size"):
         size = config.get(name)
         if isinstance(size, int) and size % degree:
@@ -127,6 +131,39 @@ def _split(
             path = (section, "parallel", "tensor")
             yield Finding(path, message, f"use {fits}", found=degree, related=(source,))
             return
+
+
+def _server_heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """Checks that the ranks of each SGLang server can divide the heads of attention: those of queries evenly,
+    those of keys and values evenly, or with as many copies of each (SGLang asserts both when it starts).
+    """
+    if spec.engine.type != "sglang":
+        return
+    heads = config.get("num_attention_heads")
+    shared_heads = None if "kv_lora_rank" in config else config.get("num_key_value_heads", heads)
+    for group in policy_groups(spec):
+        tensor, parts = group.section.tensor, attention_parts_of(group.section)
+        own = group.path == POLICY or ("tensor",) in group.own_keys
+        if not own or tensor % parts:  # the section of all groups, or reported by the server's size
+            continue
+        for name, size, copied in (
+            ("num_attention_heads", heads, False),
+            ("num_key_value_heads", shared_heads, True),
+        ):
+            if not isinstance(size, int) or size < 1 or _divided(size, tensor // parts, copied):
+                continue
+            share = f" / {parts} parts of attention" if parts > 1 else ""
+            message = f"{tensor}{share} ranks cannot divide the model's {name} = {size}"
+            ranks = range(1, MAX_RANKS // parts + 1)
+            fits = [each * parts for each in ranks if _divided(size, each, copied)]
+            near = min(fits, key=lambda each: abs(each - tensor))
+            yield Finding((*group.path, "tensor"), message, f"use {near}", found=tensor, related=(MODEL,))
+            break
+
+
+def _divided(heads: int, ranks: int, copied: bool) -> bool:
+    """Returns whether ranks can have equal numbers of heads, or equally many copies of one."""
+    return heads % ranks == 0 or (copied and ranks % heads == 0)
 
 
 def _recurrent_heads(config: dict[str, Any], parallel: ParallelSpec) -> Iterator[Finding]:
@@ -141,7 +178,7 @@ def _recurrent_heads(config: dict[str, Any], parallel: ParallelSpec) -> Iterator
         share = "" if parallel.tensor == 1 else f" / tensor {parallel.tensor} = {each}"
         message = f"must divide the model's linear_num_key_heads = {heads}{share}, found {degree}"
         fits = " or ".join(str(size) for size in range(1, each + 1) if each % size == 0)
-        related = (("model", "path"), ("trainer", "parallel", "tensor"))
+        related = (MODEL, ("trainer", "parallel", "tensor"))
         yield Finding(
             ("trainer", "parallel", "context"), message, f"use {fits}", found=degree, related=related
         )
@@ -158,7 +195,7 @@ def _attention_interval(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]
     if interval is None:
         message = "SGLang expects attention in every n-th layer, and layer_types in config.json differs"
         cure = 'set engine.type = "native"'
-        yield Finding(("engine", "type"), message, cure, found="sglang", related=(("model", "path"),))
+        yield Finding(("engine", "type"), message, cure, found="sglang", related=(MODEL,))
 
 
 def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -170,7 +207,7 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
             f"{parallel.stages} layers, and the model has {layers}"
         )
         cure = f"use at most {layers * parallel.pipeline // parallel.stages}"
-        related = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
+        related = (MODEL, ("trainer", "parallel", "pipeline_schedule"))
         path = ("trainer", "parallel", "pipeline")
         yield Finding(path, message, cure, found=parallel.pipeline, related=related)
 
@@ -184,7 +221,7 @@ def _stage_layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     message = f"the numbers add up to {sum(sizes)}, and the model has {layers} layers"
     cure = "change them, or remove the key: the layers are then divided equally"
     path: KeyPath = ("trainer", "parallel", "pipeline_layers")
-    yield Finding(path, message, cure, related=(("model", "path"),))
+    yield Finding(path, message, cure, related=(MODEL,))
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -195,4 +232,4 @@ def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
         message = f"must divide the model's {found[0]} experts, found {degree}"
         path: KeyPath = ("trainer", "parallel", "expert")
-        yield Finding(path, message, f"use {fits}", found=degree, related=(("model", "path"),))
+        yield Finding(path, message, f"use {fits}", found=degree, related=(MODEL,))

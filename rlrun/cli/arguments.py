@@ -121,7 +121,11 @@ RowsReward = Annotated[
     ),
 ]
 RunName = Annotated[
-    str | None, typer.Argument(help="Name of the run. Default: the newest run.", autocompletion=_complete_run)
+    str | None,
+    typer.Argument(help="Name or folder of the run. Default: the newest run.", autocompletion=_complete_run),
+]
+NeededRunName = Annotated[
+    str, typer.Argument(help="Name or folder of the run.", autocompletion=_complete_run)
 ]
 
 

@@ -57,11 +57,9 @@ def command(
 def _evaluation(name: str, runs_dir: Path) -> "Evaluation":
     from rlrun.cli.run_states import BEST, LATEST, best_step, find_run, split_step
     from rlrun.runner.records.compared_evaluations import read_evaluation
-    from rlrun.runner.records.run_folder import RunFolder
 
     run, at = split_step(name)
-    path = Path(run)
-    folder = RunFolder(path) if (path / "state.json").is_file() else find_run(runs_dir, run)
+    folder = find_run(runs_dir, run)
     if at == BEST:
         return read_evaluation(folder, best_step(folder))
     step = None if at in (None, LATEST) else int(at)

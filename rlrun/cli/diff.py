@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rlrun.cli.arguments import AsJson, RunsDir, load
+from rlrun.cli.run_states import run_of
 from rlrun.runner.host.printed_text import one_line, print_text
 
 _SIDE = "A spec, a recipe's name, a spec.lock.json, a run's folder or name."
@@ -47,17 +48,11 @@ def command(
 
 def _document(name: str, runs_dir: Path) -> dict[str, Any]:
     """Returns a lock, without the entries that differ between any two launches, or a spec's values."""
-    folder = _run_folder(name, runs_dir)
-    path = Path(name) if folder is None else folder / "spec.lock.json"
+    run = run_of(name, runs_dir)
+    path = Path(name) if run is None else run.lock
     if path.suffix == ".json":
         return _lock(path)
     return load([name], None).spec.model_dump(mode="json")
-
-
-def _run_folder(name: str, runs_dir: Path) -> Path | None:
-    """Returns the folder of the run that an argument names; None if it names something else."""
-    folders = (runs_dir / name, Path(name))
-    return next((folder for folder in folders if (folder / "spec.lock.json").is_file()), None)
 
 
 def _lock(path: Path) -> dict[str, Any]:
@@ -70,8 +65,8 @@ def _results(name: str, runs_dir: Path) -> dict[str, float]:
     """Returns the results of a run; none for a spec, a lock, or a run without metrics."""
     from rlrun.runner.records.metrics_file import read_metrics, results_of
 
-    folder = _run_folder(name, runs_dir)
-    return {} if folder is None else results_of(read_metrics(folder / "metrics.jsonl"))
+    run = run_of(name, runs_dir)
+    return {} if run is None else results_of(read_metrics(run.metrics))
 
 
 def _print_results(sides: tuple[str, str], rows: list[tuple[str, float | None, float | None]]) -> None:

@@ -1,18 +1,15 @@
 """`rlrun resume`: continues a run as it was launched."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from rlrun.cli import launch
-from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Quiet, RunsDir, ShowLog
+from rlrun.cli.arguments import AllowLocalPlugins, NeededRunName, Overrides, Quiet, RunsDir, ShowLog
 from rlrun.cli.error_report import print_warnings
 from rlrun.specs.problems.findings import SpecError
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    name: NeededRunName,
     runs_dir: RunsDir = Path("runs"),
     *,
     overrides: Overrides = None,

@@ -18,8 +18,27 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
     return sorted(folders, key=lambda folder: (_started(folder), folder.name), reverse=True)
 
 
+def split_folder(runs_dir: Path, text: str) -> tuple[Path, str]:
+    """Returns the folder of runs and the name of the run that an argument means.
+
+    It is a name in `runs_dir`, or the path of the run's folder, which messages show.
+    """
+    path, given = runs_dir / text, Path(text)
+    if not _has_state(path) and (len(given.parts) > 1 or _has_state(given)):
+        path = given
+    if path.name in ("", ".."):
+        path = path.resolve()
+    return path.parent, path.name
+
+
+def _has_state(path: Path) -> bool:
+    return (path / "state.json").is_file()
+
+
 def find_run(runs_dir: Path, name: str | None) -> RunFolder:
-    """Returns the run with this name, or the newest one. Raises ValueError if it does not exist."""
+    """Returns the run with this name or folder, or the newest one. Raises ValueError if it does not exist."""
+    if name is not None:
+        runs_dir, name = split_folder(runs_dir, name)
     runs = list_runs(runs_dir)
     if not runs:
         raise ValueError(f"{runs_dir} has no runs; name the folder of your runs with --runs-dir")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlrun.cli.arguments import RunsDir
+from rlrun.cli.arguments import NeededRunName, RunsDir
 from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import print_text
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    name: NeededRunName,
     runs_dir: RunsDir = Path("runs"),
     timeout: Annotated[
         float | None,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlrun.cli.run_states import split_folder
 from rlrun.runner.submission.folder import SubmissionFolder, SubmittedJob
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class Submitted:
 
 def find_submitted(runs_dir: Path, name: str | None) -> Submitted | None:
     """Returns the job of a run that was submitted; None if the run was not."""
-    if name is None or Path(name).name != name:
+    if name is None:
         return None
-    folder = SubmissionFolder(runs_dir, name)
+    folder = SubmissionFolder(*split_folder(runs_dir, name))
     job = folder.read_job()
     if job is None:
         return None

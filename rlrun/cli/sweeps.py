@@ -112,14 +112,15 @@ def plan(
 
 @app.command()
 def status(
-    name: Annotated[str, typer.Argument(help="Name of the sweep.", autocompletion=complete_sweep)],
+    name: Annotated[str, typer.Argument(help="Name or folder of the sweep.", autocompletion=complete_sweep)],
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Show every trial of a sweep: its values, status, step and metric, the best one marked."""
+    from rlrun.cli.run_states import split_folder
     from rlrun.runner.sweeps.sweep_folder import SweepFolder
 
-    folder = SweepFolder(runs_dir.absolute() / name)
+    folder = SweepFolder(Path(*split_folder(runs_dir, name)).absolute())
     if not as_json:
         _print_table(folder)
         return

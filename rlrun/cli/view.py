@@ -76,13 +76,11 @@ def _folders(runs_dir: Path, names: list[str], *, newest: bool) -> "list[RunFold
 
 def _named(runs_dir: Path, name: str) -> "list[RunFolder]":
     """Returns the run with this name or folder, or the trials of the sweep with this name, newest first."""
-    from rlrun.cli.run_states import find_run, list_runs
-    from rlrun.runner.records.run_folder import RunFolder
+    from rlrun.cli.run_states import find_run, list_runs, split_folder
     from rlrun.runner.sweeps.sweep_folder import SweepFolder
 
-    path, named = Path(name), runs_dir / name
-    if len(path.parts) != 1 and path.is_dir():
-        return [RunFolder(path.absolute())]
+    folder, own_name = split_folder(runs_dir, name)
+    named = folder / own_name
     if SweepFolder(named.absolute()).record.exists() and (trials := list_runs(named)):
         return trials
     return [find_run(runs_dir, name)]

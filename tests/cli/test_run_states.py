@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.run_states import checkpoint_at
+from rlrun.cli.run_states import checkpoint_at, find_run
 
 
 @pytest.fixture
@@ -32,3 +32,24 @@ def test_a_run_at_a_step_is_its_checkpoint(runs: Path, text: str, step: int) -> 
 def test_what_is_not_there_is_named(runs: Path, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         checkpoint_at(text, runs)
+
+
+def test_a_run_is_found_by_name_and_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/first", "runs/sweep/trial"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "state.json").write_text("{}")
+    named = {
+        "first": "runs/first",
+        "runs/first": "runs/first",
+        "./runs/first/": "runs/first",
+        str(tmp_path / "runs/first"): "runs/first",
+        "sweep/trial": "runs/sweep/trial",
+    }
+    for text, folder in named.items():
+        assert find_run(Path("runs"), text).path.resolve() == tmp_path / folder, text
+    with pytest.raises(ValueError, match="there is no run frist in runs; did you mean first"):
+        find_run(Path("elsewhere"), "runs/frist")
+    monkeypatch.chdir(tmp_path / "runs" / "first")
+    for text in (".", "../first"):
+        assert find_run(Path("runs"), text).path.resolve() == tmp_path / "runs/first"

@@ -50,9 +50,9 @@ def test_a_resumed_job_trains_and_exports_what_its_server_serves(jobs: Jobs, tmp
         "checkpoint__interval": 1,
         "trainer__parallel__tensor": 2,
     }
-    first = jobs.run("gemma", **settings, trainer__steps=2)
+    first = jobs.run("served-gemma3", **settings, trainer__steps=2)
     assert first.code == 0, first.output
-    ended = jobs.run("gemma", "--resume", **settings, trainer__steps=3, checkpoint__export_hf=True)
+    ended = jobs.run("served-gemma3", "--resume", **settings, trainer__steps=3, checkpoint__export_hf=True)
     assert ended.code == 0, ended.output
     assert [line["step"] for line in ended.metrics] == [1, 2, 3]
     assert max(line["train/train_rollout_logprob_abs_diff"] for line in ended.metrics) < 1e-4

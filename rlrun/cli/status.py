@@ -76,6 +76,8 @@ def _print_state(run: "RunFolder", state: Mapping[str, Any], scheduler: str | No
     print_text(f"{times}, {process}")
     if scheduler is not None:
         print_text(scheduler)
+    if state["engines"] is not None:
+        print_text("engines: {} of {}".format(*state["engines"]))
     if state["run_time"] is not None and (run_time := RunTime.model_validate(state["run_time"])).useful:
         print_text(f"goodput: {_shares(run_time)}")
     if state["status"] == "running" and not state["metrics"] and (phases := current_phases(run)):

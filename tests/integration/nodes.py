@@ -77,8 +77,8 @@ class TwoNodes:
         """The beginning of a command that a process of the head runs in the second node's network."""
         return ["nsenter", "-t", str(self._second), "--net"]
 
-    def start_second(self) -> None:
-        """Starts the second node and returns when it belongs to the cluster."""
+    def start_second(self, cpus: int = 2) -> None:
+        """Starts the second node with so many cores, and returns when it belongs to the cluster."""
         hold = f"mount -t tmpfs none /dev/shm && mount -t tmpfs none {self._files} && {_HOLD}"
         second = self._start([*self.enter, *_NEW_SECOND, "sh", "-c", hold])
         wait_until(lambda: _is_held(second.pid), "the namespaces of the second node")
@@ -90,7 +90,7 @@ class TwoNodes:
         network = f"ip link set lo up && ip addr add {SECOND}/24 dev eth0 && ip link set eth0 up"
         subprocess.run([*inside, "sh", "-c", network], check=True)
         before = self.log.count(_STARTED)
-        self._start([*inside, *_ray(SECOND, f"--address={self.address}")])
+        self._start([*inside, *_ray(SECOND, f"--address={self.address}", cpus=cpus)])
         wait_until(lambda: self.log.count(_STARTED) > before, "Ray's second node")
 
     def kill_second(self) -> None:
@@ -137,9 +137,9 @@ class TwoNodes:
 HEAD_ADDRESS = f"ip addr show br0 | grep -q {HEAD}"
 
 
-def _ray(address: str, *arguments: str) -> list[str]:
-    """Ray's command for a node with two cores, and two GPUs that do not exist."""
-    resources = ["--num-cpus=2", "--num-gpus=2", "--disable-usage-stats", "--block"]
+def _ray(address: str, *arguments: str, cpus: int = 2) -> list[str]:
+    """Ray's command for a node with so many cores, and two GPUs that do not exist."""
+    resources = [f"--num-cpus={cpus}", "--num-gpus=2", "--disable-usage-stats", "--block"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={address}"]
     return [*command, *resources, *arguments]
 

@@ -17,7 +17,7 @@ from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.cluster.scratch import scratch_folder
-from rlrun.runner.cluster.start_engines import engine_handles, engine_requests
+from rlrun.runner.cluster.start_engines import engine_requests, launch_engines
 from rlrun.runner.cluster.start_trainer import trainer_requests
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import JobError
@@ -135,11 +135,9 @@ async def test_a_server_of_two_nodes_is_one_server(ray_cluster: str, tmp_path: P
     )
     plan = make_plan(spec, cores=4)
     async with reserved(spec, plan) as cluster:
-        requests = engine_requests(
-            spec.engine, plan.engines, cluster.placement.engines, RunFolder(tmp_path / "run")
-        )
         served = policy_model_setup(spec, plan, ModelFiles(models[0], None), tmp_path)
-        [handle] = engine_handles(spec, served, plan.engines, cluster, await cluster.launch(requests))
+        slots, folder = cluster.placement.engines, RunFolder(tmp_path / "run")
+        [handle] = await launch_engines(spec, served, plan.engines, slots, cluster, folder=folder)
         assert len(handle.processes) == 2
         async with await handle.start() as client:
             await check_generation(client, models[0], 0)

@@ -101,7 +101,8 @@ def placement_title(spec: Spec, plan: Plan) -> str:
     """Returns the placement and the mesh in words."""
     kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
     elsewhere = "engines elsewhere" if plan.rollout else "no engines"
-    return f"{kind if plan.engines else elsewhere}; {_mesh(spec)}"
+    elastic = f"; at least {plan.min_engines} of {len(plan.engines)} engines" if plan.min_engines else ""
+    return f"{kind if plan.engines else elsewhere}{elastic}; {_mesh(spec)}"
 
 
 def placement_table(spec: Spec, plan: Plan) -> Table:

@@ -24,7 +24,7 @@ def gpu_findings(spec: Spec, available: int) -> Iterator[Finding]:
     """Yields a finding if the job's processes need more GPUs than the host has on which it starts Ray."""
     if spec.cluster.address is not None:
         return
-    required = round(place(plan_for_mode(make_plan(spec), spec.debug.mode)).gpus)
+    required = round(place(plan_for_mode(make_plan(spec), spec.debug.mode)).required["GPU"])
     if required > available:
         yield Finding(
             ("cluster", "gpus_per_node"),

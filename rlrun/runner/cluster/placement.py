@@ -5,6 +5,7 @@ a server on several GPUs    has a slot in the first bundle of each node, and may
 CPU, colocated              rank i and engine i share a bundle of cores and take turns
 CPU, disaggregated          every rank and every engine has its own bundle
 named engines               engines of other models have their own devices or bundles
+elastic engines             the bundles of each engine are reserved apart, on any node that has room for them
 """
 
 from collections import defaultdict
@@ -25,6 +26,11 @@ class Bundle:
     cpus: float
     gpus: float
 
+    @property
+    def resources(self) -> dict[str, float]:
+        """Returns what it reserves, by Ray's names."""
+        return {name: amount for name, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
+
 
 @dataclass(frozen=True, slots=True)
 class BundleSlot:
@@ -35,6 +41,11 @@ class BundleSlot:
     gpus: float
     beside: tuple[int, ...] = ()
     """Further bundles on the same node whose GPUs the process also uses."""
+
+    @property
+    def bundles(self) -> tuple[int, ...]:
+        """The numbers of its bundles."""
+        return (self.bundle, *self.beside)
 
 
 NodeSlots = tuple[BundleSlot, ...]
@@ -51,19 +62,36 @@ class Placement:
     ranks: tuple[BundleSlot, ...]
     engines: tuple[NodeSlots, ...]
     named_engines: tuple[NodeSlots, ...]
+    min_engines: int | None = None
+    """How many of `engines` the job needs, where they are elastic; None if it needs all."""
 
     @property
     def by_node(self) -> list[list[int]]:
-        """Returns the numbers of the bundles of each planned node, which Ray reserves on one host."""
-        numbers = range(len(self.bundles))
-        return [
-            [number for number in numbers if self.nodes[number] == node] for node in sorted(set(self.nodes))
-        ]
+        """Returns the numbers of the bundles of each planned node, which Ray reserves on one host; without
+        those of elastic engines.
+        """
+        apart = {number for slot in self.elastic for number in slot.bundles}
+        numbers = [number for number in range(len(self.bundles)) if number not in apart]
+        nodes = sorted({self.nodes[number] for number in numbers})
+        return [[number for number in numbers if self.nodes[number] == node] for node in nodes]
+
+    @property
+    def elastic(self) -> list[BundleSlot]:
+        """Returns the slots of elastic engines. The bundles of each are reserved on a host of their own."""
+        return [] if self.min_engines is None else [slot for slots in self.engines for slot in slots]
 
     @property
     def wide(self) -> list[BundleSlot]:
-        """Returns the wide slots: those whose process uses several bundles."""
-        return [slot for slots in (*self.engines, *self.named_engines) for slot in slots if slot.beside]
+        """Returns the wide slots: those whose process uses several bundles. Not those of elastic engines."""
+        engines = self.engines if self.min_engines is None else ()
+        return [slot for slots in (*engines, *self.named_engines) for slot in slots if slot.beside]
+
+    @property
+    def needed(self) -> list[list[Bundle]]:
+        """Returns the bundles without which the job does not begin, in groups that need one host each."""
+        needed = [] if self.min_engines is None else self.engines[: self.min_engines]
+        numbers = [*self.by_node, *(slot.bundles for slots in needed for slot in slots)]
+        return [[self.bundles[number] for number in group] for group in numbers]
 
     @property
     def cpus(self) -> float:
@@ -71,9 +99,13 @@ class Placement:
         return sum(bundle.cpus for bundle in self.bundles)
 
     @property
-    def gpus(self) -> float:
-        """Returns the number of GPUs of all bundles."""
-        return sum(bundle.gpus for bundle in self.bundles)
+    def required(self) -> dict[str, float]:
+        """Returns the resources without which the job does not begin, by Ray's names."""
+        bundles = [bundle for bundles in self.needed for bundle in bundles]
+        return {
+            "GPU": sum(bundle.gpus for bundle in bundles),
+            "CPU": sum(bundle.cpus for bundle in bundles),
+        }
 
 
 def place(plan: Plan) -> Placement:
@@ -100,6 +132,7 @@ def place(plan: Plan) -> Placement:
         tuple(rank_slot for [rank_slot] in slots[:ranks]),
         tuple(slots[ranks:engines]),
         tuple(slots[engines:]),
+        plan.min_engines,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from rlrun.runner.cluster.fork_server import CAN_FORK, ForkServer
-from rlrun.runner.cluster.placement import Placement
+from rlrun.runner.cluster.placement import BundleSlot, Placement
 from rlrun.runner.cluster.ray_environment import PROCESS_VARIABLES, ray
 from rlrun.runner.cluster.ray_health import (
     JoinedCluster,
@@ -143,15 +143,34 @@ class Cluster:
 
         Raises NodeLost if a node was lost and no other one takes its place in time.
         """
+        self.end(processes)
+        slots = [process.request.slot for process in processes]
+        if not self.is_local and not all(map(self._reserved.is_elastic, slots)):
+            await self._wait_for_nodes()
+        return await self.launch([process.request for process in processes])
+
+    def end(self, processes: Sequence[Process]) -> None:
+        """Kills processes, whose slots remain reserved."""
         for process in processes:
             process.kill()
             self._processes.remove(process)
             self._replaced.append(process)
         if self.is_local:
             kill(process.pid for process in processes if process.pid is not None)
-        else:
-            await self._wait_for_nodes()
-        return await self.launch([process.request for process in processes])
+
+    def is_placed(self, slots: Sequence[BundleSlot]) -> bool:
+        """Returns whether slots have nodes, so that processes can be launched in them: those of elastic
+        engines may have none.
+        """
+        return all(map(self._reserved.is_placed, slots))
+
+    async def has_room(self, slots: Sequence[BundleSlot]) -> bool:
+        """Returns whether slots of an elastic engine have nodes that answer now; True for others, for which
+        `replace` waits.
+        """
+        if self._lost is not None or not all(map(self._reserved.is_elastic, slots)):
+            return self._lost is None
+        return await in_background(self._reserved.has_room, slots)
 
     async def _wait_for_nodes(self) -> None:
         """Waits for all processes together, in a thread: Ray's calls block where Ray itself is lost."""

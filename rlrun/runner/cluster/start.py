@@ -15,7 +15,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.engine_setups import named_model_setup, policy_model_setup
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
-from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
+from rlrun.runner.cluster.start_engines import EngineHandle, engine_requests, launch_engines
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
 from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.contracts.errors import JobError
@@ -53,8 +53,8 @@ class EngineProcesses:
 
     handles: Sequence[Handle] = ()
     """Empty for a section that is an adapter of the policy's model: the policy's engines serve it."""
-    clients: Sequence[EngineClient] = ()
-    """One client per engine, in the order of `handles`."""
+    clients: Sequence[EngineClient | None] = ()
+    """One client per engine, in the order of `handles`; None for elastic engines that have not joined."""
     adapter: str | None = None
     """The adapter that requests have to name; None if they name none."""
 
@@ -62,7 +62,7 @@ class EngineProcesses:
     def addresses(self) -> list[Address]:
         """Returns the engines' addresses. SGLang reads an adapter's name behind that of the model."""
         model = "default" if self.adapter is None else f"default:{self.adapter}"
-        return [Address(client.url, client.api_key, model) for client in self.clients]
+        return [Address(client.url, client.api_key, model) for client in self.clients if client is not None]
 
 
 def named_addresses(engines: Mapping[str, EngineProcesses]) -> dict[str, list[Address]]:
@@ -119,10 +119,10 @@ async def start_processes(
     if sleeps(spec) and processes and groups[POLICY]:
         await timed(loading_trainer, trainer.start())
         await trainer.offload()  # engines size their cache by the memory that is free when they start
-        starts = [handle.start() for handle in handles]
+        starts = [_start(handle) for handle in handles]
         started = await timed(loading_engines, gather_or_first_cause(starts))
     else:
-        starts = [handle.start() for handle in handles]
+        starts = [_start(handle) for handle in handles]
         serving = asyncio.create_task(timed(loading_engines, gather_or_first_cause(starts)))
         await gather_or_first_cause([asyncio.create_task(timed(loading_trainer, trainer.start())), serving])
         started = serving.result()
@@ -130,6 +130,13 @@ async def start_processes(
     clients_of = {name: [next(clients) for _ in group] for name, group in groups.items()}
     policy = EngineProcesses(groups[POLICY], clients_of[POLICY])
     return trainer, {POLICY: policy, **_named(spec, groups, clients_of)}
+
+
+async def _start(handle: Handle) -> EngineClient | None:
+    """Starts an engine; returns None for an elastic one that the cluster has no room for."""
+    if isinstance(handle, EngineHandle) and not handle.processes:
+        return None
+    return await handle.start()
 
 
 def _adapters(spec: Spec) -> list[Path]:
@@ -143,7 +150,7 @@ def _adapters(spec: Spec) -> list[Path]:
 def _named(
     spec: Spec,
     groups: Mapping[str, Sequence[Handle]],
-    clients: Mapping[str, Sequence[EngineClient]],
+    clients: Mapping[str, Sequence[EngineClient | None]],
 ) -> dict[str, EngineProcesses]:
     """Returns the engines of each section of `[[engines]]`: the policy's for an adapter of its model."""
     return {
@@ -186,8 +193,8 @@ async def _engines(
             groups[POLICY] = _external(spec, "engine", spec.engine, expected)
     else:
         setup = policy_model_setup(spec, plan, models.policy, folder.weights)
-        processes = await cluster.launch(_policy_requests(spec, plan, folder, cluster))
-        groups[POLICY] += engine_handles(spec, setup, plan.engines, cluster, processes)
+        slots = cluster.placement.engines
+        groups[POLICY] += await launch_engines(spec, setup, plan.engines, slots, cluster, folder=folder)
     for number, section in enumerate(spec.engines):
         if shares_policy(section):
             continue
@@ -201,9 +208,8 @@ async def _engines(
         assert model is not None, "validation requires the path of a model that rlrun serves"
         pairs = zip(plan.named_engines, cluster.placement.named_engines, strict=True)
         plans, slots = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
-        processes = await cluster.launch(engine_requests(section, plans, slots, folder))
         setup = named_model_setup(section, model)
-        groups[section.name] = list(engine_handles(spec, setup, plans, cluster, processes))
+        groups[section.name] = [*await launch_engines(spec, setup, plans, slots, cluster, folder=folder)]
     return groups
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from yarl import URL
 
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.actors import EngineActor, SglangActor
 from rlrun.runner.cluster.engine_setups import ServedModelSetup, Setup, engine_setup, reports_experts
-from rlrun.runner.cluster.placement import NodeSlots
+from rlrun.runner.cluster.placement import BundleSlot, NodeSlots
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.engines.client.client import EngineClient
@@ -53,45 +52,57 @@ class EngineHandle:
     """An engine of the plan, and the processes that run it now.
 
     It has one process, except for a server over several nodes: that has one on each, and the first answers.
+    An elastic engine has none while the cluster has no room for it.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        processes: Sequence[Process],
-        setups: Sequence[Setup],
+        requests: Sequence[Request],
+        plan: EnginePlan,
         spec: Spec,
         what: ServedModelSetup,
     ) -> None:
         self._cluster = cluster
-        self.processes = list(processes)
+        self.requests = tuple(requests)
+        """The processes to start for it."""
+        self.processes: list[Process] = []
         """The processes that run it now."""
-        self._setups = list(setups)
+        self._plan = plan
+        self._port = plan.port
         self._spec = spec
         self._served = what
 
     @property
     def name(self) -> str:
         """Its name in messages: `engine 0`."""
-        return self.processes[0].name
+        return self.requests[0].name
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether its processes can be launched. An elastic engine may have no node yet."""
+        return self._cluster.is_placed(self._slots)
+
+    async def has_room(self) -> bool:
+        """Returns whether the cluster has room for it: an elastic engine may have none."""
+        return await self._cluster.has_room(self._slots)
 
     async def start(self) -> EngineClient:
         """Loads the model and returns a client. Raises ProcessFailure if the engine does not come up."""
         deadline = self._served.section.start_timeout + _ANSWER_SECONDS
-        setups = await self._with_bootstrap_port(await self._meeting())
+        setups = await self._with_bootstrap_port(await self._meeting(self._setups()))
         starting = [
             process.call("start", setup, deadline=deadline)
             for process, setup in zip(self.processes, setups, strict=True)
         ]
         url, *_ = await gather_or_first_cause(starting)
         await gather_or_first_cause([process.identify(_ANSWER_SECONDS) for process in self.processes])
-        first = self._setups[0]
         if self._served.keeps_port:
-            self._setups[0] = replace(first, port=URL(url).port)
+            self._port = URL(url).port
         return EngineClient(
             url,
             answer_timeout(self._spec, needs_of(self._spec)) + _ANSWER_SECONDS,
-            api_key=first.api_key,
+            api_key=setups[0].api_key,
             name=self.name,
             limits=ModelLimits.of(
                 self._served.model.config(), experts=reports_experts(self._spec, self._served)
@@ -107,9 +118,29 @@ class EngineHandle:
         await gather_or_first_cause([process.watch(seconds) for process in self.processes])
 
     async def restart(self) -> EngineClient:
-        """Kills the engine's processes on every node and starts it again in new ones."""
-        self.processes = await self._cluster.replace(self.processes)
+        """Kills the engine's processes on every node, if it has any, and starts it again in new ones."""
+        if self.processes:
+            self.processes = await self._cluster.replace(self.processes)
+        else:
+            self.processes = await self._cluster.launch(self.requests)
         return await self.start()
+
+    def leave(self) -> None:
+        """Ends its processes: their node is lost."""
+        self._cluster.end(self.processes)
+        self.processes = []
+
+    @property
+    def _slots(self) -> list[BundleSlot]:
+        return [request.slot for request in self.requests]
+
+    def _setups(self) -> list[Setup]:
+        """Returns the settings of each process, which say on which node it is."""
+        plan = replace(self._plan, port=self._port)
+        return [
+            engine_setup(self._spec, self._served, plan, process, number)
+            for number, process in enumerate(self.processes)
+        ]
 
     async def _with_bootstrap_port(self, setups: list[Setup]) -> list[Setup]:
         """Returns the settings of each process; those of a prefill server with a free port to hand caches
@@ -120,14 +151,17 @@ class EngineHandle:
         port = await self.processes[0].call("free_port", deadline=_BOOT_SECONDS)
         return [replace(setup, bootstrap_port=port) for setup in setups if isinstance(setup, SglangSetup)]
 
-    async def _meeting(self) -> list[Setup]:
+    async def _meeting(self, setups: list[Setup]) -> list[Setup]:
         """Returns the settings of each process; several meet at a free port of the first one's node."""
         first = self.processes[0]
-        if len(self.processes) == 1:
-            return self._setups
+        if len(setups) == 1:
+            return setups
         port = await first.call("free_port", deadline=_BOOT_SECONDS)
-        setups = [setup for setup in self._setups if isinstance(setup, SglangSetup)]
-        return [replace(setup, meeting=f"{first.host}:{port}") for setup in setups]
+        return [
+            replace(setup, meeting=f"{first.host}:{port}")
+            for setup in setups
+            if isinstance(setup, SglangSetup)
+        ]
 
 
 def _serving(setup: Setup, url: str) -> Serving:
@@ -137,18 +171,24 @@ def _serving(setup: Setup, url: str) -> Serving:
     return Serving(setup.role, URL(url).host or "", setup.bootstrap_port or 0)
 
 
-def engine_handles(
+async def launch_engines(
     spec: Spec,
     what: ServedModelSetup,
     plans: Sequence[EnginePlan],
+    slots: Sequence[NodeSlots],
     cluster: Cluster,
-    engines: Sequence[Process],
+    *,
+    folder: RunFolder,
 ) -> list[EngineHandle]:
-    """Returns handles of planned engines; their servers are not started yet."""
-    remaining = iter(engines)
-    handles = []
-    for engine in plans:
-        own = list(islice(remaining, len(engine.nodes)))
-        setups = [engine_setup(spec, what, engine, process, number) for number, process in enumerate(own)]
-        handles.append(EngineHandle(cluster, own, setups, spec, what))
+    """Begins to start planned engines and returns their handles; their servers are not started yet. Elastic
+    engines that the cluster has no room for have no processes.
+    """
+    handles = [
+        EngineHandle(cluster, engine_requests(what.section, [engine], [parts], folder), engine, spec, what)
+        for engine, parts in zip(plans, slots, strict=True)
+    ]
+    placed = [handle for handle in handles if handle.is_placed]
+    processes = iter(await cluster.launch([request for handle in placed for request in handle.requests]))
+    for handle in placed:
+        handle.processes = [next(processes) for _ in handle.requests]
     return handles

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.cluster.placement import place
@@ -60,11 +61,24 @@ class RunningJob(ProcessRecords):
         """Returns bytes by role."""
         return self.cluster.peak_memory()
 
+    def note(self) -> dict[str, Any]:
+        """Returns what state.json says of the job's processes."""
+        facts = self.cluster.note_processes()
+        if (pool := self._elastic) is not None:
+            facts["engines"] = [pool.engines_up, len(pool.slots)]
+        return facts
+
     def take_counts(self) -> dict[str, float]:
-        """Returns metrics that count what all engines of the job did since the last call."""
+        """Returns metrics that count engines, and what all engines of the job did since the last call."""
         count = sum(pool.take_bad_answers() for pool in self.pools.values())
         waiting = {} if self.pool is None else self.pool.queue_counts.take()
-        return waiting | ({"rollout/bad_answers": count} if count else {})
+        engines = {} if self._elastic is None else {"rollout/engines": float(self._elastic.engines_up)}
+        return waiting | engines | ({"rollout/bad_answers": count} if count else {})
+
+    @property
+    def _elastic(self) -> EnginePool | None:
+        """The policy's engines if they are elastic."""
+        return None if self.plan.min_engines is None else self.pool
 
     def take_spans(self) -> list[Span]:
         """Returns when the ranks, the engines and the rewards worked since the last call."""

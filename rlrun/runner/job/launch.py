@@ -241,11 +241,11 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
         running = await start_job(spec, launch.models, folder, launch.scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
         journal.save_tokens(running.inputs.tokenizer.pieces)
-        journal.note(running.cluster.note_processes())
+        journal.note(running.note())
 
         def say(text: str) -> None:
             console.say(text)
-            journal.note(running.cluster.note_processes())
+            journal.note(running.note())
 
         mirror = open_mirror(spec, folder)
         if spec.debug.mode == "eval":

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from rlrun.plugins.rollouts.agent.command_agent import running_programs
 from rlrun.runner.cluster.ray import Cluster
-from rlrun.runner.cluster.start import Handle
+from rlrun.runner.cluster.start import POLICY, Handle
 from rlrun.runner.cluster.start_engines import EngineHandle
 from rlrun.runner.contracts.errors import MachinesFailed
+from rlrun.runner.engines.pool.elastic import ElasticEngines
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.host.memory import GroupMemory, MemoryWatch, job_memory
@@ -72,6 +73,21 @@ async def watch_engines(spec: Spec, running: RunningJob, say: Callable[[str], No
     if not spec.fault_tolerance.engine_restarts:
         await gather_or_first_cause([*gateway_watch, *(engine.watch() for engine in engines)])
     supervisors = [
-        Supervisor(pool, running.engines[name].handles, budget, say) for name, pool in running.pools.items()
+        Supervisor(
+            pool,
+            running.engines[name].handles,
+            budget,
+            say,
+            _elastic(spec, running, say) if name == POLICY else None,
+        )
+        for name, pool in running.pools.items()
     ]
     await gather_or_first_cause([*gateway_watch, *(supervisor.run() for supervisor in supervisors)])
+
+
+def _elastic(spec: Spec, running: RunningJob, say: Callable[[str], None]) -> ElasticEngines | None:
+    """Returns the policy's engines if they are elastic."""
+    if running.plan.min_engines is None:
+        return None
+    engines = [engine for engine in running.engines[POLICY].handles if isinstance(engine, EngineHandle)]
+    return ElasticEngines(engines, running.plan.min_engines, spec.fault_tolerance.node_timeout, say)

@@ -119,6 +119,8 @@ class Plan:
     """
     cache_tokens: int
     """Tokens in the KV cache of each engine; 0 without engines."""
+    min_engines: int | None = None
+    """How many of the policy's engines the job needs, where they are elastic; None if it needs all."""
 
     @property
     def optimizer_steps(self) -> int | None:
@@ -171,6 +173,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
         max_sample_tokens=longest,
         micro_batch_tokens=full_micro_batch(spec.trainer, longest),
         cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
+        min_engines=spec.engine.min_count if engines else None,
     )
 
 
@@ -178,7 +181,9 @@ def plan_for_mode(plan: Plan, mode: DebugMode | None) -> Plan:
     """Returns the part of the plan that a debug mode starts, with the placement of the whole job."""
     if mode is None:
         return plan
-    return replace(plan, engines=(), rollout=False) if mode == "train" else replace(plan, ranks=())
+    if mode == "train":
+        return replace(plan, engines=(), min_engines=None, rollout=False)
+    return replace(plan, ranks=())
 
 
 def _ranks(

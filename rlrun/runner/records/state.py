@@ -34,6 +34,7 @@ def _timestamp(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(printable)]
+Count = Annotated[int, Field(ge=0, le=1 << 32)]
 Timestamp = Annotated[str, AfterValidator(_timestamp)]
 
 
@@ -54,6 +55,8 @@ class State(Owner):
     """The kind of error, which `rlrun explain` explains."""
     processes: dict[Text, Annotated[int, Field(ge=1, le=MAX_PID)] | None] = Field(default_factory=dict)
     """Ids of the job's processes, by name, for people to look at."""
+    engines: tuple[Count, Count] | None = None
+    """How many elastic engines serve the policy, and how many it may have; None if they are not elastic."""
     run_time: RunTime | None = None
     """What the time since the first launch was used for; None in states of older versions."""
     scratch: Text | None = None

@@ -63,8 +63,7 @@ def _at_a_time(parallel: int | None, room: int) -> int:
 
 
 def _needed(spec: Spec) -> dict[str, float]:
-    placement = place(make_plan(spec))
-    return {"GPU": placement.gpus, "CPU": placement.cpus}
+    return place(make_plan(spec)).required
 
 
 def _visible_gpus() -> list[str]:

@@ -58,11 +58,25 @@ def server_parallelism(spec: Spec) -> Iterator[Finding]:
 
 
 def groups_of_policy(spec: Spec) -> Iterator[Finding]:
-    """Only the policy's engines have groups."""
+    """Only the policy's engines have groups, and come and go."""
     for path, section in engine_sections(spec):
         if section.groups and path != POLICY:
             message = "only the policy's servers ([engine]) can have groups"
             yield Finding((*path, "groups"), message, "remove it, and set count", at_value=False)
+        if section.min_count is not None and path != POLICY:
+            message = "only the policy's engines ([engine]) can come and go"
+            yield Finding((*path, "min_count"), message, "remove it, and set count", at_value=False)
+
+
+def elastic_engines(spec: Spec) -> Iterator[Finding]:
+    """A job cannot need more engines than it may have."""
+    least, count = spec.engine.min_count, spec.engine.count
+    if least is not None and count is None:
+        message = "is the smallest number of engines, and engine.count, the largest, is missing"
+        yield Finding((*POLICY, "min_count"), message, f"add `count = {least + 1}`, or another number")
+    elif least is not None and count is not None and least > count:
+        message = f"the job would need {least} engines, and engine.count allows {count}"
+        yield Finding((*POLICY, "min_count"), message, f"lower it to {count} or less", found=least)
 
 
 def roles_of_groups(spec: Spec) -> Iterator[Finding]:
@@ -194,6 +208,7 @@ def served_model(spec: Spec) -> Iterator[Finding]:
 ENGINE_RULES = (
     external_urls,
     groups_of_policy,
+    elastic_engines,
     roles_of_groups,
     server_parallelism,
     served_model,

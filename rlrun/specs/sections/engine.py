@@ -59,6 +59,11 @@ class EngineSpec(Section):
     count: int | None = Field(default=None, ge=1)
     """Number of engines; requests are spread over them. None: one engine per node on CPUs, and as many as fit
     on GPUs."""
+    min_count: int | None = Field(default=None, ge=1)
+    """Elastic engines: the job begins as soon as the cluster has room for this many of the policy's `count`
+    engines. The others join when there is room for them. An engine whose node is lost leaves, and joins again
+    when the cluster has room; the job goes on with the others. With fewer than this many, the job waits
+    `fault_tolerance.node_timeout` seconds for one to join. None: the job needs all engines."""
     tensor: int = Field(default=1, ge=1)
     """SGLang: number of ranks in one server that split each layer's matrices, on GPUs one rank per GPU.
     `tensor` times `pp_size` of `[engine.sglang]` is the number of GPUs of one server: either within one node,

@@ -66,7 +66,18 @@ def test_placement(name: str) -> None:
     assert list(placement.bundles) == bundles
     assert list(placement.ranks) == ranks
     assert list(placement.engines) == [(seat,) for seat in engines]
-    assert placement.gpus == sum(bundle.gpus for bundle in bundles)
+    assert placement.required["GPU"] == sum(bundle.gpus for bundle in bundles)
+    assert placement.elastic == []
+
+
+def test_a_job_needs_room_for_its_ranks_and_the_least_number_of_elastic_engines() -> None:
+    spec = ROWS["one rank, three engines, four GPUs"][0]
+    plan = make_plan(spec.with_sections(engine=spec.engine.with_sections(min_count=2)), cores=2)
+    placement = place(plan)
+    assert placement.by_node == [[0]]
+    assert [slot.bundle for slot in placement.elastic] == [1, 2, 3]
+    assert placement.needed == [[Bundle(1, 1)]] * 3
+    assert placement.required == {"GPU": 3, "CPU": 3}
 
 
 @pytest.mark.parametrize("name", ROWS)

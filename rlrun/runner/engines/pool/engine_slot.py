@@ -15,12 +15,13 @@ class EngineSlot:
     """One engine: its client, its load, and whether it can be sent requests.
 
     `up`     it gets requests
-    `down`   it is lost; its supervisor starts it again
+    `down`   it is lost, or an elastic engine that has not joined; its supervisor starts it
     neither  it was started again, and gets requests after the next update of the weights
     """
 
-    def __init__(self, client: EngineClient, number: int = 0) -> None:
-        self.client = client
+    def __init__(self, client: EngineClient | None, number: int = 0) -> None:
+        """`client`: None for an elastic engine that has not joined yet."""
+        self._client = client
         self.load = 0
         """Samples that run on it."""
         self.busy = BusyTimes(f"engine {number}", ENGINE_WORK)
@@ -30,9 +31,25 @@ class EngineSlot:
         """Why it was lost, if the pool knows."""
         self.up = asyncio.Event()
         self.down = asyncio.Event()
-        self.up.set()
+        (self.down if client is None else self.up).set()
         self._released: set[MemoryTag] = set()
         """The memory that it has released."""
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it has a client; only elastic engines may have none."""
+        return self._client is not None
+
+    @property
+    def client(self) -> EngineClient:
+        """The client of an engine that has joined."""
+        assert self._client is not None, "the engine has not joined yet"
+        return self._client
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it is a prefill server, which generates nothing."""
+        return self._client is not None and self._client.serving.role == "prefill"
 
     def mark_down(self, cause: str | None = None) -> None:
         """Marks the engine as lost: it gets no more requests."""
@@ -54,9 +71,10 @@ class EngineSlot:
         self.down.clear()
 
     async def replace_client(self, client: EngineClient) -> None:
-        """Takes the client of an engine that was started again, which has all its memory."""
-        await self.client.close()
-        self.client = client
+        """Takes the client of an engine that was started, or started again, which has all its memory."""
+        if self._client is not None:
+            await self._client.close()
+        self._client = client
         self._released = set()
 
     async def wait_for_update(self) -> None:

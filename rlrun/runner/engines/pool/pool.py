@@ -45,18 +45,19 @@ class EnginePool:
 
     def __init__(
         self,
-        clients: Sequence[EngineClient],
+        clients: Sequence[EngineClient | None],
         *,
         supervised: bool = False,
         send_sample: SendSample | None = None,
     ) -> None:
-        """`supervised`: a Supervisor starts lost engines again and readmits them; otherwise a lost engine is
-        an error of the request. `send_sample`: sends a sample through a gateway that chooses the engine.
+        """`clients`: None for elastic engines that have not joined yet. `supervised`: a Supervisor starts
+        lost engines again and readmits them; otherwise a lost engine is an error of the request.
+        `send_sample`: sends a sample through a gateway that chooses the engine.
         """
         assert clients, "a pool needs an engine"
         self._send_sample = send_sample
         self._router = Router(clients, supervised=supervised)
-        apart = any(client.serving.role != "regular" for client in clients)
+        apart = any(client is not None and client.serving.role != "regular" for client in clients)
         self._prefill_servers = PrefillServers(self._router) if apart else None
         self._weights = ServedWeights(self._router, supervised=supervised)
         self._awake = asyncio.Event()
@@ -81,7 +82,16 @@ class EnginePool:
     @property
     def vocabulary(self) -> int:
         """Token ids of the served model are below this."""
-        return min(slot.client.vocabulary for slot in self.slots)
+        return min(slot.client.vocabulary for slot in self._joined)
+
+    @property
+    def engines_up(self) -> int:
+        """How many engines get requests now."""
+        return sum(slot.up.is_set() for slot in self.slots)
+
+    @property
+    def _joined(self) -> list[EngineSlot]:
+        return [slot for slot in self.slots if slot.has_joined]
 
     def take_bad_answers(self) -> int:
         """Returns the number of bad answers since the last call."""
@@ -200,8 +210,9 @@ class EnginePool:
 
     async def health(self) -> dict[str, bool]:
         """Returns whether each engine works, by URL."""
-        states = await asyncio.gather(*(slot.client.health() for slot in self.slots))
-        return {slot.client.url: state for slot, state in zip(self.slots, states, strict=True)}
+        joined = self._joined
+        states = await asyncio.gather(*(slot.client.health() for slot in joined))
+        return {slot.client.url: state for slot, state in zip(joined, states, strict=True)}
 
     async def update_weights(self, update: WeightUpdate) -> int:
         """Makes all engines serve new weights; returns the version that they confirmed.
@@ -242,7 +253,7 @@ class EnginePool:
 
     async def close(self) -> None:
         """Closes the connections; the engines keep running."""
-        await asyncio.gather(*(slot.client.close() for slot in self.slots))
+        await asyncio.gather(*(slot.client.close() for slot in self._joined))
 
     async def _score(
         self,

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Router:
     """Chooses engines and sends them requests. It marks an engine that is gone as down."""
 
-    def __init__(self, clients: Sequence[EngineClient], *, supervised: bool) -> None:
+    def __init__(self, clients: Sequence[EngineClient | None], *, supervised: bool) -> None:
         """`supervised`: lost engines are started again, so requests wait for them; otherwise an engine that
         is gone is an error of the request.
         """
@@ -116,13 +116,11 @@ class Router:
     @property
     def generating(self) -> list[EngineSlot]:
         """The slots of engines that generate; prefill servers do not."""
-        return [slot for slot in self.slots if slot.client.serving.role != "prefill"]
+        return [slot for slot in self.slots if not slot.is_prefill]
 
     async def slots_up(self, role: Literal["generate", "prefill"] = "generate") -> list[EngineSlot]:
         """Returns the slots that are up and do this, waiting until there is one."""
-        while not (
-            up := [slot for slot in self._up() if (slot not in self.generating) == (role == "prefill")]
-        ):
+        while not (up := [slot for slot in self._up() if slot.is_prefill == (role == "prefill")]):
             self._slot_came_up.clear()
             await self._slot_came_up.wait()
         return up

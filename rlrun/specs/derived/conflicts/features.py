@@ -22,7 +22,7 @@ from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.on_policy_target import rounds_as_target
 from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
-from rlrun.specs.derived.served_adapters import teacher_shares_policy
+from rlrun.specs.derived.served_adapters import shares_policy, teacher_shares_policy
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memory
 from rlrun.specs.sections.weight_carriers import DISK, NotCarried, WeightCarrier, takes
@@ -436,6 +436,21 @@ SERVER_STAGES = _server(
     "pipeline stages of a server",
     "engine.sglang",
     lambda job: any(stages_of(group.section) > 1 for group in policy_groups(job.spec)),
+)
+ELASTIC = on("engine.min_count")
+NO_ENGINE_RESTARTS = equal("fault_tolerance.engine_restarts", 0)
+MEMORY_OF_A_JOINED_HOST = Feature(
+    "weights in the memory of one host of cluster.address",
+    "cluster.nodes",
+    lambda job: job.spec.cluster.address is not None and shares_memory(job.spec),
+    None,
+    ("cluster.address", _TYPE),
+)
+ADAPTERS_OF_POLICY = Feature(
+    "[[engines]] that the policy's servers serve",
+    "engines",
+    lambda job: any(map(shares_policy, job.spec.engines)),
+    None,
 )
 GROUPS = _server("engine.groups", "engine.groups", lambda job: job.spec.engine.groups)
 PREFILL_SERVERS = GROUPS.when(

@@ -347,7 +347,7 @@ _SAMPLING = (
         for name, served in (("teacher", f.USED_SERVED_TEACHERS), ("reference", f.USED_SERVED_REFERENCE))
     ),
 )
-_PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
+_PROCESS_KEYS = ("count", "min_count", "max_running", "max_cache_tokens", "port")
 _ENGINES = (
     no_effect(
         (*_given("engine", *(key for key in SGLANG_KEYS if key != "weight_sync")), f.SERVERS_SYNC),
@@ -517,6 +517,25 @@ _WEIGHTS = (
         f.ENGINE_REPLAY,
         "sglang-router drops the field of a request that asks for routed experts",
         'remove it, or set trainer.moe.routing_replay to "trainer" or "off"',
+    ),
+)
+_ELASTIC = (
+    refused(
+        f.ELASTIC,
+        f.NOT_DISAGGREGATED,
+        "engines that come and go cannot share the trainer's devices",
+        'set cluster.placement = "disaggregated"',
+    ),
+    refused(f.ELASTIC, f.DETERMINISTIC, "which engine generates a sample depends on which ones are there"),
+    refused(f.ELASTIC, f.NO_ENGINE_RESTARTS, "an engine that joins again is one that is started again"),
+    refused(f.ELASTIC, f.GROUPS, "all engines have to be alike, so that any of them can be missing"),
+    refused(f.ELASTIC, f.SGLANG_ROUTER, "the list of its servers begins with all of them"),
+    refused(f.ELASTIC, f.ADAPTERS_OF_POLICY, "plugins are told the addresses of servers only once"),
+    refused(
+        f.ELASTIC,
+        f.MEMORY_OF_A_JOINED_HOST,
+        "an engine that joins may be on any host of the cluster",
+        "set cluster.nodes to the number of nodes that the job may have, which is then above 1",
     ),
 )
 _PARALLELISM = (
@@ -883,6 +902,7 @@ TOPICS = (
     Topic("Sweeps", Code.SWEEP, _SWEEP),
     Topic("Top-p and top-k", Code.ALGORITHM, _SAMPLING),
     Topic("Kinds of engines", Code.ENGINE, _ENGINES, each="engine"),
+    Topic("Elastic engines", Code.ENGINE, _ELASTIC),
     Topic("Weights to the engines", Code.ENGINE, _WEIGHTS),
     Topic("Parallelism", Code.LAYOUT, _PARALLELISM),
     Topic("The trainer", Code.TRAINER, _TRAINER),

@@ -9,7 +9,9 @@ import pytest
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError, NodeLost
 from rlrun.runner.engines.client.rooms import REGULAR
+from rlrun.runner.engines.pool import elastic as elastic_module
 from rlrun.runner.engines.pool import supervisor as supervisor_module
+from rlrun.runner.engines.pool.elastic import ElasticEngines
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
 from rlrun.runner.weights.carriers.native.updates import WeightManifest
@@ -68,8 +70,10 @@ class Client:
 class Engine:
     """A process that dies when told to; its next start gives the next client, or an error."""
 
-    def __init__(self, starts: list[Client | JobError]) -> None:
-        self.name = "engine 0"
+    def __init__(self, starts: list[Client | JobError], name: str = "engine 0") -> None:
+        self.name = name
+        self.room = True
+        self.left = 0
         self.died = asyncio.Event()
         self.failure = JobError("engine 0 died: killed")
         self._starts = starts
@@ -77,6 +81,12 @@ class Engine:
     async def watch(self) -> None:
         await self.died.wait()
         raise self.failure
+
+    async def has_room(self) -> bool:
+        return self.room
+
+    def leave(self) -> None:
+        self.left += 1
 
     async def restart(self) -> Client:
         self.died.clear()
@@ -94,7 +104,7 @@ def manifest(version: int) -> WeightManifest:
     return WeightManifest("rlrun-x", 64, version, ())
 
 
-def pool_of(*clients: Client, supervised: bool = True) -> EnginePool:
+def pool_of(*clients: Client | None, supervised: bool = True) -> EnginePool:
     return EnginePool(clients, supervised=supervised)  # type: ignore[arg-type]
 
 
@@ -107,6 +117,7 @@ async def turns(count: int = 50) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(supervisor_module, "CAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(elastic_module, "ROOM_SECONDS", 0.0)
 
 
 async def test_requests_of_a_lost_engine_go_to_another() -> None:
@@ -258,3 +269,68 @@ async def test_an_engine_that_dies_in_its_sleep_is_started_when_there_is_memory_
     await pool.generate(request("x"))
     assert not engine._starts
     watching.cancel()
+
+
+def watch_elastic(
+    pool: EnginePool, engines: list[Engine], least: int, budget: int = 0, patience: float = 60.0
+) -> tuple[asyncio.Task[None], list[str]]:
+    said: list[str] = []
+    elastic = ElasticEngines(engines, least, patience, said.append)
+    supervisor = Supervisor(pool, engines, RestartBudget(budget), said.append, elastic)  # type: ignore[arg-type]
+    return asyncio.create_task(supervisor.run()), said
+
+
+async def test_an_elastic_engine_joins_with_the_current_weights_when_there_is_room() -> None:
+    first, second = Client("a"), Client("b")
+    pool, engines = pool_of(first, None), [Engine([]), Engine([second], "engine 1")]
+    engines[1].room = False
+    watching, said = watch_elastic(pool, engines, least=1)
+    await pool.update_weights(manifest(3))
+    await pool.generate(request("x"))
+    assert pool.engines_up == 1
+    engines[1].room = True
+    await turns(500)
+    assert (pool.engines_up, second.version) == (2, 3)
+    first.gone = True
+    await pool.generate(request("y"))
+    assert second.asked == ["y"]
+    assert said[0].startswith("1 of 2 engines are there, at least 1 are needed; the others join when")
+    assert said[1] == "the cluster has room for engine 1; starting it"
+    assert said[2].startswith("engine 1 has joined after ")
+    watching.cancel()
+
+
+async def test_an_elastic_engine_that_loses_its_node_leaves_and_comes_back_at_no_cost() -> None:
+    pool, engines = pool_of(Client("a"), Client("b")), [Engine([]), Engine([Client("c")], "engine 1")]
+    watching, said = watch_elastic(pool, engines, least=1)
+    engines[1].room = False
+    engines[1].died.set()
+    await turns(500)
+    assert (pool.engines_up, engines[1].left) == (1, 1)
+    assert said == ["engine 0 died: killed; engine 1 leaves: 1 of 2 engines are there, at least 1 are needed"]
+    await pool.update_weights(manifest(4))
+    engines[1].room = True
+    await turns(500)
+    assert pool.engines_up == 2
+    assert {slot.client.version for slot in pool.slots} == {4}  # type: ignore[attr-defined]
+    watching.cancel()
+
+
+async def test_a_job_does_not_go_on_for_long_with_too_few_engines() -> None:
+    pool, engines = pool_of(Client("a"), Client("b")), [Engine([]), Engine([], "engine 1")]
+    watching, _ = watch_elastic(pool, engines, least=2, patience=0.01)
+    engines[1].room = False
+    engines[1].died.set()
+    with pytest.raises(NodeLost, match=r"1 of 2 engines are there.*within 0\.01 s.*with --resume"):
+        await watching
+
+
+async def test_an_elastic_engine_without_restarts_is_missed_only_where_it_is_needed() -> None:
+    pool, engines = pool_of(Client("a"), Client("b")), [Engine([]), Engine([], "engine 1")]
+    watching, said = watch_elastic(pool, engines, least=1)
+    engines[1].died.set()
+    await turns(500)
+    assert said[0].startswith("engine 0 died: killed; engine 1 is not started again: 1 of 2 engines")
+    engines[0].died.set()
+    with pytest.raises(JobError, match="engine 0 died"):
+        await watching

@@ -76,6 +76,8 @@ def _print_state(run: "RunFolder", state: Mapping[str, Any], scheduler: str | No
     print_text(f"{times}, {process}")
     if scheduler is not None:
         print_text(scheduler)
+    if state["ranks"] is not None:
+        print_text("trainer ranks: {} of {}".format(*state["ranks"]))
     if state["engines"] is not None:
         print_text("engines: {} of {}".format(*state["engines"]))
     if state["run_time"] is not None and (run_time := RunTime.model_validate(state["run_time"])).useful:

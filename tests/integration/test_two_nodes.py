@@ -1,6 +1,7 @@
 """A job over two nodes with networks of their own: its order, its addresses, and the loss of a node."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from rlrun.runner.records.run_folder import RunFolder
+from tests.fault.ids import check_each_once, trained_ids
 from tests.integration.jobs import ROLLOUT_ONLY, Ended, Jobs, Running
 from tests.integration.nodes import HEAD, SECOND, TwoNodes, can_make_networks
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
@@ -233,3 +235,39 @@ def test_a_job_waits_for_another_node_or_resumes_with_one_bit_for_bit(nodes: Two
     after = steps_of(resumed.folder)
     assert list(after) == list(range(1, 17))
     assert {step: after[step] for step in before} == before
+
+
+def test_ranks_become_fewer_and_more_and_learn_the_same(nodes: TwoNodes, jobs: Jobs) -> None:
+    """2 -> 1 -> 2 ranks: a node is lost, the run continues on the other one, and on both when it is back."""
+    settings = SETTINGS | {
+        "deterministic": False,
+        "trainer__lr": 3e-4,
+        "trainer__parallel": {"fsdp": 2, "min_fsdp": 1},
+        "checkpoint__interval": 1,
+        "fault_tolerance__node_timeout": 2.0,
+    }
+    running = jobs.start("ranks", **settings, trainer__steps=100)
+    running.until_step(3)
+    nodes.kill_second()
+    assert running.wait().code == 69
+
+    running = jobs.start("ranks", "--resume", **settings, trainer__steps=100)
+    running.until(lambda: "the trainer has 1 of 2 ranks (fsdp = 1, at least 1)" in running.output, "one rank")
+    steps = len(running.folder.metrics.read_text().splitlines()) + 3
+    running.until_step(steps)
+    assert running.folder.read_state()["ranks"] == (1, 2)
+    running.signal(signal.SIGINT)
+    assert running.wait().code == 130
+
+    nodes.start_second()
+    steps = running.folder.read_state()["step"] + 3
+    ended = jobs.run("ranks", "--resume", **settings, trainer__steps=steps)
+    assert ended.code == 0, ended.output
+    assert ended.folder.read_state()["ranks"] == (2, 2)
+    check_each_once(ended)
+
+    undisturbed = jobs.run("undisturbed", **settings, trainer__steps=steps)
+    assert undisturbed.code == 0, undisturbed.output
+    assert trained_ids(ended) == trained_ids(undisturbed)
+    losses = [[line["train/loss"] for line in job.metrics] for job in (ended, undisturbed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)

@@ -25,6 +25,7 @@ from rlrun.plugins.staged_data import stage_data
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.checkpoints.folder import newest_step
 from rlrun.runner.checkpoints.reading import DamagedCheckpoint
+from rlrun.runner.cluster.elastic_ranks import with_present_ranks
 from rlrun.runner.cluster.host_gpus import check_gpus
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
 from rlrun.runner.cluster.start import Models
@@ -98,6 +99,7 @@ def launch(
         stored.check_empty()
     _stage(loaded.spec, say)
     check_files(loaded, online=True, say=say)
+    loaded = _with_present_ranks(loaded)
     check_gpus(loaded)
     models = fetch_models(loaded.spec, say)
     given, (loaded, sharing) = loaded, resolve_for_launch(loaded, models.policy)
@@ -130,6 +132,16 @@ def launch(
         _allow_open_files()
         launched = _Launch(loaded, sharing, models, folder, scratch, locked, resume=resume)
         return asyncio.run(_supervise(launched, console, hide))
+
+
+def _with_present_ranks(loaded: LoadedSpec) -> LoadedSpec:
+    """Returns the spec with as many ranks as there are devices for. Raises LaunchRefused if the cluster does
+    not say what it has.
+    """
+    try:
+        return with_present_ranks(loaded)
+    except ValueError as error:
+        raise LaunchRefused(str(error), Code.CLUSTER) from error
 
 
 def _stage(spec: Spec, say: Callable[[str], None]) -> None:
@@ -195,7 +207,7 @@ async def _supervise(launch: _Launch, console: Console, hide: Callable[[str], st
         [(name, build("trackers", section.type, section.params)) for name, section in trackers],
         keeps_rollouts=loaded.spec.debug.keeps_rollouts,
     )
-    journal.note({"scratch": str(scratch.path)})
+    journal.note({"scratch": str(scratch.path)} | _ranks(loaded))
     stop = StopRequest()
     task = asyncio.create_task(_run(launch, console, journal, stop=stop))
     stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
@@ -269,6 +281,14 @@ async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: Sto
     finally:
         # a job that is told to stop while it ends still ends everything
         await finish_when_cancelled(stack.aclose())
+
+
+def _ranks(loaded: LoadedSpec) -> dict[str, Any]:
+    """Returns what state.json says of elastic ranks."""
+    if loaded.spec.trainer.parallel.min_fsdp is None:
+        return {}
+    specs = (loaded.spec, loaded.asked or loaded.spec)
+    return {"ranks": [spec.trainer.parallel.world_size for spec in specs]}
 
 
 async def _lock(launch: _Launch) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
+from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.phases import job_memory
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.rank_memory import rank_memory
@@ -13,6 +14,7 @@ from rlrun.specs.derived.conflicts.feature import Job
 from rlrun.specs.derived.conflicts.reading import conflicts
 from rlrun.specs.derived.resolution import resolve
 from rlrun.specs.derived.server_size import stages_of
+from rlrun.specs.needs import Needs
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
@@ -99,7 +101,7 @@ def allowed_settings(job: PlannedJob) -> list[Settings]:
     return [
         settings
         for settings in _settings(job.spec.trainer, job)
-        if is_allowed(with_settings(job, settings).spec, job)
+        if is_allowed(with_settings(job, settings).spec, job.needs, job.model)
     ]
 
 
@@ -170,11 +172,11 @@ def phase_bytes(job: PlannedJob, name: str) -> int:
     return max((phase.bytes for phase in job_memory(job).phases if phase.name == name), default=0)
 
 
-def is_allowed(spec: Spec, job: PlannedJob) -> bool:
-    """Returns whether a variant of the job's spec breaks no rule."""
+def is_allowed(spec: Spec, needs: Needs, model: Architecture | None = None) -> bool:
+    """Returns whether a variant of a spec breaks no rule. `model`: None if it is not known."""
     # A plan starts nothing, so several nodes need no cluster yet
     rules = [rule for rule in (*RULES, *ROLLOUT_RULES) if rule is not ray_address]
     findings = (finding for rule in rules for finding in rule(spec))
-    algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, job.needs))
-    refused = conflicts(Job(spec, job.needs, job.model), ignored=False)
+    algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, needs))
+    refused = conflicts(Job(spec, needs, model), ignored=False)
     return not any(True for _ in chain(findings, algorithm_findings, refused))

@@ -130,7 +130,7 @@ def candidate_specs(job: PlannedJob) -> Iterator[Spec]:
             engine = spec.engine.model_copy(update={"count": None, "tensor": tensor})
             trainer = spec.trainer.model_copy(update={"parallel": parallel})
             candidate = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
-            if is_allowed(candidate, job):
+            if is_allowed(candidate, job.needs, job.model):
                 yield resolve(candidate, job.needs, models).spec
 
 

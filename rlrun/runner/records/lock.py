@@ -55,7 +55,7 @@ def make_lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
     """Returns the lock of a launch; hashing the files of model and data may take long."""
     return {
         "spec": loaded.spec.model_dump(mode="json"),
-        "given": loaded.spec.model_dump(mode="json", exclude_unset=True),
+        "given": (loaded.asked or loaded.spec).model_dump(mode="json", exclude_unset=True),
         "engines": loaded.engine_reasons(),
         "sources": {source.name: source.text for source in loaded.composition.files},
         "model": {

@@ -57,6 +57,8 @@ class State(Owner):
     """Ids of the job's processes, by name, for people to look at."""
     engines: tuple[Count, Count] | None = None
     """How many elastic engines serve the policy, and how many it may have; None if they are not elastic."""
+    ranks: tuple[Count, Count] | None = None
+    """How many elastic trainer ranks the launch has, and how many it may have; None without elastic ranks."""
     run_time: RunTime | None = None
     """What the time since the first launch was used for; None in states of older versions."""
     scratch: Text | None = None

@@ -5,27 +5,17 @@ a Ray cluster         Ray places each trial on free devices
 no GPUs               trials share the cores
 """
 
-import json
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 
+from rlrun.runner.cluster.free_resources import free_by_node
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.planning.hardware import driver_gpus
 from rlrun.runner.planning.plan import make_plan
-from rlrun.specs.safe_python import own_python
 from rlrun.specs.sections.job import Spec
 
 Slot = Mapping[str, str]
 """Environment variables of a trial."""
-
-_SECONDS = 60.0
-"""Deadline for a cluster to say what is free."""
-_FREE_RESOURCES = """
-import json, sys, ray
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-print(json.dumps(ray.available_resources()))
-"""
 
 
 def slots_for(spec: Spec) -> list[Slot]:
@@ -35,7 +25,10 @@ def slots_for(spec: Spec) -> list[Slot]:
     """
     assert spec.sweep is not None
     if spec.cluster.address is not None:
-        room = trials_that_fit(_needed(spec), _free_resources(spec.cluster.address))
+        free = free_by_node(spec.cluster.address)
+        room = trials_that_fit(
+            _needed(spec), {kind: sum(node[kind] for node in free) for kind in ("CPU", "GPU")}
+        )
         return [{}] * _at_a_time(spec.sweep.parallel, room)
     if spec.cluster.gpus_per_node:
         return gpu_slots(_visible_gpus(), spec.cluster.gpus_per_node, spec.sweep.parallel)
@@ -71,17 +64,3 @@ def _visible_gpus() -> list[str]:
     if visible is not None:
         return [name for name in visible.split(",") if name]
     return [str(number) for number in range(len(driver_gpus()))]
-
-
-def _free_resources(address: str) -> dict[str, float]:
-    """Asks a Ray cluster what is free, in a process of its own: Ray replaces signal handlers."""
-    command = own_python("-c", _FREE_RESOURCES, address)
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
-    except subprocess.SubprocessError as error:
-        reason = (getattr(error, "stderr", None) or str(error)).strip().rpartition("\n")[2]
-        raise ValueError(
-            f"the Ray cluster at cluster.address = {address!r} does not answer: {reason}"
-        ) from None
-    free: dict[str, float] = json.loads(answer.stdout.strip().rpartition("\n")[2])
-    return free

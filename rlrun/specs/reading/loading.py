@@ -93,6 +93,10 @@ class LoadedSpec:
     """The line that says why transformers computes the model's layers, where the spec does not."""
     unwritten: Sequence[Finding] = ()
     """The plugins that an importer left to be written: `rlrun launch` refuses them."""
+    asked: Spec | None = None
+    """The spec with the layout that it asks for, where a launch has chosen a smaller one (`min_fsdp`)."""
+    layout_reason: str | None = None
+    """The line that says why the layout is smaller."""
 
     def problem(self, key: str, message: str, cure: str | None = None) -> Problem:
         """Returns a problem that was found after loading, at the position of its key.
@@ -122,7 +126,8 @@ class LoadedSpec:
         """
         layers = [] if self.layer_reason is None else [self.layer_reason]
         shared = [] if sharing is None or not self.spec.debug.trains else [str(sharing)]
-        return [*layers, *self.engine_reasons(), *self.dtype_reasons(), *shared]
+        layout = [] if self.layout_reason is None else [self.layout_reason]
+        return [*layers, *layout, *self.engine_reasons(), *self.dtype_reasons(), *shared]
 
     def origin(self, key: str) -> str:
         """Returns which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.

@@ -88,6 +88,15 @@ def async_tensor(spec: Spec) -> Iterator[Finding]:
         yield Finding(path, message, "remove it, or lower tensor", found=True, related=related)
 
 
+def elastic_ranks(spec: Spec) -> Iterator[Finding]:
+    """The smallest layout is not larger than the one that the spec asks for."""
+    parallel = spec.trainer.parallel
+    if parallel.min_fsdp is not None and parallel.min_fsdp > parallel.fsdp:
+        message = f"is more than fsdp = {parallel.fsdp}, the largest number of ranks"
+        path: KeyPath = (*_PARALLEL, "min_fsdp")
+        yield Finding(path, message, "lower it, or raise fsdp", found=parallel.min_fsdp)
+
+
 def pipeline_stages(spec: Spec) -> Iterator[Finding]:
     """Every pipeline stage is given a number of layers."""
     parallel = spec.trainer.parallel
@@ -106,6 +115,7 @@ def pipeline_stages(spec: Spec) -> Iterator[Finding]:
 
 
 PARALLEL_RULES: tuple[Rule, ...] = (
+    elastic_ranks,
     expert_ranks,
     async_tensor,
     pipeline_stages,

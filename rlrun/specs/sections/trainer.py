@@ -28,6 +28,10 @@ class ParallelSpec(Section):
 
     fsdp: int = Field(default=1, ge=1)
     """Number of ranks that shard parameters, gradients and optimizer state."""
+    min_fsdp: int | None = Field(default=None, ge=1)
+    """Elastic ranks: a launch takes the largest `fsdp` down to this for which there are devices, and that
+    divides the batch. With a resume, the checkpoint is loaded into that layout, so that a run continues on
+    fewer or more devices; batch and learning rate stay. None: a launch needs `fsdp`."""
     replicate: int = Field(default=1, ge=1)
     """Number of replicas of the sharded group (HSDP)."""
     reshard_after_forward: Literal["default", "always", "never"] = "default"

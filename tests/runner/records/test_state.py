@@ -16,6 +16,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = state(processes={"trainer 0": 7, "engine 0": None}, scratch="/tmp/rlrun-x", metrics={"a": 0.5})
     written["run_time"] = {**RunTime(began=5.0, useful=1.0).model_dump()}
     written["engines"] = (2, 3)
+    written["ranks"] = (1, 2)
     (tmp_path / "state.json").write_text(json.dumps(written))
     assert read_state(tmp_path / "state.json") == written
 

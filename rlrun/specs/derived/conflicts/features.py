@@ -438,6 +438,12 @@ SERVER_STAGES = _server(
     lambda job: any(stages_of(group.section) > 1 for group in policy_groups(job.spec)),
 )
 ELASTIC = on("engine.min_count")
+ELASTIC_RANKS = on("trainer.parallel.min_fsdp")
+COUNT_ON_SHARED_GPUS = Feature(
+    "engine.count on the trainer's GPUs",
+    "engine.count",
+    lambda job: job.gives("engine.count") and shares_gpus(job.spec),
+)
 NO_ENGINE_RESTARTS = equal("fault_tolerance.engine_restarts", 0)
 MEMORY_OF_A_JOINED_HOST = Feature(
     "weights in the memory of one host of cluster.address",

@@ -538,6 +538,19 @@ _ELASTIC = (
         "set cluster.nodes to the number of nodes that the job may have, which is then above 1",
     ),
 )
+_ELASTIC_RANKS = (
+    refused(
+        f.ELASTIC_RANKS,
+        f.DETERMINISTIC,
+        "sums over another number of ranks round differently",
+    ),
+    refused(
+        f.ELASTIC_RANKS,
+        f.COUNT_ON_SHARED_GPUS,
+        "the engines have to become fewer with the ranks whose GPUs they share",
+        "remove engine.count: as many engines as fit are started",
+    ),
+)
 _PARALLELISM = (
     *(
         no_effect(
@@ -904,6 +917,7 @@ TOPICS = (
     Topic("Kinds of engines", Code.ENGINE, _ENGINES, each="engine"),
     Topic("Elastic engines", Code.ENGINE, _ELASTIC),
     Topic("Weights to the engines", Code.ENGINE, _WEIGHTS),
+    Topic("Elastic ranks", Code.LAYOUT, _ELASTIC_RANKS),
     Topic("Parallelism", Code.LAYOUT, _PARALLELISM),
     Topic("The trainer", Code.TRAINER, _TRAINER),
     Topic("Optimizers", Code.TRAINER, _OPTIMIZERS, each="trainer"),

@@ -12,8 +12,10 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -78,8 +80,10 @@ END, PAD = "<|im_end|>", "<|endoftext|>"
 END_ID, PAD_ID = 1, 0
 CONFIGS = {
     "deepseek_v3": DeepseekV3Config,
+    "deepseek_v32": DeepseekV32Config,
     "glm4_moe": Glm4MoeConfig,
     "glm4_moe_lite": Glm4MoeLiteConfig,
+    "glm_moe_dsa": GlmMoeDsaConfig,
     "gpt_oss": GptOssConfig,
     "kimi_k2": KimiK2Config,
     "llama": LlamaConfig,
@@ -156,6 +160,9 @@ GLM_LITE = {
     "topk_group": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+DSA = {"index_n_heads": 16, "index_head_dim": 12, "index_topk": 8}
+"""An indexer that leaves keys out of short sequences. With 16 heads no two keys have a score of zero, which
+is an exact tie."""
 MINIMAX = {
     "intermediate_size": 32,
     "num_local_experts": 8,
@@ -197,8 +204,12 @@ SHARED_EXPERTS = {
 }
 EXPERT_FIELDS = {
     "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": DEEPSEEK | DSA,
     "glm4_moe": GLM,
     "glm4_moe_lite": GLM_LITE,
+    "glm_moe_dsa": GLM_LITE
+    | DSA
+    | {"first_k_dense_replace": 1, "index_topk_freq": 2, "index_skip_topk_offset": 1},
     "gpt_oss": GPT_OSS,
     "kimi_k2": DEEPSEEK | {"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     "minimax_m2": MINIMAX,

@@ -120,6 +120,31 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """The lightning indexer of DeepSeek's sparse attention (arXiv:2512.02556 § 2.1): a small attention whose
+    scores choose the keys that a query of the layer's attention sees.
+
+    The score of a key is the sum over heads of weight · ReLU(query · key). The choice has no gradient, so
+    that the indexer is never trained.
+    """
+
+    heads: int
+    head_dim: int
+    """Size of each head's queries, and of the one key that all heads share."""
+    top_k: int
+    """Number of keys that a query sees; all up to its own if there are fewer."""
+    interleaved: bool
+    """As `Rope.interleaved`, for the first dimensions of its queries and keys."""
+    layers: frozenset[int]
+    """The layers that have one; every other layer sees the keys that the last of them before it chose
+    (arXiv:2603.12201)."""
+
+    def source(self, layer: int) -> int:
+        """Returns the layer whose indexer chooses the keys of a layer."""
+        return max(each for each in self.layers if each <= layer)
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaNet:
     """Gated DeltaNet (arXiv:2412.06464): linear attention with a recurrent state, in place of some layers'
     attention.
@@ -246,6 +271,8 @@ class Architecture:
     """The three matrices of the dense feed-forward have biases."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    indexer: Indexer | None = None
+    """Chooses the keys of latent attention; None: every query sees all keys up to its own."""
     delta: DeltaNet | None = None
     output_gate: bool = False
     """Attention's output is multiplied by the sigmoid of a gate, which is projected together with the
@@ -302,6 +329,13 @@ class Architecture:
     def attention_layers(self) -> int:
         """Number of layers that have attention, whose keys and values engines cache."""
         return self.layers - (len(self.delta.layers) if self.delta else 0)
+
+    @property
+    def cached_heads(self) -> int:
+        """Number of heads of keys and values that the native engine caches for each layer: those of
+        attention, and the one key of an indexer.
+        """
+        return self.kv_heads + (self.indexer is not None)
 
     def state_bytes(self, item: int) -> int:
         """Returns the size of the recurrent state of one sequence in all layers together.

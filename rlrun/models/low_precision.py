@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
-from rlrun.models.tensor_names import text_tensors
+from rlrun.models.tensor_names import INDEXER, text_tensors
 
 PrecisionName = Literal["float8", "mxfp8", "nvfp4", "int4_qat"]
 Float8Recipe = Literal["rowwise", "rowwise_with_gw_hp", "blockwise"]
@@ -189,6 +189,8 @@ def _reason(
             return "belongs to experts, for which torchtitan has no NVFP4 products"
         if expert > 1:
             tensor = 1  # expert-parallel ranks hold whole experts
+    elif INDEXER in matrix.name:
+        return "only chooses the keys of attention, and rounding would choose others"
     elif matrix.name.split(".")[-2] in _DECAYS:
         return "decides how fast a state decays, over which errors add up"
     elif model.sinks and ".o_proj." in matrix.name:

@@ -16,6 +16,8 @@ SCORE_BIAS = "score.bias"
 without it (models/qwen3_classification.py); transformers has none, and warns of it."""
 TOWER = "visual."
 """The names of the vision tower's parameters begin with this."""
+INDEXER = ".indexer."
+"""The names of an indexer's tensors and parameters contain this, and those of no others."""
 
 
 def hf_tensors(model: Architecture) -> list[HfTensor]:
@@ -94,6 +96,8 @@ def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
     else:
         attention = _attention if model.latent is None else _latent_attention
         yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
+        if model.indexer is not None and layer in model.indexer.layers:
+            yield from _indexer(model, f"{hf}.self_attn.indexer", f"{ours}.attention{INDEXER}")
     yield HfTensor(f"{hf}.post_attention_layernorm.weight", (hidden,), f"{ours}.ffn_norm.weight")
     if model.is_sparse(layer):
         yield from _expert_tensors(model, layer)
@@ -161,6 +165,17 @@ def _latent_attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTen
     outer = heads * (latent.unrotated_dim + latent.value_dim)
     yield HfTensor(f"{hf}.kv_b_proj.weight", (outer, latent.kv_rank), f"{ours}.wkv_b.weight")
     yield HfTensor(f"{hf}.o_proj.weight", (hidden, heads * latent.value_dim), f"{ours}.wo.weight")
+
+
+def _indexer(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
+    indexer, latent, hidden = model.indexer, model.latent, model.hidden
+    assert indexer is not None and latent is not None and latent.query_rank is not None
+    size = indexer.head_dim
+    yield HfTensor(f"{hf}.wq_b.weight", (indexer.heads * size, latent.query_rank), f"{ours}query.weight")
+    yield HfTensor(f"{hf}.wk.weight", (size, hidden), f"{ours}key.weight")
+    for name in ("weight", "bias"):
+        yield HfTensor(f"{hf}.k_norm.{name}", (size,), f"{ours}key_norm.{name}")
+    yield HfTensor(f"{hf}.weights_proj.weight", (indexer.heads, hidden), f"{ours}head_weights.weight")
 
 
 def _expert_tensors(model: Architecture, layer: int) -> Iterator[HfTensor]:

@@ -1,12 +1,12 @@
 """Published models: the keys of their config.json that decide the shape, and their numbers of parameters.
 
 The keys are those of huggingface.co/ORGANISATION/MODEL/blob/main/config.json, and the numbers those of the
-models' pages: zai-org/GLM-4.7 (355B), GLM-4.5-Air (106B) and GLM-4.7-Flash (30B), moonshotai/Kimi-K2-Instruct
-(1,026.4 billion in its files) and Moonlight-16B-A3B (15.96 billion), MiniMaxAI/MiniMax-M2 (230B), and
-XiaomiMiMo/MiMo-7B-RL (7.833 billion, of which 0.211 billion are those of the layer that predicts further
-tokens), Qwen/Qwen3-VL-8B-Instruct (8.767 billion) and Qwen/Qwen3.5-35B-A3B (35B, of which 0.45 are the vision
-tower's; its config.json leaves most keys at their defaults). Layers that predict further tokens are not
-counted.
+models' pages: zai-org/GLM-4.7 (355B), GLM-4.5-Air (106B) and GLM-4.7-Flash (30B), GLM-5 and GLM-5.2
+(744B), moonshotai/Kimi-K2-Instruct (1,026.4 billion in its files) and Moonlight-16B-A3B (15.96 billion),
+MiniMaxAI/MiniMax-M2 (230B), and XiaomiMiMo/MiMo-7B-RL (7.833 billion, of which 0.211 billion are those of
+the layer that predicts further tokens), Qwen/Qwen3-VL-8B-Instruct (8.767 billion) and Qwen/Qwen3.5-35B-A3B
+(35B, of which 0.45 are the vision tower's; its config.json leaves most keys at their defaults). Layers that
+predict further tokens are not counted.
 """
 
 from typing import Any
@@ -50,6 +50,54 @@ _DEEPSEEK = {
     "torch_dtype": "bfloat16",
     "v_head_dim": 128,
     "vocab_size": 163840,
+}
+_GLM_5: dict[str, Any] = {
+    "model_type": "glm_moe_dsa",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 6144,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "indexer_rope_interleave": True,
+    "intermediate_size": 12288,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 78,
+    "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_interleave": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+GLM_5 = _GLM_5 | {
+    "max_position_embeddings": 202752,
+    "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+}
+GLM_52 = _GLM_5 | {
+    "index_skip_topk_offset": 3,
+    "index_topk_freq": 4,
+    "index_topk_pattern": None,
+    "max_position_embeddings": 1048576,
+    "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
 }
 GLM_47 = _GLM | {
     "first_k_dense_replace": 3,
@@ -241,6 +289,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "GLM-4.7": (GLM_47, 355e9),
     "GLM-4.5-Air": (GLM_45_AIR, 106e9),
     "GLM-4.7-Flash": (GLM_47_FLASH, 30e9),
+    "GLM-5": (GLM_5, 744e9),
+    "GLM-5.2": (GLM_52, 744e9),
     "Kimi-K2": (KIMI_K2, 1026.4e9),
     "Moonlight-16B-A3B": (MOONLIGHT, 15.96e9),
     "MiniMax-M2": (MINIMAX_M2, 230e9),

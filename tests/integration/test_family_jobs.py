@@ -17,6 +17,8 @@ from tests.tiny_models import make_tiny_model
 
 FURTHER = {
     "deepseek_v3": "model.layers.4.eh_proj.weight",
+    "deepseek_v32": "model.layers.2.eh_proj.weight",
+    "glm_moe_dsa": "model.layers.2.self_attn.indexer.wk.weight",
     "glm4_moe": "model.layers.2.eh_proj.weight",
     "mimo": "model.mtp_layers.0.input_proj.weight",
 }
@@ -26,7 +28,17 @@ SETTINGS = {"model__trust_remote_code": True, "checkpoint__interval": 1, "traine
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2", "mimo", "minimax_m2"]
+    "family",
+    [
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "kimi_k2",
+        "mimo",
+        "minimax_m2",
+    ],
 )
 def test_a_resumed_job_trains_and_exports_what_its_engines_serve(
     family: str, jobs: Jobs, tmp_path: Path

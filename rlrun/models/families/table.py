@@ -6,12 +6,13 @@ from difflib import get_close_matches
 from rlrun.models.families import glm, kimi, llama, mimo, muse, qwen, qwen_vl
 from rlrun.models.families.by_transformers import TRANSFORMERS
 from rlrun.models.families.deepseek import family as deepseek
+from rlrun.models.families.dsa import family as dsa
 from rlrun.models.families.gpt_oss import family as gpt_oss
 from rlrun.models.families.minimax import family as minimax
 from rlrun.models.families.qwen_next import family as qwen_next
 from rlrun.models.family import Config, Family, Support
 
-_MODULES = (deepseek, glm, gpt_oss, kimi, llama, mimo, minimax, muse, qwen, qwen_next, qwen_vl)
+_MODULES = (deepseek, dsa, glm, gpt_oss, kimi, llama, mimo, minimax, muse, qwen, qwen_next, qwen_vl)
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family

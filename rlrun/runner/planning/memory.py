@@ -242,7 +242,7 @@ def cache_token_bytes(model: Architecture, engine: EngineSpec) -> int:
     item = ITEM_BYTES[engine.dtype]
     if model.latent is not None and engine.type != "native":
         return model.layers * (model.latent.kv_rank + model.latent.rotated_dim) * item
-    return 2 * model.attention_layers * model.kv_heads * model.head_dim * item
+    return 2 * model.attention_layers * model.cached_heads * model.head_dim * item
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,3 +204,20 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
         raise ValueError(
             f"{section}.parallel.pipeline_layers has {layers} layers, and the model has {model.layers}"
         )
+    _check_shared_choices(model, parallel, section)
+
+
+def _check_shared_choices(model: Architecture, parallel: ParallelSpec, section: str) -> None:
+    """Raises ValueError if a stage begins with a layer that shares the choice of an indexer of another
+    stage.
+    """
+    if model.indexer is None or parallel.stages == 1:
+        return
+    for stage in stage_layers(model.layers, parallel)[1:]:
+        if (source := model.indexer.source(stage.start)) != stage.start:
+            firsts = ", ".join(str(layer) for layer in sorted(model.indexer.layers)[1:])
+            raise ValueError(
+                f"{section}.parallel: a pipeline stage begins with layer {stage.start}, which attends to the "
+                f"keys that the indexer of layer {source} chooses on another stage: set "
+                f"{section}.parallel.pipeline_layers so that stages begin with one of the layers {firsts}"
+            )

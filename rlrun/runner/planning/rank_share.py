@@ -20,14 +20,14 @@ from rlrun.models.adapters import (
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.low_precision import check_low_precision
-from rlrun.models.tensor_names import TOWER
+from rlrun.models.tensor_names import INDEXER, TOWER
 from rlrun.runner.planning.model_size import Stack, active_parameters, active_size, is_frozen, stacks_of
 from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
 from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec, PipelineSchedule, TrainerSpec
 
-_WHOLE = (".router.", ".wq_a.", ".wkv_a.")
-"""Matrices that tensor parallelism does not split: routers, and the projections to latent vectors."""
+_WHOLE = (".router.", ".wq_a.", ".wkv_a.", INDEXER)
+"""Matrices that tensor parallelism does not split: routers, the projections to latent vectors, indexers."""
 _SPLIT_BY_INPUTS = (".wo.", ".w2.", "_down")
 """Matrices that tensor parallelism splits by inputs, and with them the first factor of their adapters."""
 WORTHWHILE = 0.01

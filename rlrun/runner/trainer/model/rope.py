@@ -97,3 +97,16 @@ class PartialRoPE(TableRoPE):
         size = positions.shape[-1]
         rotated = super()._rotate(x[..., :size].contiguous(), positions)
         return torch.cat((rotated, x[..., size:]), dim=-1)
+
+
+class PartialInterleavedRoPE(PartialRoPE):
+    """Rotates the first dimensions of each head, neighbours in pairs as `InterleavedRoPE` does."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PartialRoPE.Config):
+        pass
+
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        size = positions.shape[-1]
+        pairs = x[..., 0:size:2], x[..., 1:size:2], x[..., size:]
+        return super()._rotate(torch.cat(pairs, dim=-1), positions)

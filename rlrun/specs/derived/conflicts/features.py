@@ -133,6 +133,7 @@ NO_EXPERT_BIAS = model_with(
 )
 DELTA_NET = model_with("Gated DeltaNet", lambda model: model.delta is not None)
 LATENT_ATTENTION = model_with("latent attention", lambda model: model.latent is not None)
+SPARSE_ATTENTION = model_with("sparse attention", lambda model: model.indexer is not None)
 ATTENTION_SINKS = model_with("attention sinks", lambda model: model.sinks)
 JOINT_NORMS = model_with("norms over all heads", lambda model: model.joint_qk_norm)
 WINDOWS = model_with("windows of attention", lambda model: any(model.windows))

@@ -903,6 +903,7 @@ _MODEL = (
         (f.LATENT_ATTENTION, f.ATTENTION_SINKS, f.DELTA_NET, f.JOINT_NORMS),
         "only plain projections of queries, keys and values are overlapped",
     ),
+    untried(f.COMPILE, f.SPARSE_ATTENTION, "layers that share chosen keys were not compared compiled"),
     refused(f.NATIVE_SPECULATION, f.DELTA_NET, "the native engine cannot roll the recurrent states back"),
 )
 TOPICS = (

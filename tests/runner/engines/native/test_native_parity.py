@@ -33,6 +33,9 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+NO_ZEROS: dict[str, Any] = {"pad_token_id": None}
+"""The embedding of a padding token is zero. An indexer gives all keys the same score for it; torch chooses
+other keys of a longer sequence."""
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3"},
     "qwen3-tied-bias": {"family": "qwen3", "tied": True, "attention_bias": True},
@@ -58,6 +61,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek": {"family": "deepseek_v3"},
     "kimi": {"family": "kimi_k2", "q_lora_rank": None},
     "glm-flash": {"family": "glm4_moe_lite"},
+    "deepseek-v3.2": {"family": "deepseek_v32", **NO_ZEROS},
+    "glm-5": {"family": "glm_moe_dsa", "num_hidden_layers": 4, **NO_ZEROS},
     "linear-rope": {
         "family": "llama",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},

@@ -20,7 +20,7 @@ PROMPTS = random_prompts(3, shortest=20)
 EXACT = 1e-5
 
 
-FAMILIES = ["qwen3", "deepseek_v3", "qwen3_5_text", "qwen3_next", "gemma3_text"]
+FAMILIES = ["qwen3", "deepseek_v3", "glm_moe_dsa", "qwen3_5_text", "qwen3_next", "gemma3_text"]
 USUAL = ("qwen3", "deepseek_v3", "qwen3_next")
 """In `make test`: attention, latent attention, and attention beside Gated DeltaNet, with experts."""
 
@@ -37,7 +37,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("prefixes"), family, scale=0.05)
+    return make_tiny_model(tmp_path_factory.mktemp("prefixes"), family, scale=0.05, pad_token_id=None)
 
 
 def scheduler_of(folder: Path, kept: int = 8, **settings: int) -> Scheduler:

@@ -68,7 +68,8 @@ def load(setup: EngineSetup) -> LoadedEngine:
             for name in merged.adapted:
                 named[name].copy_(merged.read(name))
     own_layers = not architecture.stored_tensors
-    paged = own_layers and flash_ops.takes(architecture.head_dim, dtype, device)
+    masked = not own_layers or architecture.indexer is not None  # flash attention takes no masks
+    paged = not masked and flash_ops.takes(architecture.head_dim, dtype, device)
     block = block_size(paged=paged)
     states = setup.max_running + setup.kept_samples
     recurrent_bytes = (states + 1) * architecture.state_bytes(dtype.itemsize)

@@ -75,16 +75,16 @@ def make_cache(
     """
     shape = (model.attention_layers, blocks + 1)
     if paged:
-        keys = values = (*shape, PAGE, model.kv_heads, model.head_dim)
+        keys = values = (*shape, PAGE, model.cached_heads, model.head_dim)
     else:
-        keys = (*shape, model.kv_heads, model.head_dim, BLOCK)
-        values = (*shape, model.kv_heads, BLOCK, model.head_dim)
+        keys = (*shape, model.cached_heads, model.head_dim, BLOCK)
+        values = (*shape, model.cached_heads, BLOCK, model.head_dim)
     return KVCache(zeros(keys, dtype, device), zeros(values, dtype, device), paged)
 
 
 def token_bytes(model: Architecture, dtype: torch.dtype) -> int:
     """Returns the size of one token in the cache, in all layers together."""
-    return 2 * model.attention_layers * model.kv_heads * model.head_dim * int(dtype.itemsize)
+    return 2 * model.attention_layers * model.cached_heads * model.head_dim * int(dtype.itemsize)
 
 
 class BlockPool:

@@ -37,7 +37,7 @@ class Attend(Protocol):
         """Returns `[T, heads · D]`.
 
         `index`: the number of a layer among those with attention. `qkv`: its rotated queries, keys and
-        values, which are in the cache, too. `scores`: only given by transformers' layers.
+        values, which are in the cache, too. `scores`: only given where they differ from a Llama's.
         """
 
 
@@ -140,15 +140,16 @@ class DecoderLayers:
         layer: LayerWeights,
         rotation: Rotation,
         cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        attend: Callable[[torch.Tensor], torch.Tensor],
+        attend: Callable[..., torch.Tensor],
         qkv: torch.Tensor,
+        *scores: Scores,
     ) -> torch.Tensor:
         """Normalises and rotates queries and keys in place, writes keys and values to the cache, and
         attends.
         """
         norms = self._scale(layer.q_norm), self._scale(layer.k_norm)
         self._ops.rope_store(qkv, norms, self._model.norm_eps, rotation, cache)
-        return attend(qkv)
+        return attend(qkv, *scores)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Returns the normed hidden states."""

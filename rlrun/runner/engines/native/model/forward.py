@@ -209,7 +209,7 @@ class Model:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the hidden states `[T, H]` after the last layer, before the norm, and the prompts' ends."""
         self._prepare()
-        heads, kv_heads = self.architecture.heads, self.architecture.kv_heads
+        kv_heads = self.architecture.cached_heads
         all_ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         inputs, ends = to_device([packed, all_ends], self.device)
         continued = self._continued_attention(lengths, cached) if cached else None
@@ -217,6 +217,7 @@ class Model:
         def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
             if continued is not None:
                 return continued(index, qkv, *scores)
+            heads = qkv.shape[1] - 2 * kv_heads
             if self.flash:
                 return flash_ops.prefill_attention(qkv, heads, kv_heads, ends, max(lengths))
             return self._prompt_ops.prefill_attention(qkv, heads, kv_heads, list(lengths), *scores)
@@ -231,7 +232,7 @@ class Model:
 
     def _continued_attention(self, lengths: Sequence[int], cached: CachedPrefixes) -> Attend:
         """Returns the attention of a pass over prompts whose beginnings are in the cache."""
-        heads, kv_heads = self.architecture.heads, self.architecture.kv_heads
+        heads, kv_heads = self.architecture.heads, self.architecture.cached_heads
         if self.flash:
             lookup = continued_lookup(lengths, cached.starts, cached.blocks, self.cache.block)
             pages = flash_ops.DeviceLookup.of(lookup, to_device(lookup.arrays, self.device))
@@ -243,6 +244,7 @@ class Model:
 
         def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
             cache = self.cache.keys[index], self.cache.values[index]
+            heads = qkv.shape[1] - 2 * kv_heads
             pieces = qkv[: sum(lengths)].split(list(lengths))
             attended = [
                 ops.continued_attention(piece[:, :heads], cache, table, start, *scores).flatten(1)
@@ -294,7 +296,7 @@ class Model:
 
         def attend(index: int, qkv: torch.Tensor, *scores: Scores) -> torch.Tensor:
             cache = self.cache.keys[index], self.cache.values[index]
-            queries = qkv[:, : self.architecture.heads]
+            queries = qkv[:, : -2 * self.architecture.cached_heads]
             return torch_ops.decode_attention(queries, cache, tables, distances, *scores)
 
         recurrence = self._step_recurrence(batch)

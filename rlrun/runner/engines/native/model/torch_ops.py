@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from rlrun.runner.engines.native.model.cache import BLOCK
+from rlrun.runner.engines.native.model.key_choice import KeyChoice, SharedChoice
 
 
 class Scores(NamedTuple):
@@ -21,6 +22,8 @@ class Scores(NamedTuple):
     """How many tokens a query sees, its own included; None: all up to its own."""
     sinks: torch.Tensor | None = None
     """`[heads]` logit of each head's attention sink, to which a query attends without a value."""
+    choice: KeyChoice | SharedChoice | None = None
+    """The keys that queries see; the last heads of queries and keys are an indexer's."""
 
     def hides(self, tokens: int) -> bool:
         """Returns whether some query of a sequence of this many tokens does not see its beginning."""
@@ -142,10 +145,10 @@ def prefill_attention(
         packed = qkv[start : start + length].transpose(0, 1)[None]
         queries, keys, values = packed.split((heads, kv_heads, kv_heads), 1)
         seen = _seen(scores, 0, length, qkv.device) if scores.hides(length) else None
-        attended = _attend(queries, (keys, values), seen, scores)
-        out[start : start + length] = attended[0].transpose(0, 1)
+        attended = _attend(queries, (keys, values), seen, scores)[0].transpose(0, 1)
+        out[start : start + length, : attended.shape[1]] = attended
         start += length
-    return out.flatten(1)
+    return out[:, : attended.shape[1]].flatten(1)
 
 
 def _attend(
@@ -153,6 +156,8 @@ def _attend(
 ) -> torch.Tensor:
     """Returns `[B, heads, Q, D]`; `seen` broadcasts to `[B, 1, Q, K]`, and is None for causal attention."""
     keys, values = cached
+    if scores.choice is not None:
+        queries, keys, values, seen = scores.choice.heads(queries, keys, values, seen)
     if scores.sinks is not None:
         return _attend_with_sinks(queries, cached, seen, scores)
     return functional.scaled_dot_product_attention(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlrun.cli.arguments import AsJson
+from rlrun.cli.arguments import AsJson, RunsDir
 from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import one_line, print_text
 
@@ -21,9 +21,15 @@ _OTHER_EXPLANATIONS = 3
 
 def command(
     path: Annotated[
-        Path, typer.Argument(metavar="DUMP", help="A batch that another trainer dumped (docs/conform.md).")
+        Path,
+        typer.Argument(
+            metavar="DUMP",
+            help="A batch that another trainer dumped (docs/conform.md), or RUN@STEP: the samples of a step "
+            "that a run of rlrun stores.",
+        ),
     ],
     *,
+    runs_dir: RunsDir = Path("runs"),
     tolerance: Annotated[
         float,
         typer.Option(
@@ -40,10 +46,9 @@ def command(
     """
     from rlrun.cli.output import show_waiting
     from rlrun.runner.conform.comparison import conform
-    from rlrun.runner.conform.dump import read_dump
 
     with show_waiting(f"computing {one_line(str(path))}"):
-        dump = read_dump(path)
+        dump = _dump(path, runs_dir)
         report = conform(dump, tolerance)
     if as_json:
         print(json.dumps({"dump": str(path), "source": dump.settings.batch.source, **report.as_json()}))
@@ -51,6 +56,20 @@ def command(
         _print(dump, report)
     if report.differences:
         raise typer.Exit(ExitCode.WRONG)
+
+
+def _dump(path: Path, runs_dir: Path) -> "Dump":
+    from rlrun.cli.run_states import run_of, split_step
+    from rlrun.runner.conform.dump import read_dump
+    from rlrun.runner.conform.stored_samples import dump_of_step
+
+    name, step = split_step(str(path))
+    run = None if path.exists() or step is None else run_of(name, runs_dir)
+    if run is None:
+        return read_dump(path)
+    if step is None or not step.isdecimal():
+        raise ValueError(f"{path}: write the number of a step: {name}@12")
+    return dump_of_step(run, int(step))
 
 
 def _print(dump: "Dump", report: "Report") -> None:

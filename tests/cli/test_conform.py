@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.cli_outcome import Command
 from tests.runner.conform.other_trainer import END, Trainer, batch_of, dump
+from tests.runner.conform.stored_run import stored
 
 DUMPS = Path(__file__).parents[1] / "runner/conform/dumps"
 GRPO = Trainer(
@@ -70,3 +71,20 @@ def test_a_file_that_cannot_be_read(name: str, rlrun: Command, tmp_path: Path) -
     assert outcome.code == 2
     assert str(tmp_path / name) in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_stored_samples_of_a_run_are_compared(
+    tmp_path: Path, rlrun: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored(tmp_path, GRPO)
+    outcome = rlrun("conform", "first@3")
+    assert outcome.code == 0, outcome.err
+    assert "rlrun, first, step 3: 8 samples" in outcome.out
+    assert "advantages     equal" in outcome.out
+    for target, message in (
+        ("first@4", "has no samples of step 4"),
+        ("first@latest", "write the number of a step"),
+    ):
+        outcome = rlrun("conform", target)
+        assert (outcome.code, message in outcome.err) == (2, True)

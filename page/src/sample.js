@@ -43,12 +43,7 @@ export class SamplePage {
       ),
       record.token_values
         ? tokenView(record.token_values, gapReason(record))
-        : el(
-            "p",
-            { class: "hint" },
-            "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, ",
-            "and all with debug.save_rollouts = true.",
-          ),
+        : el("p", { class: "hint" }, noTokens(record)),
       expected(record),
       this.history,
     );
@@ -331,6 +326,14 @@ function expected(record) {
       el("pre", {}, foreign(typeof value === "string" ? value : JSON.stringify(value, null, 1))),
     ),
   );
+}
+
+// Why a sample is shown without its tokens.
+function noTokens(record) {
+  return record.tokens === 0 && record.response
+    ? "The server that answered returned text, without token ids or log-probs."
+    : "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, " +
+        "and all with debug.save_rollouts = true.";
 }
 
 function gapReason(record) {

@@ -28,12 +28,24 @@ Target = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="A spec or recipe: its own model. A run: the model that it exported. RUN@STEP, RUN@latest, "
-        "RUN@best: a checkpoint of the run. With --spec or --data also a model's folder or HF id.",
+        "RUN@best: a checkpoint of the run. With --spec or --data also a model's folder or HF id, or the "
+        "address of a server with /chat/completions: http://host:8000/v1.",
     ),
 ]
 Spec = Annotated[
     str | None,
     typer.Option(metavar="SPEC", help="The spec with the [[eval.datasets]], rewards and engines to use."),
+]
+ServedModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name of the model at the address TARGET. Default: the only one that the server lists.",
+    ),
+]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(metavar="VARIABLE", help="The environment variable with the key of the address TARGET."),
 ]
 Data = Annotated[
     Path | None,
@@ -44,15 +56,30 @@ Data = Annotated[
 ]
 
 
+Benchmarks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--benchmark",
+        metavar="SET",
+        help="A published set to evaluate on, with its prompt and its reward: gsm8k, math-500, aime24, "
+        "aime25, aime26, gpqa-diamond, mmlu-pro, ifeval, ifbench, humaneval-plus, livecodebench-v6. May be "
+        "repeated.",
+    ),
+]
+
+
 def command(
     target: Target,
     *,
     spec: Spec = None,
     data: Data = None,
+    benchmark: Benchmarks = None,
+    served_model: ServedModel = None,
+    api_key_env: ApiKeyEnv = None,
     reward: RowsReward = "math",
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples per prompt of --data.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per prompt of --data or --benchmark.")] = 1,
     overrides: Overrides = None,
     profiles: Profiles = None,
     resume: Annotated[
@@ -69,14 +96,18 @@ def command(
 ) -> None:
     """Measure a model on the [[eval.datasets]] of a spec, without training.
 
-    Starts the engines and the rewards, and keeps every sample in a run's folder: rlrun view shows them, rlrun
-    compare compares two evaluations. Prints each rate with its 95 % interval.
+    Starts the engines (none for a server that runs already) and the rewards, and keeps every sample in a
+    run's folder: rlrun view shows them, rlrun compare compares two evaluations. Prints each rate with its
+    95 % interval.
     """
     from rlrun.cli.error_report import print_warnings
     from rlrun.cli.evaluated_model import (
         Rows,
+        Sets,
         convert_checkpoint,
         find_model,
+        find_served,
+        is_server,
         remove_converted,
         sources_of,
     )
@@ -85,16 +116,30 @@ def command(
 
     if resume and new:
         raise ValueError("--resume continues an evaluation and --new starts another: give only one of them")
-    describes_rows = bool(prompt_key or label_key or reward != "math" or samples != 1)
-    _check_rows(spec, data, describes_rows=describes_rows)
+    describes_rows = bool(prompt_key or label_key or reward != "math")
+    _check_rows(spec, data, benchmark, describes_rows=describes_rows, samples=samples)
+    has_rows = spec is not None or data is not None or bool(benchmark)
     runs = runs_dir or Path("runs")
-    model = find_model(target, runs, has_rows=spec is not None or data is not None)
-    rows = None if data is None else Rows(data, reward, samples, prompt_key, label_key)
+    if is_server(target):
+        model = find_served(target, served_model, api_key_env)
+        if not has_rows:
+            raise ValueError(
+                f"{target} is a server: say what to evaluate on, with --spec, --data or --benchmark"
+            )
+    elif served_model is not None or api_key_env is not None:
+        raise ValueError("--served-model and --api-key-env describe a server: give its address as TARGET")
+    else:
+        model = find_model(target, runs, has_rows=has_rows)
+    rows: Rows | Sets | None = None
+    if data is not None:
+        rows = Rows(data, reward, samples, prompt_key, label_key)
+    elif benchmark:
+        rows = Sets(tuple(benchmark), samples)
     converted = runs / f".{name or model.name + '-eval'}.model"
     if model.checkpoint:
         convert_checkpoint(model, converted)
     sources = sources_of(target, model, spec, rows, converted)
-    settings = [*launch_settings(overrides, runs_dir), 'debug.mode="eval"']
+    settings = [*launch_settings(overrides, runs_dir), 'debug.mode="eval"', *model.settings]
     loaded = load_checked_spec(sources, settings, profiles or ())
     own = name or f"{model.name or loaded.spec.name}-eval"
     loaded = replace(loaded, spec=loaded.spec.with_sections(name=own))
@@ -109,11 +154,18 @@ def command(
     end_process(code)
 
 
-def _check_rows(spec: str | None, data: Path | None, *, describes_rows: bool) -> None:
+def _check_rows(
+    spec: str | None, data: Path | None, benchmark: list[str] | None, *, describes_rows: bool, samples: int
+) -> None:
     """Raises ValueError where the options do not say in one way what to evaluate on."""
-    if spec is not None and data is not None:
-        raise ValueError("--spec and --data both name what to evaluate on: give only one of them")
-    if data is None and describes_rows:
+    given = [
+        name
+        for name, value in (("--spec", spec), ("--data", data), ("--benchmark", benchmark))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} name what to evaluate on: give only one of them")
+    if data is None and (describes_rows or (samples != 1 and not benchmark)):
         raise ValueError(
             "--prompt-key, --label-key, --reward and --samples apply to the rows of --data: add --data, or "
             "set keys of the spec (--set)"

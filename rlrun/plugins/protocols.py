@@ -173,7 +173,8 @@ class Reward(Plugin, Protocol):
     something of its rows may have a class method `check_row(params, row)`, which raises ValueError for a row
     that it cannot score; `rlrun validate` reports such a row, and a job counts it as broken. A reward that
     only reads the response may have a number `late_score`: a sample that takes too long (`scoring.timeout`)
-    or too much memory to grade gets that score, because the response is the cause.
+    or too much memory to grade gets that score, because the response is the cause. One that reads `tokens` or
+    `log_probs` of samples says so by `reads_tokens = True`: evaluations over messages have neither.
     """
 
     def score(self, sample: Sample) -> Rewarded | Awaitable[Rewarded]:

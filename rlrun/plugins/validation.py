@@ -84,6 +84,7 @@ def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport
             if isinstance(name, str):
                 _check(report, explainer, _PluginTable(path, kind, name, section, table), engines)
     report.findings += _scored_groups(data)
+    report.findings += _served_rewards(data)
     return report
 
 
@@ -169,6 +170,28 @@ def _scored_groups(data: Mapping[str, Any]) -> Iterator[Finding]:
             cure = "remove rollout.probe_samples"
             related = (("rollout", "probe_samples"),)
             yield Finding((*path, "type"), message, cure, found=name, related=related)
+
+
+def _served_rewards(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields the rewards that cannot score the texts of `[eval.server]`."""
+    if not next(_tables(data, ("eval", "server")), None):
+        return
+    inherits = any("rewards" not in table for _, table in _tables(data, ("eval", "datasets")))
+    for where in ((("rewards",),) if inherits else ()) + (("eval", "datasets", "rewards"),):
+        for path, table in _tables(data, where):
+            try:
+                reward = load("rewards", table["type"]) if isinstance(table.get("type"), str) else None
+            except PluginError:  # reported as such
+                continue
+            if getattr(reward, "reads_tokens", False):
+                message = f'"{table["type"]}" reads the tokens of samples, and eval.server returns text'
+                related = (("eval", "server"),)
+                yield Finding((*path, "type"), message, "remove it", found=table["type"], related=related)
+            for key in () if reward is None else engine_fields(reward.Params):
+                if table.get(key) is not None:
+                    message = "an evaluation of eval.server starts no [[engines]]"
+                    cure = "give the address of a running server, as `url`"
+                    yield Finding((*path, key), message, cure, related=(("eval", "server"),))
 
 
 def _inner_tables(outer: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:

@@ -104,13 +104,20 @@ def test_rows_of_a_file_are_all_evaluated_on(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("model",), "model is a model: say what to evaluate it on, with --spec SPEC or --data FILE"),
+        (
+            ("model",),
+            "model is a model: say what to evaluate it on, with --spec SPEC, --data FILE or --benchmark SET",
+        ),
         (("stopped",), "has no exported model, which a run writes at its end: runs/stopped@latest"),
         (("absent@3",), "there is no run absent in runs"),
         (("model", "--samples", "4"), "apply to the rows of --data"),
         (("model", "--data", "rows.jsonl", "--spec", "job.toml"), "give only one of them"),
         (("job.toml", "--resume", "--new"), "give only one of them"),
         (("job.toml", "--set", "eval.datasets=[]"), "there is nothing to evaluate on"),
+        (("http://127.0.0.1:1/v1",), "does not say which models it has"),
+        (("http://127.0.0.1:1/v1", "--served-model", "m"), "is a server: say what to evaluate on"),
+        (("http://127.0.0.1:1/v1", "--api-key-env", "NO_KEY"), "variable NO_KEY is not set"),
+        (("job.toml", "--served-model", "m"), "describe a server: give its address as TARGET"),
     ],
 )
 def test_mistakes(folder: Path, rlrun: Command, arguments: tuple[str, ...], message: str) -> None:

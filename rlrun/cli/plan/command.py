@@ -112,6 +112,9 @@ def command(
     if rank is not None and not deep:
         raise ValueError("--rank only applies to a trace: add --deep")
     loaded = load(specs, overrides, profiles, planning=True, other_host=gpu is not None)
+    if loaded.spec.eval.server is not None:
+        _show_served(loaded, as_json=as_json, quiet=quiet)
+        return
     planned = _make_plan(loaded, gpu, (prompt_tokens, response_tokens))
     failures = None if node_failures is None else NodeFailures(node_failures, restart)
     if deep:
@@ -126,6 +129,22 @@ def command(
             from rlrun.cli.validate import given_keys
 
             print_text(*given_keys(loaded), sep="\n")
+
+
+def _show_served(loaded: "LoadedSpec", *, as_json: bool, quiet: bool) -> None:
+    """Shows an evaluation of a model that a server elsewhere answers for: it has no ranks and no engines."""
+    from rlrun.runner.planning.planned_model import resolve_for_plan
+    from rlrun.specs.derived.sample_limits import sample_limits
+
+    spec, server = resolve_for_plan(loaded.spec, None).spec, loaded.spec.eval.server
+    assert server is not None
+    samples = {dataset.name: dataset.samples_per_prompt for dataset in spec.eval.datasets}
+    if as_json:
+        print(json.dumps({"ranks": [], "engines": [], "model": server.model, "samples_per_prompt": samples}))
+    elif not quiet:
+        print_text(*loaded.choices(None), sample_limits(spec, rollout=True), sep="\n")
+        print_text(*(f"{name}: {number} samples per row" for name, number in samples.items()), sep="\n")
+        print_text(f"no GPUs, no engines; at most {server.concurrency} samples are requested at a time")
 
 
 def plan_as_dict(loaded: "LoadedSpec", gpu: str | None = None) -> dict[str, Any]:

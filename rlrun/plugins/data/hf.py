@@ -34,7 +34,7 @@ class Hf(TableSource):
         """Raises ValueError if the library cannot load the dataset."""
         self.params = params
         self.folder = Path(params.path) if Path(params.path).is_dir() else None
-        self._table = _undecoded(_load(params))
+        self._table = _undecoded(load_table(params))
         count, rows = len(self._table), split_slice(params.split)[1]
         nothing = f"{params.path} has no rows in {params.split} (the split has {count})"
         self._use(range(count)[rows], params.path, nothing)
@@ -42,7 +42,7 @@ class Hf(TableSource):
     @classmethod
     def columns(cls, params: HfParams) -> list[str]:
         """Returns the names of the columns. Raises ValueError if the library cannot load the dataset."""
-        return list(_load(params).column_names)
+        return list(load_table(params).column_names)
 
     def _values(self, number: int) -> dict[str, Any]:
         return dict(self._table[number])
@@ -61,18 +61,23 @@ def splits_of(path: str) -> dict[str | None, list[str]]:
             return {None: list(saved) if isinstance(saved, datasets.DatasetDict) else ["train"]}
         names = datasets.get_dataset_config_names(path)
         return {name: list(datasets.get_dataset_split_names(path, name)) for name in names}
-    except Exception as error:  # a boundary, as in `_load`
+    except Exception as error:  # a boundary, as in `load_table`
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _load(params: HfParams) -> Any:
-    """Returns the split, with all its rows. Raises ValueError if the library cannot load it."""
+def load_table(params: HfParams, file: str | None = None) -> Any:
+    """Returns the split, with all its rows. `file`: the only file to read, `hf://datasets/org/name/x.jsonl`.
+
+    Raises ValueError if the library cannot load it.
+    """
     import datasets  # needs the data extra and takes seconds; checking a spec does not need it
 
     split, _ = split_slice(params.split)
     try:
         if not is_saved(params.path):
-            return datasets.load_dataset(params.path, params.name, split=split, revision=params.revision)
+            return datasets.load_dataset(
+                params.path, params.name, split=split, revision=params.revision, data_files=file
+            )
         saved: Any = datasets.load_from_disk(params.path)
         return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
     except Exception as error:  # a boundary: the library lets any exception of its loaders through

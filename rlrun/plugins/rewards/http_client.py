@@ -1,8 +1,11 @@
 """A client for rewards and tools that call a service with JSON over HTTP; it retries, within limits."""
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,6 +18,8 @@ from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.sections.section import Section
 
 MAX_PAUSE = 30.0
+MAX_ASKED_PAUSE = 120.0
+"""Longest pause in seconds that a service may ask for; after it a request is sent anyway."""
 MAX_QUOTE_LENGTH = 200
 MAX_NUMBER = 1e300
 """Rewards must be below this, which also excludes NaN and whole numbers that no float can hold."""
@@ -38,6 +43,14 @@ class HttpParams(AskParams):
 
     url: str = Field(pattern=r"https?://.+")
     """Address of the service."""
+
+
+class _StatusError(ValueError):
+    """A status other than 200. `pause`: the seconds that the service asks to wait, 0 if it does not."""
+
+    def __init__(self, message: str, pause: float | None) -> None:
+        super().__init__(message)
+        self.pause = pause or 0.0
 
 
 class HttpClient:
@@ -69,31 +82,35 @@ class HttpClient:
 
         Every failure is followed by another attempt: no connection, a status other than 200, invalid JSON, a
         ValueError of `read`. The pauses are 1, 2, 4, … s, at most 30, each plus a random fraction of a
-        second. If the call is cancelled after a failure, the exception has its type and a note with its text.
+        second; a longer `Retry-After` of the service counts, up to two minutes. If the call is cancelled
+        after a failure, the exception has its type and a note with its text.
         """
         failures: list[str] = []
+        asked = 0.0
         try:
             while len(failures) < self._params.attempts:
                 if failures:
-                    await self._sleep(min(2.0 ** (len(failures) - 1), MAX_PAUSE) + random.random())
+                    pause = max(asked, min(2.0 ** (len(failures) - 1), MAX_PAUSE))
+                    await self._sleep(pause + random.random())
                 try:
                     return read(await self._once(url, body, headers))
                 except (self._aiohttp.ClientError, OSError, ValueError) as error:
                     failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                     failures.append(self._hidden(failure, url, headers))
-                    self._tell(f"{_display_url(url)}, attempt {len(failures)}: {failures[-1]}")
+                    asked = error.pause if isinstance(error, _StatusError) else 0.0
+                    self._tell(f"{display_url(url)}, attempt {len(failures)}: {failures[-1]}")
         except asyncio.CancelledError as end:
             if failures:
-                end.add_note(_no_answer(_display_url(url), failures))
+                end.add_note(_no_answer(display_url(url), failures))
                 end.failure = Failure.SERVICE  # type: ignore[attr-defined]  # failure_of reads it
             raise
-        raise InfrastructureError(_no_answer(_display_url(url), failures))
+        raise InfrastructureError(_no_answer(display_url(url), failures))
 
     def _hidden(self, text: str, url: str, headers: Mapping[str, str] | None) -> str:
         """Returns a failure's text without secrets of the address and values of the headers, which some
         services echo.
         """
-        text = text.replace(url, _display_url(url))
+        text = text.replace(url, display_url(url))
         for value in (*self._params.headers.values(), *(headers or {}).values()):
             for secret in (value, value.rpartition(" ")[2]):
                 text = text.replace(secret, "***") if len(secret) >= 6 else text
@@ -109,9 +126,10 @@ class HttpClient:
             )
         # A redirect would send the headers, and the keys in them, to another host.
         async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
-            raw = await _read(response)
+            raw = await read_body(response)
             if response.status != 200:
-                raise ValueError(f"HTTP {response.status}: {raw.decode(errors='replace')[:MAX_QUOTE_LENGTH]}")
+                text = f"HTTP {response.status}: {raw.decode(errors='replace')[:MAX_QUOTE_LENGTH]}"
+                raise _StatusError(text, retry_after(response.headers))
             return parse_json(raw)
 
     async def close(self) -> None:
@@ -121,13 +139,13 @@ class HttpClient:
             self._session = None
 
 
-def _display_url(url: str) -> str:
+def display_url(url: str) -> str:
     """Returns an address without user, password and query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-async def _read(response: Any) -> bytes:
+async def read_body(response: Any) -> bytes:
     """Returns the body. Raises ValueError if it is too long."""
     parts: list[bytes] = []
     size = 0
@@ -137,6 +155,24 @@ async def _read(response: Any) -> bytes:
             raise ValueError(f"HTTP {response.status}: the answer has more than {MAX_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Returns the seconds that a service asks to wait, at most MAX_ASKED_PAUSE; None if it does not ask.
+
+    RFC 9110, section 10.2.3: a number of seconds, or a date.
+    """
+    value = headers.get("Retry-After")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    return min(max(seconds, 0.0), MAX_ASKED_PAUSE) if math.isfinite(seconds) else None
 
 
 def _no_answer(url: str, failures: Sequence[str]) -> str:

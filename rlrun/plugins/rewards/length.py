@@ -28,6 +28,7 @@ class Length:
 
     Params = LengthParams
     api_version = 1
+    reads_tokens = True
 
     def __init__(self, params: LengthParams) -> None:
         self.params = params

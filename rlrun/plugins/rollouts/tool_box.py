@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlrun.plugins.images import PlacedImage, ToolResult
+from rlrun.plugins.images import Image, PlacedImage, ToolResult
 from rlrun.plugins.protocols import Tool
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall
@@ -72,8 +72,14 @@ class ToolBox:
         """The schemas of all tools, for the chat template."""
         return [tool.schema for tool in self._tools.values()]
 
-    async def answer(self, calls: Sequence[ToolCall | Malformed], most: int, chat: Chat) -> list[Result]:
-        """Returns a result for each call, in order; calls beyond the first `most` are not carried out."""
+    async def answer(
+        self, calls: Sequence[ToolCall | Malformed], most: int, chat: Chat | None
+    ) -> list[Result]:
+        """Returns a result for each call, in order; calls beyond the first `most` are not carried out.
+
+        `chat`: None if the model's tokens are not known. Four characters of a result then count as a token,
+        and images of tools are refused.
+        """
         return await asyncio.gather(
             *(
                 self._result(call if place < most else Malformed(f"at most {most} calls in one answer"), chat)
@@ -85,12 +91,12 @@ class ToolBox:
         """Closes the tools."""
         await _close(self._tools.values())
 
-    async def _result(self, call: ToolCall | Malformed, chat: Chat) -> Result:
+    async def _result(self, call: ToolCall | Malformed, chat: Chat | None) -> Result:
         images: tuple[PlacedImage, ...] = ()
         try:
             result = await self._call(call)
             shown = result if isinstance(result, ToolResult) else ToolResult(result)
-            images = chat.place(shown.images) if shown.images else ()
+            images = _placed(shown.images, chat)
             text, failed = shown.text, False
         except ValidationError as error:
             text, failed = f"error: {_problems(error)}", True
@@ -116,14 +122,23 @@ class ToolBox:
                 raise
             raise ValueError(f"{call.name} took longer than {self._timeout:g} s") from None
 
-    def _cut(self, text: str, chat: Chat) -> str:
+    def _cut(self, text: str, chat: Chat | None) -> str:
         if 4 * len(text) <= self._max_result_tokens:  # a character is four tokens at most
             return text
+        if chat is None:
+            limit = 4 * self._max_result_tokens
+            return text if len(text) <= limit else f"{text[:limit]}… (cut off after {limit} characters)"
         tokens = chat.encode(text)
         if len(tokens) <= self._max_result_tokens:
             return text
         [kept] = chat.decode_batch([tokens[: self._max_result_tokens]], special=True)
         return f"{kept}… (cut off after {self._max_result_tokens} tokens)"
+
+
+def _placed(images: Sequence[Image], chat: Chat | None) -> tuple[PlacedImage, ...]:
+    if images and chat is None:
+        raise ValueError("this model cannot be shown the images of tools")
+    return chat.place(images) if images and chat is not None else ()
 
 
 async def _close(tools: Iterable[Tool]) -> None:

@@ -27,7 +27,7 @@ from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.batch_sources import demonstration_source, policy_source
 from rlrun.runner.job.debugging.step_profiles import StepProfiles
 from rlrun.runner.job.device_sharing import DeviceSharing, SharedDevices
-from rlrun.runner.job.job import BatchSource, Job, NoBatches, RolloutJob
+from rlrun.runner.job.job import BatchSource, Job, RolloutJob
 from rlrun.runner.job.model_exports import ExportsByStep
 from rlrun.runner.job.performance import ComputeBudget, gpus_of_job
 from rlrun.runner.job.stopping import StopRequest
@@ -138,26 +138,14 @@ def make_rollout_job(
     )
 
 
-def make_evaluation_job(
-    spec: Spec,
-    running: RunningJob,
-    journal: Journal,
-    checkpoints: Checkpoints,
-    *,
-    stop: StopRequest,
-    earlier: Mapping[str, Sequence[Group]],
-) -> RolloutJob:
-    """Returns the job of a run that only evaluates; `earlier` has what an earlier launch of it finished."""
+def make_evaluator(
+    spec: Spec, running: RunningJob, journal: Journal, earlier: Mapping[str, Sequence[Group]]
+) -> Evaluator:
+    """Returns the evaluator of a run that only evaluates; `earlier` has what an earlier launch finished."""
     policy = _policy(spec, running)
-    return RolloutJob(
-        steps=0,
-        source=NoBatches(),
-        journal=journal,
-        checkpoints=checkpoints,
-        evaluation=_evaluation(spec, running, policy, journal, keep=journal.evaluated, earlier=earlier),
-        stop=stop,
-        processes=running,
-    )
+    evaluator = _evaluation(spec, running, policy, journal, keep=journal.evaluated, earlier=earlier)
+    assert evaluator is not None, "a run that only evaluates has engines and datasets"
+    return evaluator
 
 
 def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:

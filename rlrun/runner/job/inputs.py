@@ -126,6 +126,24 @@ def read_inputs(
     return Inputs(tokenizer, prompts, None, sets, function, own_prompts, own_tokens, own)
 
 
+def read_messages(spec: Spec) -> list[EvalSet]:
+    """Returns the evaluation datasets of a model that is served elsewhere: their prompts have no tokens.
+
+    Raises ValueError for data that cannot be used.
+    """
+    return [_messages(spec, dataset) for dataset in spec.eval.datasets]
+
+
+def _messages(spec: Spec, dataset: EvalDatasetSpec) -> EvalSet:
+    check = row_check(dataset.rewards)
+
+    def encode(row: Row) -> EncodedPrompt:
+        check(row)
+        return EncodedPrompt(np.zeros(0, np.int32), as_messages=True)
+
+    return eval_set(dataset, spec.rollout, _in_order(spec, dataset, encode).epoch())
+
+
 def _teacher_tokens(
     spec: Spec, tokenizer: Tokenizer, needs: Needs, folder: Path | None
 ) -> TeacherTokens | None:
@@ -300,10 +318,13 @@ def _prompt_encoder(
 
 def _eval_set(spec: Spec, dataset: EvalDatasetSpec, tokenizer: Tokenizer, function: Any) -> EvalSet:
     """Returns a held-out dataset as a whole, in its own order."""
-    source = build("data", dataset.type, dataset.params)
-    in_order = dataset.model_copy(update={"shuffle": False})
     limit = dataset.max_prompt_tokens
     tools = _shown_tools("eval.datasets.function", dataset.function, function, dataset, tokenizer)
     encode = _prompt_encoder(tokenizer, dataset, tools, limit, row_check(dataset.rewards))
-    stream = PromptStream(source, encode, in_order, limit, spec.seed)
-    return eval_set(dataset, spec.rollout, stream.epoch())
+    return eval_set(dataset, spec.rollout, _in_order(spec, dataset, encode).epoch())
+
+
+def _in_order(spec: Spec, dataset: EvalDatasetSpec, encode: Callable[[Row], EncodedPrompt]) -> PromptStream:
+    source = build("data", dataset.type, dataset.params)
+    in_order = dataset.model_copy(update={"shuffle": False})
+    return PromptStream(source, encode, in_order, dataset.max_prompt_tokens, spec.seed)

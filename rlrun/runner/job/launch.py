@@ -44,6 +44,7 @@ from rlrun.runner.job.evaluation_only import evaluate_alone
 from rlrun.runner.job.model_fetch import fetch_models
 from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.resume_checks import check_resume, is_done, steps_of
+from rlrun.runner.job.served_evaluation import evaluate_served
 from rlrun.runner.job.signals import (
     held_signals,
     released_signals,
@@ -99,10 +100,13 @@ def launch(
         stored.check_empty()
     _stage(loaded.spec, say)
     check_files(loaded, online=True, say=say)
-    loaded = _with_present_ranks(loaded)
-    check_gpus(loaded)
-    models = fetch_models(loaded.spec, say)
-    given, (loaded, sharing) = loaded, resolve_for_launch(loaded, models.policy)
+    models = None
+    if loaded.spec.eval.server is None:
+        loaded = _with_present_ranks(loaded)
+        check_gpus(loaded)
+        models = fetch_models(loaded.spec, say)
+    policy = None if models is None else models.policy
+    given, (loaded, sharing) = loaded, resolve_for_launch(loaded, policy)
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
         stack.enter_context(held_signals())
@@ -117,8 +121,8 @@ def launch(
         if folder.lock.exists():
             before = read_lock(folder.lock)
             with released_signals():  # hashing a large model takes a while, and nothing was changed yet
-                loaded, sharing = resolve_for_launch(keep_choices(given, before), models.policy)
-                locked = check_resume(loaded, models.policy, folder, before)
+                loaded, sharing = resolve_for_launch(keep_choices(given, before), policy)
+                locked = check_resume(loaded, policy, folder, before)
             if is_done(steps := steps_of(loaded.spec), folder):
                 more = f"{steps} of {steps} steps; raise trainer.steps to go on" if steps else "evaluated"
                 say(f"{folder.name} is done: {more}")
@@ -167,8 +171,13 @@ def _stop_logging(handlers: Sequence[logging.Handler]) -> None:
         handler.close()
 
 
-def resolve_for_launch(loaded: LoadedSpec, model: ModelFiles) -> tuple[LoadedSpec, SharingChoice | None]:
-    """Returns the spec that the job runs with, and its choice of shared prefixes if it leaves that open."""
+def resolve_for_launch(
+    loaded: LoadedSpec, model: ModelFiles | None
+) -> tuple[LoadedSpec, SharingChoice | None]:
+    """Returns the spec that the job runs with, and its choice of shared prefixes if it leaves that open.
+
+    `model`: the policy's files; None if a server elsewhere has them.
+    """
     resolved = resolve_for_job(loaded.spec, model)
     return replace(loaded, spec=resolved.spec), resolved.sharing
 
@@ -185,7 +194,8 @@ class _Launch:
     loaded: LoadedSpec
     """With the defaults that follow from the rest of the spec and from the models."""
     sharing: SharingChoice | None
-    models: Models
+    models: Models | None
+    """None if the model is served elsewhere (`[eval.server]`)."""
     folder: RunFolder
     scratch: Scratch
     locked: dict[str, Any] | None
@@ -243,6 +253,9 @@ def _stopped_code(stop: StopRequest) -> ExitCode:
 
 
 async def _run(launch: _Launch, console: Console, journal: Journal, *, stop: StopRequest) -> None:
+    if launch.models is None:
+        await _run_served(launch, console, journal, stop=stop)
+        return
     loaded, folder, resume = launch.loaded, launch.folder, launch.resume
     spec, model, stack = loaded.spec, launch.models.policy, AsyncExitStack()
     try:
@@ -291,11 +304,35 @@ def _ranks(loaded: LoadedSpec) -> dict[str, Any]:
     return {"ranks": [spec.trainer.parallel.world_size for spec in specs]}
 
 
+async def _run_served(launch: _Launch, console: Console, journal: Journal, *, stop: StopRequest) -> None:
+    """Runs an evaluation of a model that is served elsewhere."""
+    stack = AsyncExitStack()
+    try:
+        console.say(f"{launch.folder.name}: starting; all its files go to {launch.folder.shown}")
+        for line in launch.loaded.choices(None):
+            console.say(line)
+        console.say(sample_limits(launch.loaded.spec, rollout=True))
+        _write_specs(launch.loaded, launch.folder, await _lock(launch))
+        with rare_collections():
+            await evaluate_served(
+                launch.loaded.spec,
+                launch.folder,
+                journal,
+                console.say,
+                stack,
+                timed=console.timed,
+                stop=stop,
+            )
+    finally:
+        await finish_when_cancelled(stack.aclose())
+
+
 async def _lock(launch: _Launch) -> dict[str, Any]:
     """Returns the lock of a launch; hashing the files of a large model takes as long as the job's start."""
     if launch.locked is not None:
         return launch.locked
-    return await in_background(make_lock, launch.loaded, launch.models.policy)
+    policy = None if launch.models is None else launch.models.policy
+    return await in_background(make_lock, launch.loaded, policy)
 
 
 def start_notes(loaded: LoadedSpec, model: ModelFiles, sharing: SharingChoice | None) -> Iterator[str]:

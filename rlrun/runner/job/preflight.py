@@ -58,6 +58,8 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
     this host lacks, or is not written, is a problem. `say` shows a line before the hub is asked.
     """
     spec = loaded.spec
+    if spec.eval.server is not None:
+        return _check_served(loaded, online=online)
     findings = [
         *coded(launched_arguments(spec) if online else (), Code.ENGINE),
         *coded(_model(spec, online, say), Code.MODEL),
@@ -78,6 +80,15 @@ def check_files(loaded: LoadedSpec, *, online: bool = False, say: Say = say_noth
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
     warnings = [] if online else [*until_launch, *coded(few_rows(spec), Code.DATA)]
     return [loaded.composition.locate(finding) for finding in warnings]
+
+
+def _check_served(loaded: LoadedSpec, *, online: bool) -> list[Problem]:
+    """Checks what an evaluation of a model that is served elsewhere reads: rows, and no model."""
+    findings = list(coded(data_findings(loaded.spec), Code.DATA))
+    until_launch = [*loaded.unwritten, *coded(_trackers(loaded.spec), Code.PACKAGE)]
+    if found := [*findings, *(until_launch if online else ())]:
+        raise SpecError([loaded.composition.locate(finding) for finding in found])
+    return [loaded.composition.locate(finding) for finding in until_launch]
 
 
 def _model(spec: Spec, online: bool, say: Say) -> Iterator[Finding]:

@@ -27,9 +27,11 @@ after they have started.
 
 
 def check_resume(
-    loaded: LoadedSpec, model: ModelFiles, folder: RunFolder, before: dict[str, Any]
+    loaded: LoadedSpec, model: ModelFiles | None, folder: RunFolder, before: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the lock of a launch that resumes the run whose lock is `before`.
+
+    `model`: None for an evaluation of a model that is served elsewhere.
 
     Raises LaunchRefused or RunFolderError if the run cannot continue with this spec, model or checkpoint.
     """

@@ -96,12 +96,14 @@ def draft_models(
     return drafts
 
 
-def resolve_for_job(spec: Spec, model: ModelFiles) -> Resolved:
-    """Returns the spec that a job runs with.
+def resolve_for_job(spec: Spec, model: ModelFiles | None) -> Resolved:
+    """Returns the spec that a job runs with; `model` is None where a server elsewhere has the model.
 
     Raises ValueError, with the reason, if the config.json of a model cannot be used.
     """
     needs = needs_of(spec)
+    if model is None:
+        return resolve(spec, needs, [])
     return resolve(spec, needs, [read_policy(model.folder, spec, needs), *_teachers(spec)])
 
 

@@ -39,6 +39,8 @@ class EncodedPrompt(NamedTuple):
     """`[P]` with one placeholder for each token of an image."""
     images: tuple[PlacedImage, ...] = ()
     """The images, in the order of their placeholders."""
+    as_messages: bool = False
+    """The prompt is sent as its messages, and has no tokens."""
 
 
 class PromptStream:
@@ -161,7 +163,7 @@ class PromptStream:
         try:
             row = self._source[index]
             encoded = self._encode(row)
-            if not len(encoded.tokens):
+            if not len(encoded.tokens) and not encoded.as_messages:
                 raise ValueError(f"row {row.id}: the prompt has no tokens")
         except ValueError as error:
             self._unused.add_broken(index, error)

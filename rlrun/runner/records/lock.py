@@ -41,6 +41,10 @@ _FIXED = ("seed", "model", "data")
 """Sections that must not change when a run is resumed."""
 _FIXED_IN_EVALUATIONS = ("eval", "rollout", "rewards", "debug")
 """Further sections that must not change when an evaluation is resumed: all samples are of one kind."""
+_FREE_IN_EVALUATIONS = tuple(
+    f"eval.server.{name}" for name in ("url", "api_key", "concurrency", "timeout", "retry_seconds")
+)
+"""Keys of these sections that may change, because samples do not depend on them."""
 _DERIVED = {
     name for model in all_models(Spec) for name, field in model.model_fields.items() if is_derived(field)
 }
@@ -51,24 +55,38 @@ _SLICE = re.compile(r"@\[[^\]]*\]$")
 _BEGAN = "the run began with "
 
 
-def make_lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
-    """Returns the lock of a launch; hashing the files of model and data may take long."""
+def make_lock(loaded: LoadedSpec, model: ModelFiles | None) -> dict[str, Any]:
+    """Returns the lock of a launch; hashing the files of model and data may take long.
+
+    `model`: None for an evaluation of a model that is served elsewhere.
+    """
     return {
         "spec": loaded.spec.model_dump(mode="json"),
         "given": (loaded.asked or loaded.spec).model_dump(mode="json", exclude_unset=True),
         "engines": loaded.engine_reasons(),
         "sources": {source.name: source.text for source in loaded.composition.files},
-        "model": {
-            "folder": str(model.folder),
-            "commit": model.commit,
-            "sha256": fingerprint(model.folder),
-            "code": None if model.code is None else [asdict(file) for file in model.code],
-        },
+        "model": _served(loaded.spec) if model is None else _files_of(model),
         "data": dict(data_hashes(loaded.spec)),
         "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "git": git_state(Path.cwd()),
         "platform": platform.platform(),
     }
+
+
+def _files_of(model: ModelFiles) -> dict[str, Any]:
+    return {
+        "folder": str(model.folder),
+        "commit": model.commit,
+        "sha256": fingerprint(model.folder),
+        "code": None if model.code is None else [asdict(file) for file in model.code],
+    }
+
+
+def _served(spec: Spec) -> dict[str, Any]:
+    """Returns what is known of a model that is served elsewhere: its name, and not its files."""
+    assert spec.eval.server is not None
+    name = spec.eval.server.model
+    return {"folder": name, "commit": None, "sha256": hashlib.sha256(name.encode()).hexdigest(), "code": None}
 
 
 class _Model(BaseModel):
@@ -145,7 +163,11 @@ def check_same_spec(before: dict[str, Any], spec: dict[str, Any]) -> list[Differ
     ]
     evaluates = before["spec"].get("debug", {}).get("mode") == "eval"
     sections = (*_FIXED, *_FIXED_IN_EVALUATIONS) if evaluates else _FIXED
-    if fixed := [difference for difference in changes if _section(difference) in sections]:
+    if fixed := [
+        difference
+        for difference in changes
+        if _section(difference) in sections and difference.key not in _FREE_IN_EVALUATIONS
+    ]:
         what = "samples so far" if evaluates else "run's checkpoints"
         raise RunFolderError(
             f"the spec changed since the run began: {'; '.join(map(str, fixed))}. The {what} "
@@ -154,8 +176,10 @@ def check_same_spec(before: dict[str, Any], spec: dict[str, Any]) -> list[Differ
     return changes
 
 
-def check_same_code(before: dict[str, Any], model: ModelFiles) -> None:
+def check_same_code(before: dict[str, Any], model: ModelFiles | None) -> None:
     """Raises RunFolderError if a model's Python files differ from those that an earlier launch ran."""
+    if model is None:
+        return
     ran = {file["name"]: file["sha256"] for file in before["model"].get("code") or ()}
     now = {file.name: file.sha256 for file in model.code or ()}
     if changed := sorted(name for name in ran | now if ran.get(name) != now.get(name)):

@@ -140,7 +140,8 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Returns lengths, truncation, repetition and the engine's mean log-prob, for rollouts and evaluation."""
     if not samples:
         return {}
-    metrics = {f"response_len/{k}": v for k, v in statistics([len(s.tokens) for s in samples]).items()}
+    lengths = [length for sample in samples if (length := _response_length(sample)) is not None]
+    metrics = {f"response_len/{k}": v for k, v in statistics(lengths).items()}
     metrics["truncated_ratio"] = _share(sample.status is Status.TRUNCATED for sample in samples)
     metrics["repetition_frac"] = _share(has_repetition(sample.text) for sample in samples)
     if generated := sum(int(sample.made.sum()) for sample in samples):
@@ -148,6 +149,13 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
             float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / generated
         )
     return metrics
+
+
+def _response_length(sample: Sample) -> int | None:
+    """Returns the tokens of a response; of a text without tokens what its server counted, None if nothing."""
+    if len(sample.tokens) or not sample.text:
+        return len(sample.tokens)
+    return sample.info.get("completion_tokens")
 
 
 def failure_counts(samples: Iterable[Sample]) -> Counter[Failure]:

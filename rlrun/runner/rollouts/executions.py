@@ -228,7 +228,7 @@ class Executions:
     def _check(self, trajectory: object, prompt: Prompt) -> None:
         if not isinstance(trajectory, Trajectory):
             raise ValueError(f"the rollout returned {trajectory!r}, which is not a Trajectory")
-        if not len(trajectory.prompt):
+        if not len(trajectory.prompt) and len(prompt.tokens):  # a model over messages has no tokens
             raise ValueError("the rollout returned a trajectory without a prompt")
         try:
             trajectory.check()

@@ -9,6 +9,11 @@ def sample_limits(spec: Spec, *, rollout: bool) -> str:
 
     `rollout`: whether the policy generates the responses; otherwise the rows contain them.
     """
+    if (server := spec.eval.server) is not None:
+        return (
+            f"an answer may have {longest_response(spec)} tokens, prompts are not counted; the server may "
+            f"take {server.timeout:g} s, and a request is repeated for {server.retry_seconds:g} s"
+        )
     settings = spec.rollout
     prompt, response = settings.max_prompt_tokens, settings.max_response_tokens
     length_limits = (

@@ -29,6 +29,7 @@ from rlrun.specs.problems.messages import Explainer
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.suggestions import KeyIndex
 from rlrun.specs.processor import multiplies_bfloat16
+from rlrun.specs.reading.benchmark_sets import fill_in_benchmarks
 from rlrun.specs.reading.compose import compose
 from rlrun.specs.reading.composition import (
     Composition,
@@ -71,7 +72,11 @@ class PluginReport:
     """The classes that remain to be written."""
 
 
-OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {"engine.api_key", "engines.api_key"}
+OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {
+    "engine.api_key",
+    "engines.api_key",
+    "eval.server.api_key",
+}
 """Dotted keys of the spec's own sections, without those for secrets."""
 PluginCheck = Callable[[Mapping[str, Any], Explainer], PluginReport]
 """Checks the plugins that the merged document names."""
@@ -124,6 +129,8 @@ class LoadedSpec:
         """Returns what was chosen where the spec leaves it open, and why: the lines that `rlrun validate`,
         `rlrun plan` and the start of a job show.
         """
+        if (server := self.spec.eval.server) is not None:
+            return [f"{server.model} at {server.url} answers; samples have no token ids and no log-probs"]
         layers = [] if self.layer_reason is None else [self.layer_reason]
         shared = [] if sharing is None or not self.spec.debug.trains else [str(sharing)]
         layout = [] if self.layout_reason is None else [self.layout_reason]
@@ -194,6 +201,7 @@ def load_spec(
     composition = compose(files, overrides, profiles)
     data = deepcopy(composition.data)
     find_local_plugins(composition, data)
+    fill_in_benchmarks(data)
     findings, report = _document_findings(data, plugin_check)
     rollout = report.needs is None or report.needs.rollout
     choices = fill_in_engines(data, rollout=rollout, other_host=other_host)

@@ -26,12 +26,13 @@ from rlrun.specs.rules.lora_rules import LORA_RULES
 from rlrun.specs.rules.model_folder import model_findings
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules.router_rules import ROUTER_RULES
+from rlrun.specs.rules.served_model_rules import SERVED_MODEL_RULES
 from rlrun.specs.rules.shared_rules import RULES, ray_address
 from rlrun.specs.rules.trainer_rules import PARALLEL_RULES, TRAINER_RULES
 from rlrun.specs.sections.job import Spec
 
 _RULES = (
-    (Code.CONFLICT, RULES),
+    (Code.CONFLICT, (*RULES, *SERVED_MODEL_RULES)),
     (Code.ROLLOUT, ROLLOUT_RULES),
     (Code.ENGINE, (*ENGINE_RULES, *ROUTER_RULES)),
     (Code.LAYOUT, PARALLEL_RULES),

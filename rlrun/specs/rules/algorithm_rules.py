@@ -125,6 +125,8 @@ def greedy_responses(spec: Spec, needs: Needs) -> Iterator[Finding]:
 
 def rewards(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """An algorithm that learns from rewards needs at least one."""
+    if spec.debug.mode == "eval" and all(dataset.given("rewards") for dataset in spec.eval.datasets):
+        return
     if needs.rollout and needs.rewards and not spec.rewards:
         message = f"{spec.algorithm.type} learns from rewards, and the spec has none"
         cure = 'add a table [[rewards]] with `type = "…"`; `rlrun plugins list` shows the rewards'

@@ -1,6 +1,6 @@
 """`[eval]`: held-out datasets."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -55,6 +55,30 @@ class EvalDatasetSpec(EvalSampling, DataSpec):
     """Reward from which a sample counts as passed, for pass@k."""
 
 
+class EvalServerSpec(Section):
+    """A running server with OpenAI's `/chat/completions` (vLLM, SGLang, llama.cpp, a provider). Its model is
+    evaluated in place of `[model]`, without engines of the job. Prompts go there as messages, so that the
+    server's own chat template is used. Samples have no token ids and no log-probs, and
+    `max_prompt_tokens` has no effect."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """Address before `/chat/completions`, such as `https://api.example.com/v1`."""
+    model: str = Field(min_length=1)
+    """Name of the model on the server."""
+    api_key: str | None = None
+    """Key of the server, as `${env:NAME}`. None: it needs no key."""
+    concurrency: int = Field(default=32, ge=1)
+    """Maximum number of samples that are requested at the same time."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that the server may take for one answer."""
+    retry_seconds: float = Field(default=600.0, ge=0)
+    """Seconds for which a request is repeated after errors that pass: no connection, no answer in `timeout`,
+    HTTP 408, 409, 425, 429 and 5xx. Pauses grow, and last as long as the server's `Retry-After`. A sample
+    without an answer counts as failed, not as wrong."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request under the server's own names, such as `{ reasoning_effort = "low" }`."""
+
+
 class EvalSpec(EvalSampling):
     """When and how the policy is evaluated: before training, every `interval` steps, and at the end.
 
@@ -67,3 +91,5 @@ class EvalSpec(EvalSampling):
     """Evaluate the initial policy before the first step."""
     datasets: tuple[EvalDatasetSpec, ...] = ()
     """The held-out datasets, `[[eval.datasets]]`."""
+    server: EvalServerSpec | None = None
+    """`rlrun eval`: the server whose model is evaluated, `[eval.server]`. None: the engines of the job."""

@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: e1b659fb0d6ceb01f2b063e07573359d57841e7072aef62211620a90305028af
+// Built by `make page` from page/src. SHA-256 of both: d8311cb7745469e60118d9500f5409569cd01180c33c355f93f2e2597cdab8cf
 "use strict";
 (() => {
   // src/address.js
@@ -1319,12 +1319,7 @@
         ),
         record.token_values
           ? tokenView(record.token_values, gapReason(record))
-          : el(
-              "p",
-              { class: "hint" },
-              "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, ",
-              "and all with debug.save_rollouts = true.",
-            ),
+          : el("p", { class: "hint" }, noTokens(record)),
         expected(record),
         this.history,
       );
@@ -1597,6 +1592,11 @@
         el("pre", {}, foreign(typeof value === "string" ? value : JSON.stringify(value, null, 1))),
       ),
     );
+  }
+  function noTokens(record) {
+    return record.tokens === 0 && record.response
+      ? "The server that answered returned text, without token ids or log-probs."
+      : "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, and all with debug.save_rollouts = true.";
   }
   function gapReason(record) {
     return record.token_values.trainer_log_probs

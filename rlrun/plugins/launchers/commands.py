@@ -42,21 +42,21 @@ def secret_values(job: Submission) -> dict[str, str]:
     return {name: os.environ[name] for name in job.secrets}
 
 
-def call_tool(command: Sequence[str], given: str = "") -> str:
+def call_tool(command: Sequence[str], given: str = "", *, seconds: float = _SECONDS) -> str:
     """Returns what a scheduler's tool prints, which reads `given` from its standard input.
 
     Raises SchedulerError, with the tool's own message, if it fails.
     """
     try:
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, check=False, timeout=_SECONDS
+            command, input=given, capture_output=True, text=True, check=False, timeout=seconds
         )
     except FileNotFoundError:
         raise SchedulerError(
             f"{command[0]} is not installed here: run this command where the scheduler's tools are"
         ) from None
     except subprocess.TimeoutExpired:
-        raise SchedulerError(f"{command[0]} did not answer within {_SECONDS:g} s") from None
+        raise SchedulerError(f"{command[0]} did not answer within {seconds:g} s") from None
     if done.returncode:
         message = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
         raise SchedulerError(f"{shlex.join(command)} failed: {message}")

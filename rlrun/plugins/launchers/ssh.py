@@ -62,6 +62,7 @@ class Ssh:
         if hosts != job.nodes:
             raise ValueError(
                 f"submit.hosts names {hosts} host{'' if hosts == 1 else 's'}, but cluster.nodes = {job.nodes}"
+                f": set nodes = {hosts} under [cluster], or name one host for each node"
             )
         lines = {
             _START: self._start(job),

@@ -28,6 +28,6 @@ class SubmitSpec(PluginSection):
     """Shell commands that run before rlrun, such as `module load cuda`. Not for `kuberay`."""
     python: str | None = None
     """The Python interpreter with rlrun on the nodes. None: the path of the one that runs `rlrun submit`, and
-    with `kuberay` the image's `python3`."""
+    with `kuberay` and `skypilot` the image's `python3`."""
     idle_attempts: int = Field(default=3, ge=1)
     """Number of attempts in a row that save no new step, after which the job is not queued again."""

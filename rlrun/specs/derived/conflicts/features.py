@@ -104,6 +104,7 @@ EVALUATION = Feature("[eval]", "eval", lambda job: job.spec.eval.model_fields_se
 NO_DATASETS = missing(on("eval.datasets"))
 SUBMITTED, UNEQUAL_NODES = on("submit", "[submit]"), on("cluster.node_gpus")
 KUBERAY, SSH = equal("submit.type", "kuberay", None), equal("submit.type", "ssh", None)
+SKYPILOT = equal("submit.type", "skypilot", None)
 GRID = equal("sweep.search", "grid", '"optuna"')
 
 # The policy's model

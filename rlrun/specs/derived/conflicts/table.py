@@ -298,7 +298,10 @@ _SUBMISSION = (
         "start Ray on the nodes and set cluster.address, or take as many GPUs of each node",
     ),
     no_effect(
-        given("submit.hours"), (f.KUBERAY, f.SSH), "nothing there ends an attempt after a time", "remove it"
+        given("submit.hours"),
+        (f.KUBERAY, f.SSH, f.SKYPILOT),
+        "nothing there ends an attempt after a time",
+        "remove it",
     ),
     no_effect(
         given("submit.memory_gb"), f.SSH, "no scheduler there gives a job a part of the memory", "remove it"

@@ -66,6 +66,28 @@ print(json.dumps({"turn_rewards": rewards, "policy_weights": weights, "wire": ta
 """
 
 
+def settings(jobs: Jobs, agent: Path) -> dict[str, Any]:
+    """Settings of a job with this agent, which also asks a simulated user."""
+    return {
+        "algorithm__turn_rewards": "to_go",
+        "rollout__batch_size": 3,
+        "rollout__samples_per_prompt": 2,
+        "rollout__max_prompt_tokens": 64,
+        "rollout__max_response_tokens": 96,
+        "rollout__max_turn_tokens": 6,
+        "rewards": [{"type": "noted"}],
+        "engines": [{"name": "user", "type": "native", "path": str(jobs.model), "dtype": "float32"}],
+        "rollout__function": {
+            "type": "agent",
+            "command": [sys.executable, str(agent)],
+            "max_programs": 3,
+            "engines": ["user"],
+            "limits": {"memory": 500},
+            "cross_entropy": 0.125,
+        },
+    }
+
+
 @pytest.fixture
 def agent(jobs: Jobs) -> Path:
     path = jobs.folder / "agent.py"
@@ -74,26 +96,7 @@ def agent(jobs: Jobs) -> Path:
 
 
 def test_programs_over_sdks_train_on_their_own_tokens(jobs: Jobs, agent: Path) -> None:
-    ended = jobs.run(
-        "agents",
-        trainer__steps=1,
-        algorithm__turn_rewards="to_go",
-        rollout__batch_size=3,
-        rollout__samples_per_prompt=2,
-        rollout__max_prompt_tokens=64,
-        rollout__max_response_tokens=96,
-        rollout__max_turn_tokens=6,
-        rewards=[{"type": "noted"}],
-        engines=[{"name": "user", "type": "native", "path": str(jobs.model), "dtype": "float32"}],
-        rollout__function={
-            "type": "agent",
-            "command": [sys.executable, str(agent)],
-            "max_programs": 3,
-            "engines": ["user"],
-            "limits": {"memory": 500},
-            "cross_entropy": 0.125,
-        },
-    )
+    ended = jobs.run("agents", trainer__steps=1, **settings(jobs, agent))
     assert ended.code == 0, ended.output
     for line in ended.metrics:
         assert line["rollout/failed"] == 0

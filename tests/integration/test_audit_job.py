@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from tests.cli.cli_outcome import Command
 from tests.cli.conftest import rlrun as rlrun  # noqa: PLC0414 a fixture
 from tests.integration.jobs import Ended, Jobs
 from tests.integration.test_agent_job import AGENT
+from tests.integration.test_agent_job import settings as agent_settings
 from tests.integration.test_async_job import ASYNC
-from tests.integration.test_environment_job import SETTINGS as ENVIRONMENT
-from tests.integration.test_environment_job import WORLD
+from tests.integration.test_environment_job import write_world
 from tests.integration.test_grpo_job import SFT
 from tests.integration.test_partial_job import PARTIAL
 
@@ -420,7 +419,7 @@ SHORT: dict[str, object] = {
     "debug__save_rollouts": True,
 }
 TURNS = {"type": "two_turns"}
-MODES: dict[str, dict[str, object]] = {
+MODES: dict[str, dict[str, Any]] = {
     "not-all-saved": {**SHORT, "debug__save_rollouts": False, "rollout__batch_size": 12},
     "two-turns": {**SHORT, "rollout__function": TURNS},
     "asynchronous": {**ASYNC, "trainer__steps": 6, "debug__save_rollouts": True},
@@ -432,7 +431,6 @@ MODES: dict[str, dict[str, object]] = {
     },
     "asynchronous-between": {**ASYNC, "rollout__weight_update": "between", "trainer__steps": 6},
     "partial": {**PARTIAL, "trainer__steps": 6},
-    "environment": {**ENVIRONMENT, "trainer__steps": 3, "debug__save_rollouts": True},
     "lora": {**SHORT, "trainer__lora": {"rank": 4, "alpha": 8.0}},
     "several-optimizer-steps": {**SHORT, "trainer__global_batch_size": 8},
     "ppo": {**SHORT, "algorithm__type": "ppo"},
@@ -445,15 +443,16 @@ MODES: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def world(jobs: Jobs) -> Iterator[None]:
-    (jobs.folder / "letters.py").write_text(WORLD)
+def world(jobs: Jobs) -> Iterator[dict[str, Any]]:
+    """Files of the jobs; the settings of one in an environment."""
+    environment = write_world(jobs)
     (jobs.folder / "agent.py").write_text(AGENT)
     rows = [{"prompt": f"say {i}", "answer": f"{i} yes", "rejected": "no"} for i in range(64)]
     (jobs.folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("sft", "dpo"):
         spec = f'name = "{name}"\nseed = 1\n[model]\npath = "{jobs.model}"\n[data]\npath = "pairs.jsonl"\n'
         (jobs.folder / f"{name}.toml").write_text(f'{spec}response_key = "answer"\n{SFT}')
-    yield
+    yield {**environment, "trainer__steps": 3, "debug__save_rollouts": True}
 
 
 def check_healthy(ended: Ended) -> None:
@@ -463,32 +462,30 @@ def check_healthy(ended: Ended) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "environment"])
 def test_a_healthy_run_of_each_mode_has_no_violation(
-    jobs: Jobs, world: None, mode: str, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, world: dict[str, Any], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(jobs.folder)
-    check_healthy(jobs.run(mode, "--allow-local-plugins", **MODES[mode]))
+    check_healthy(jobs.run(mode, "--allow-local-plugins", **MODES.get(mode, world)))
 
 
 @pytest.mark.slow
 def test_healthy_runs_of_demonstrations_agents_and_evaluations_have_no_violation(
-    jobs: Jobs, world: None
+    jobs: Jobs, world: dict[str, Any]
 ) -> None:
     check_healthy(jobs.run("sft", spec="sft.toml"))
     check_healthy(jobs.run("dpo", spec="dpo.toml", algorithm__type="dpo", data__rejected_key="rejected"))
     check_healthy(jobs.start("evaluation", word="eval", eval__datasets=[HELD_OUT]).wait())
-    agent = {"type": "agent", "command": [sys.executable, str(jobs.folder / "agent.py")], "max_programs": 3}
-    few: dict[str, object] = {"rollout__batch_size": 3, "rollout__samples_per_prompt": 2, "trainer__steps": 2}
-    limits: dict[str, object] = {"rollout__max_response_tokens": 96, "rollout__max_turn_tokens": 6}
-    check_healthy(jobs.run("agents", **few, **limits, rollout__function=agent, debug__save_rollouts=True))
+    settings = agent_settings(jobs, jobs.folder / "agent.py")
+    check_healthy(jobs.run("agents", **settings, trainer__steps=2, debug__save_rollouts=True))
 
 
 @pytest.mark.slow
 def test_tokens_of_an_environment_that_are_trained_on_are_found(
-    jobs: Jobs, world: None, tmp_path: Path
+    jobs: Jobs, world: dict[str, Any], tmp_path: Path
 ) -> None:
-    ended = jobs.run("turns", "--allow-local-plugins", **MODES["environment"])
+    ended = jobs.run("turns", "--allow-local-plugins", **world)
     assert ended.code == 0, ended.output
     shutil.copytree(ended.folder.path, tmp_path / "run")
     copy = RunFolder(tmp_path / "run")

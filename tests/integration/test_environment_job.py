@@ -46,15 +46,20 @@ SETTINGS: dict[str, object] = {
 }
 
 
-@pytest.fixture
-def settings(jobs: Jobs) -> dict[str, object]:
+def write_world(jobs: Jobs) -> dict[str, Any]:
+    """Writes the environment into the jobs' folder; returns the settings of a job in it."""
     (jobs.folder / "letters.py").write_text(WORLD)
     user = {"name": "user", "type": "native", "path": str(jobs.model), "dtype": "float32"}
     return {**SETTINGS, "engines": [user]}
 
 
+@pytest.fixture
+def settings(jobs: Jobs) -> dict[str, Any]:
+    return write_world(jobs)
+
+
 def test_a_job_in_an_environment_repeats_its_steps_from_a_checkpoint(
-    jobs: Jobs, settings: dict[str, object]
+    jobs: Jobs, settings: dict[str, Any]
 ) -> None:
     whole = jobs.run("whole", "--allow-local-plugins", **settings)
     assert whole.code == 0, whole.output

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from rlrun.converters.families.expected_tensors import Lenience
-from rlrun.converters.families.families import is_native, map_to_hf, map_to_parameters
+from rlrun.converters.families.families import check_family, is_native, map_to_hf, map_to_parameters
 from rlrun.converters.families.lora import BASE_KINDS, LORA_BASE, LORA_SCALE, merge_trained
 from rlrun.converters.families.mapping import Mapped, StoredParameters, to_hf
+from rlrun.converters.families.megatron import from_megatron, is_megatron
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
 from rlrun.converters.folders.locate import Checkpoint
@@ -118,6 +119,9 @@ def _from_parameters(
 ) -> Mapped:
     """Returns the tensors of a distributed checkpoint whose names have a prefix; None means parameters."""
     folder = DcpFolder(source.folder)
+    if prefix is None and is_megatron(folder):
+        check_family(config)
+        return from_megatron(architecture(config), folder, lenience)
     own = any(name.startswith(_OWN) for name in folder.tensors)
     start = prefix if prefix is not None else _OWN if own else ""
     described = {

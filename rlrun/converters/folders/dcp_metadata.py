@@ -1,7 +1,7 @@
 """Reads `.metadata`, the table of contents of a distributed checkpoint, without running code.
 
 The file is a pickle, and a pickle can call any function that it names. rlrun's converter and its trainer both
-read it here, which allows only the classes that torch's writer uses; these only hold values.
+read it here, which allows only the classes that torch's and Megatron's writers use; these only hold values.
 """
 
 import io
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import filesystem, metadata, planner
 
 from rlrun.models.foreign_files import open_regular
 
@@ -25,6 +25,8 @@ _CLASSES = {
     "StorageMeta",
     "_MEM_FORMAT_ENCODING",
 }
+_PLANS = {"SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"}
+"""Classes of the plans that Megatron's writer keeps beside the table."""
 
 
 def read_metadata(path: Path) -> metadata.Metadata:
@@ -60,6 +62,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == metadata.__name__ and name in _CLASSES:
             return getattr(metadata, name)
+        if module == planner.__name__ and name in _PLANS:
+            return getattr(planner, name)
         if (module, name) == (filesystem.__name__, "_StorageInfo"):
             return filesystem._StorageInfo
         if (module, name) == ("torch", "Size"):

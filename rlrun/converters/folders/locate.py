@@ -10,6 +10,9 @@ from rlrun.converters.folders.hf_folder import is_hf_folder
 from rlrun.models.json_files import read_json
 from rlrun.specs.step_names import step_of
 
+_MEGATRON_STEP = "iter_"
+"""The names of the folders of Megatron's steps begin with this."""
+
 Format = Literal["hf", "dcp"]
 
 
@@ -54,7 +57,12 @@ def _steps(path: Path) -> dict[int, Path]:
     if path.name == "trainer" and step_of(path.parent.name) is not None:
         path = path.parent
     folders = [path, *path.glob("step-*"), *path.glob("checkpoints/step-*")]
-    return {
+    megatron = {
+        int(folder.name.removeprefix(_MEGATRON_STEP)): folder
+        for folder in path.glob(f"{_MEGATRON_STEP}[0-9]*")
+        if folder.name.removeprefix(_MEGATRON_STEP).isdecimal() and is_dcp_folder(folder)
+    }
+    return megatron | {
         step: folder / "trainer"
         for folder in folders
         if (step := step_of(folder.absolute().name)) is not None and is_dcp_folder(folder / "trainer")
@@ -72,9 +80,9 @@ def _choose(path: Path, steps: dict[int, Path], step: str | None) -> int:
 
 def _model_of_run(trainer: Path) -> Path | None:
     """Returns the folder of the model that a run started with, from the run's spec.lock.json."""
-    lock = trainer.absolute().parents[2] / "spec.lock.json"
     try:
+        lock = trainer.absolute().parents[2] / "spec.lock.json"
         folder = Path(read_json(lock)["model"]["folder"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     return folder if (folder / "config.json").is_file() else None

@@ -73,6 +73,26 @@ class StoredTensor:
                 chunks.append(replace(row, offsets=row.offsets[1:], shape=row.shape[1:]))
         return StoredTensor(self.dtype, self.shape[1:], tuple(chunks))
 
+    def part(self, first: int, last: int) -> "StoredTensor":
+        """Returns `tensor[first:last]`, of rows that the tensor has."""
+        chunks = []
+        for chunk in self.chunks:
+            if chunk.offsets[0] < last and first < chunk.offsets[0] + chunk.shape[0]:
+                rows = chunk.rows(first, last, self.dtype.itemsize)
+                chunks.append(replace(rows, offsets=(rows.offsets[0] - first, *rows.offsets[1:])))
+        return StoredTensor(self.dtype, (last - first, *self.shape[1:]), tuple(chunks))
+
+
+def join(tensors: Iterable[StoredTensor]) -> StoredTensor:
+    """Returns `torch.cat(tensors)`; all tensors must have the same type, and rows of one shape."""
+    members, chunks, row = list(tensors), list[Chunk](), 0
+    for member in members:
+        chunks += [
+            replace(chunk, offsets=(chunk.offsets[0] + row, *chunk.offsets[1:])) for chunk in member.chunks
+        ]
+        row += member.shape[0]
+    return StoredTensor(members[0].dtype, (row, *members[0].shape[1:]), tuple(chunks))
+
 
 def stack(tensors: Iterable[StoredTensor]) -> StoredTensor:
     """Returns `torch.stack(tensors)`; all tensors must have the same shape and type."""

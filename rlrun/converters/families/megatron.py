@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from rlrun.converters.families.expected_tensors import Lenience, check_shapes, hf_shapes
 from rlrun.converters.families.mapping import Mapped
 from rlrun.converters.folders.dcp_folder import DcpFolder
-from rlrun.converters.tensors.content import plain
+from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.stored import StoredTensor, join
 from rlrun.models.architecture import Architecture
 from rlrun.models.checked_values import abbreviated
@@ -85,7 +85,8 @@ def from_megatron(model: Architecture, folder: DcpFolder, lenience: Lenience) ->
     tensors, unless `lenience` accepts them.
     """
     _check_layers(model, folder)
-    names, used, contents = _Names(folder), set(), {}
+    names, used = _Names(folder), set()
+    contents: dict[str, Content] = {}
     for tensor in text_tensors(model):
         if (found := names.find(model, tensor)) is not None:
             stored_name, contents[tensor.name] = found[0], plain(found[1])
@@ -105,6 +106,7 @@ def _check_layers(model: Architecture, folder: DcpFolder) -> None:
     """Raises ValueError for layers that Megatron-Core does not have: each of its users writes its own."""
     own = {
         "Gated DeltaNet": model.delta is not None,
+        "sparse attention": model.indexer is not None,
         "attention sinks": model.sinks,
         "gated attention": model.output_gate,
         "norms over all heads": model.joint_qk_norm,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.vision import VisionTower
 
+INDEX_SCORES = 1 << 25
+"""Largest number of scores of an indexer, in float32 and of all heads, that the trainer has at a time."""
 MTP_PROJECTION = "mtp_projection"
 """The name of the projection in the trainer: no other module has it."""
 MTP_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
@@ -142,6 +144,10 @@ class Indexer:
     def source(self, layer: int) -> int:
         """Returns the layer whose indexer chooses the keys of a layer."""
         return max(each for each in self.layers if each <= layer)
+
+    def is_shared(self, layer: int, layers: int) -> bool:
+        """Returns whether the next one of the model's layers takes the choice of this one."""
+        return layer + 1 < layers and layer + 1 not in self.layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Estimates the memory of forward and backward passes from shapes; `rlrun plan --deep` traces it instead."""
 
-from rlrun.models.architecture import Architecture, DeltaNet
+from rlrun.models.architecture import INDEX_SCORES, Architecture, DeltaNet
 from rlrun.models.computation.delta_rule import CHUNK
 from rlrun.runner.planning.rank_share import RankShare
 from rlrun.specs.sections.trainer import TrainerSpec
@@ -37,7 +37,32 @@ def activation_bytes(
             kept, once = entry + _selected(model, shared, parallel.tensor), whole
     once += _expert_gradients(model, parallel.tensor)
     in_flight = parallel.pipeline  # the first stage has this many micro-batches between forward and backward
-    return int(tokens * (share.layers * kept * in_flight + once) * ITEM_BYTES[trainer.dtype])
+    passes = share.layers * kept * in_flight
+    chosen = _chosen_bytes(model, trainer, tokens) * share.layers / model.layers * in_flight
+    return int(tokens * ((passes + once) * ITEM_BYTES[trainer.dtype] + chosen)) + score_bytes(model, tokens)
+
+
+def _chosen_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
+    """Returns the bytes per token of the keys that indexers choose, of all layers: int32 positions.
+
+    With full checkpointing only those stay that later layers share; others are chosen again.
+    """
+    indexer = model.indexer
+    if indexer is None or tokens <= indexer.top_k:
+        return 0
+    kept = sum(
+        trainer.activation_checkpointing != "full" or indexer.is_shared(layer, model.layers)
+        for layer in indexer.layers
+    )
+    return 4 * indexer.top_k * kept
+
+
+def score_bytes(model: Architecture, tokens: int) -> int:
+    """Returns the bytes of an indexer's scores of a few queries, which traces do not see."""
+    indexer = model.indexer
+    if indexer is None or tokens <= indexer.top_k:
+        return 0
+    return 4 * min(INDEX_SCORES, indexer.heads * tokens**2)
 
 
 def forward_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
@@ -45,7 +70,7 @@ def forward_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int
     parallel = trainer.parallel
     shared = parallel.tensor if parallel.sequence_parallel else 1
     item = ITEM_BYTES[trainer.dtype]
-    return int(tokens * _layer(model, shared, parallel.tensor, item) * item)
+    return int(tokens * _layer(model, shared, parallel.tensor, item) * item) + score_bytes(model, tokens)
 
 
 def _layer(model: Architecture, shared: int, tensor: int, item: int) -> float:

@@ -236,12 +236,13 @@ def optimizer_bytes(share: RankShare, spec: OptimizerSpec) -> int:
 def cache_token_bytes(model: Architecture, engine: EngineSpec) -> int:
     """Returns the bytes of one token's KV cache over all layers.
 
-    With latent attention, SGLang caches one latent vector and the rotated part of the key; the native engine
-    caches the keys and values of every head.
+    With latent attention, SGLang caches one latent vector and the rotated part of the key, and for indexers a
+    key in FP8 with a float32 scale; the native engine caches the keys and values of every head.
     """
     item = ITEM_BYTES[engine.dtype]
     if model.latent is not None and engine.type != "native":
-        return model.layers * (model.latent.kv_rank + model.latent.rotated_dim) * item
+        index_key = 0 if model.indexer is None else model.indexer.head_dim + 4
+        return model.layers * ((model.latent.kv_rank + model.latent.rotated_dim) * item + index_key)
     return 2 * model.attention_layers * model.cached_heads * model.head_dim * item
 
 

@@ -16,7 +16,7 @@ from rlrun.models.adapters import (
 )
 from rlrun.models.architecture import Architecture
 from rlrun.models.hf_tensor import HfTensor
-from rlrun.models.tensor_names import TOWER, hf_tensors
+from rlrun.models.tensor_names import INDEXER, TOWER, hf_tensors
 from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.sections.trainer import TrainerSpec
 
@@ -54,15 +54,30 @@ def token_operations(model: Architecture, trainer: TrainerSpec) -> int:
     """Returns the operations of matrix products per token in a forward and backward pass of the policy.
 
     Each parameter takes two operations in the forward pass, two for the gradient of its input, and another
-    two for its own gradient unless it is frozen.
+    two for its own gradient unless it is frozen. Those of indexers take the first two alone.
     """
+    indexers = sum(stack.size for stack in stacks_of(model) if INDEXER in stack.tensor.name)
     if trainer.lora is not None:
         tensors = adapter_tensors(adapters(model, trainer.lora.shape))
         factors = sum(active_size(Stack(tensor, 1), model) for tensor in tensors)
-        return 4 * active_parameters(model) + 6 * factors
+        return 4 * active_parameters(model) - 2 * indexers + 6 * factors
     patterns = frozen_patterns(trainer, model)
     trained = [stack for stack in multiplied(model) if not is_frozen(stack.tensor, patterns)]
-    return 4 * active_parameters(model) + 2 * sum(active_size(stack, model) for stack in trained)
+    own_gradients = sum(active_size(stack, model) for stack in trained)
+    return 4 * active_parameters(model) - 2 * indexers + 2 * own_gradients
+
+
+def attention_operations(model: Architecture, sample_tokens: float) -> float:
+    """Returns the operations of attention per token of samples, in a forward and backward pass.
+
+    Kernels skip the keys behind a query. Attention to chosen keys is computed as attention to all, and once
+    more in the backward pass; an indexer's scores are computed once.
+    """
+    products, indexer = model.attention_layers * model.heads * model.head_dim, model.indexer
+    if indexer is None or sample_tokens <= indexer.top_k:
+        return 6 * products * sample_tokens
+    scores = len(indexer.layers) * indexer.heads * indexer.head_dim
+    return (16 * products + 2 * scores) * sample_tokens
 
 
 def adapter_parameters(model: Architecture, lora: LoraShape) -> int:

@@ -16,6 +16,7 @@ from rlrun.runner.planning.hardware import Device
 from rlrun.runner.planning.memory import cache_copies, cache_token_bytes
 from rlrun.runner.planning.model_size import (
     active_parameters,
+    attention_operations,
     parameter_count,
     token_operations,
 )
@@ -217,7 +218,7 @@ def _training_seconds(job: PlannedJob, tokens: float, operations: int, *, reduce
     spec, model, parallel = job.spec, job.model, job.spec.trainer.parallel
     data_rank_tokens = tokens / parallel.data_degree
     sample_tokens = job.load.prompt + job.load.response
-    flops_per_token = operations + 6 * model.attention_layers * model.heads * model.head_dim * sample_tokens
+    flops_per_token = operations + attention_operations(model, sample_tokens)
     ranks_per_sample = parallel.tensor * parallel.context * parallel.pipeline
     compute = data_rank_tokens * flops_per_token / ranks_per_sample / (job.device.flops * TRAIN_EFFICIENCY)
     compute *= pipeline_imbalance(model, parallel) * _RECOMPUTING[spec.trainer.activation_checkpointing]

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import INDEX_SCORES, Architecture
 from rlrun.models.config_json import architecture, read_architecture
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.planning.activations import score_bytes
 from rlrun.runner.planning.memory import cache_copies, optimizer_bytes, size_engine, training_phase
 from rlrun.runner.planning.model_size import (
     active_parameters,
+    attention_operations,
     parameter_count,
     token_operations,
 )
@@ -27,6 +29,7 @@ from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.model.top_tokens import TopTokens
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.specs.sections.trainer import ParallelSpec
+from tests.data.published_models import PUBLISHED
 from tests.resolved_specs import resolved_engine, resolved_trainer
 from tests.tiny_models import make_tiny_model
 
@@ -488,3 +491,16 @@ def test_micro_batches_of_a_number_of_samples_are_as_long_as_samples_may_be() ->
     assert activations(micro_batch_size=4) == activations(max_tokens_per_rank=4000)
     shared = ParallelSpec(context=2)
     assert activations(micro_batch_size=4, parallel=shared) == activations(max_tokens_per_rank=2000)
+
+
+def test_indexers_cost_a_forward_pass_and_their_scores() -> None:
+    sparse, trainer = architecture(PUBLISHED["GLM-5"][0]), resolved_trainer(steps=1)
+    dense = replace(sparse, indexer=None)
+    own = parameter_count(sparse) - parameter_count(dense)
+    assert own == 78 * (32 * 128 * 2048 + 128 * 6144 + 2 * 128 + 32 * 6144)
+    assert token_operations(sparse, trainer) - token_operations(dense, trainer) == 2 * own
+    assert attention_operations(sparse, 2048) == attention_operations(dense, 2048)
+    scores = 2 * 78 * 32 * 128 * 4096
+    assert attention_operations(sparse, 4096) == attention_operations(dense, 4096) * 16 // 6 + scores
+    shared = architecture(PUBLISHED["GLM-5.2"][0])
+    assert score_bytes(sparse, 2048) == 0 and score_bytes(shared, 8192) == 4 * INDEX_SCORES

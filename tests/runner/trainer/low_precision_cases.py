@@ -16,6 +16,7 @@ MODELS = {
     "qwen3": SIZES,
     "qwen3_moe": SIZES | EXPERTS,
     "deepseek_v3": SIZES | LATENT,
+    "glm_moe_dsa": SIZES | LATENT | {"index_head_dim": 32, "index_n_heads": 128},
     "gpt_oss": SIZES | {"intermediate_size": 128},
 }
 FLOAT8, MXFP8, INT4 = {"precision": "float8"}, {"precision": "mxfp8"}, {"precision": "int4_qat"}
@@ -33,6 +34,7 @@ FEATURES = {
 CASES = {
     "alone-blocks-frozen": ("qwen3", {}, BLOCKS | FROZEN | FULL),
     "alone-deepseek": ("deepseek_v3", {}, BLOCKS | SELECTIVE),
+    "alone-glm-5": ("glm_moe_dsa", {}, BLOCKS | SELECTIVE),
     "alone-gpt-oss": ("gpt_oss", {}, FLOAT8),
     "tensor": ("qwen3", {"tensor": 2}, FLOAT8),
     "tensor-blocks": ("qwen3", {"tensor": 2}, BLOCKS | SELECTIVE),

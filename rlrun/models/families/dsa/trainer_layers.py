@@ -45,6 +45,7 @@ class Parts(deepseek.Parts):
             indexer=self._indexer(shape) if layer in shape.layers else None,
             layer=layer,
             source=shape.source(layer),
+            is_shared=shape.is_shared(layer, self.model.layers),
             top_k=shape.top_k,
         )
 
@@ -200,12 +201,14 @@ class SparseLatentAttention(LatentAttention):
         layer: int
         source: int
         """The layer whose indexer chooses the keys."""
+        is_shared: bool
+        """Whether later layers take this layer's choice."""
         top_k: int
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.indexer = None if config.indexer is None else config.indexer.build()
-        self._layer, self._source = config.layer, config.source
+        self._layer, self._source, self._is_shared = config.layer, config.source, config.is_shared
         self._top_k = config.top_k
 
     def forward(
@@ -246,14 +249,17 @@ class SparseLatentAttention(LatentAttention):
     ) -> torch.Tensor | None:
         """Returns the keys that the layer's queries see; None if no document has more than they may see.
 
-        The choice stays with the documents of the micro-batch, so that a layer that shares it finds it when
-        the layer is recomputed, too: the backward pass runs it before the layer with the indexer.
+        A shared choice stays with the documents of the micro-batch, so that the later layer finds it when the
+        layer is recomputed, too: the backward pass runs it before the layer with the indexer.
         """
         if documents.longest <= self._top_k:
             return None
-        if self.indexer is not None:
-            documents.chosen_keys[self._layer] = self.indexer(hidden, latent, documents, positions)
-        return documents.chosen_keys[self._source]
+        if self.indexer is None:
+            return documents.chosen_keys[self._source]
+        chosen: torch.Tensor = self.indexer(hidden, latent, documents, positions)
+        if self._is_shared:
+            documents.chosen_keys[self._layer] = chosen
+        return chosen
 
 
 class _Spans(NamedTuple):

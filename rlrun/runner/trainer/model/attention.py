@@ -35,7 +35,7 @@ class Documents:
     branches: Branches | None = None
     """The same for the kernel of GPUs."""
     chosen_keys: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The keys that the indexers of sparse attention chose in this pass, by layer; layers fill it in."""
+    """The keys that indexers chose in this pass for later layers, too, by layer; layers fill it in."""
 
     @classmethod
     def of(

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import relu, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+from rlrun.models.architecture import INDEX_SCORES
 from rlrun.runner.trainer.ops.attention import tree_mask
 
-SCORE_ELEMENTS = 1 << 26
-"""Largest number of float32 scores at a time (256 MiB), of all heads of an indexer together."""
 MASK_ELEMENTS = 1 << 25
 """Largest number of elements of a mask at a time."""
 
@@ -76,11 +75,11 @@ def choose_keys(  # noqa: PLR0917
     width = min(top_k, max(key_lengths))
     chosen = query.new_zeros(len(query), width, dtype=torch.int32)
     heads, scale = query.shape[1], query.shape[2] ** -0.5
-    for piece in _pieces(query_lengths, key_lengths, ends, SCORE_ELEMENTS // heads):
+    for piece in _pieces(query_lengths, key_lengths, ends, INDEX_SCORES // heads):
         if piece.keys.stop - piece.keys.start <= width:
             continue
         queries, keys = query[piece.queries].float(), key[piece.keys].float()
-        scores = relu((queries @ keys.T) * scale)  # [queries, N, keys]
+        scores = (queries @ keys.T).mul_(scale).relu_()  # [queries, N, keys]
         total = (weights[piece.queries, None] @ scores).squeeze(1)
         total = total.masked_fill(~piece.visible(query.device), -torch.inf)
         chosen[piece.queries] = total.topk(width, dim=-1).indices.to(torch.int32)

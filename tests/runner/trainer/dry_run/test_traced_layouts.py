@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlrun.models.architecture import DeltaNet
 from rlrun.models.config_json import read_architecture
 from rlrun.models.families.qwen_next import trainer_layers as delta_net
-from rlrun.runner.planning.activations import logit_bytes
+from rlrun.runner.planning.activations import activation_bytes, logit_bytes, score_bytes
 from rlrun.runner.planning.deep_plan import DryRun
 from rlrun.runner.planning.model_size import parameter_count
-from rlrun.runner.planning.rank_share import largest_share
+from rlrun.runner.planning.rank_share import largest_share, policy_share
 from rlrun.runner.trainer.compat.kernels import HAS_TRITON
 from rlrun.runner.trainer.dry_run.fakes import gpu_kernels
 from rlrun.runner.trainer.dry_run.memory_trace import ACTIVATIONS, MemoryTrace
@@ -66,6 +66,35 @@ def test_the_softmax_on_gpus_takes_what_is_planned(dtype: str, tmp_path: Path) -
     planned = logit_bytes(model, spec.trainer, 500)
     assert traced["most"]["logits"] == pytest.approx(planned, rel=0.15)
     assert traced["most"]["logits"] < planned * 1.01
+
+
+LATENT = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "moe_intermediate_size": 64,
+    "index_topk": 128,
+    "index_n_heads": 8,
+    "index_head_dim": 32,
+}
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_chosen_keys_take_what_is_planned(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, family, **LATENT)
+    spec = make_spec(folder, {}, max_tokens_per_rank=2048, dtype="bfloat16")
+    model = read_architecture(folder)
+    on_gpu = spec.model_copy(update={"cluster": ClusterSpec(gpus_per_node=1)})
+    traced = dry_run(DryRun(on_gpu.model_dump_json(), model, 0, (((100, 924), (100, 924)),)))
+    planned = activation_bytes(model, spec.trainer, policy_share(model, spec.trainer), 2048)
+    assert traced["most"]["activations"] == pytest.approx(planned - score_bytes(model, 2048), rel=0.1)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="fla needs triton, which CPU wheels of torch lack")

@@ -275,6 +275,78 @@ def test_scores_beyond_the_scale_are_cut(service: Service, answer: str, expected
     assert ask(lambda: judge.score(one), judge) == expected
 
 
+RUBRIC = [{"text": "Names the year."}, {"text": "Is short.", "weight": 3}, {"text": "Rude.", "weight": -2}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Criterion 1: yes\nCriterion 2: yes\nCriterion 3: no", 1.0),
+        ("Criterion 1: no\nCriterion 2: no\nCriterion 3: no\nso **Criterion 1**: yes", 0.25),
+        ("criterion 1 - no, criterion 2 - yes, criterion 3 - yes", 0.25),
+        ("Criterion 1: yes\nCriterion 2: no\nCriterion 3: yes", 0.0),
+    ],
+)
+def test_a_rubric_is_weighed(service: Service, answer: str, expected: float) -> None:
+    service.script = [(200, chat("Criterion 1: yes, and no more")), (200, chat(answer))]
+    judge = build("rewards", "llm_judge", {"url": service.url, "rubric": RUBRIC})
+    assert ask(lambda: judge.score(sample("In 1905.", prompt="When?")), judge) == expected
+    question = service.asked[-1][1]["messages"][0]["content"]
+    assert "1. Names the year.\n2. Is short.\n3. Rude." in question
+    assert "When?" in question and "In 1905." in question
+
+
+def with_rubric(rubric: Any) -> Any:
+    one = sample("In 1905.")
+    row = replace(one.prompt.row, metadata={"rubric": rubric})
+    return replace(one, prompt=replace(one.prompt, row=row))
+
+
+def test_a_row_may_have_a_rubric_of_its_own(service: Service) -> None:
+    service.script = [(200, chat("Criterion 1: yes. Criterion 2: no."))]
+    judge = build("rewards", "llm_judge", {"url": service.url, "rubric": RUBRIC})
+    one = with_rubric(["Names a year.", {"text": "Names a town.", "weight": 3}])
+    assert ask(lambda: judge.score(one), judge) == 0.25
+    judge.check_row(judge.params, one.prompt.row)
+    for wrong in ("text", [3], [{"weight": 1}], [{"text": "Rude.", "weight": -1}]):
+        with pytest.raises(ValueError, match=r"metadata\.rubric"):
+            judge.check_row(judge.params, with_rubric(wrong).prompt.row)
+
+
+def test_votes_are_averaged(service: Service) -> None:
+    service.script = [(200, chat(f"Score: {score}")) for score in (2, 4, 9)]
+    judge = build("rewards", "llm_judge", {"url": service.url, "votes": 3, "temperature": 1.0})
+    assert ask(lambda: judge.score(sample("x")), judge) == pytest.approx(0.5)
+    assert len(service.asked) == 3
+
+
+def test_verdicts_are_kept_by_model_prompt_and_rubric(service: Service, tmp_path: Path) -> None:
+    service.script = [(200, chat(f"Score: {score}. Criterion 1: yes")) for score in range(1, 9)]
+    base = {"url": service.url, "cache": str(tmp_path / "cache" / "verdicts"), "votes": 2, "temperature": 1.0}
+
+    def score(text: str, **params: Any) -> float:
+        judge = build("rewards", "llm_judge", base | params)  # as another launch does
+        return float(ask(lambda: judge.score(sample(text)), judge))
+
+    first = score("x")
+    assert (first, len(service.asked)) == (pytest.approx(0.15), 2)
+    assert (score("x"), len(service.asked)) == (first, 2)
+    assert score("x", high=5.0) == pytest.approx(0.3)  # the answers are kept, not their scores
+    assert len(service.asked) == 2
+    for change in ({"model": "other"}, {"rubric": RUBRIC[:1]}, {"temperature": 0.5}):
+        before = len(service.asked)
+        score("x", **change)
+        assert len(service.asked) == before + 2, change
+    score("y")
+    assert len(service.asked) == 10
+
+
+def test_a_cache_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n" * 200)
+    with pytest.raises(PluginError, match=r"cache: .*rows.jsonl cannot be used .*name another file"):
+        build("rewards", "llm_judge", {"url": "http://x", "cache": str(tmp_path / "rows.jsonl")})
+
+
 @pytest.mark.parametrize("name", ["remote", "remote_group", "llm_judge"])
 def test_parameters_keep_the_contract(name: str) -> None:
     check_parameters("rewards", name, {"url": "http://127.0.0.1:1"})
@@ -285,6 +357,9 @@ def test_parameters_keep_the_contract(name: str) -> None:
     [
         ({"url": "ftp://x"}, 'url: "ftp://x" is not an address'),
         ({"url": "http://x", "template": "{prompt}"}, "template has no {response}"),
+        ({"url": "http://x", "votes": 3}, "votes at temperature 0 are all the same"),
+        ({"url": "http://x", "rubric": [{"text": "Rude.", "weight": -1}]}, "no criterion with a positive"),
+        ({"url": "http://x", "rubric": RUBRIC, "template": "{response}"}, "template has no {rubric}"),
         ({"url": "http://x", "low": 3, "high": 3}, r"low \(3\) is not below high \(3\)"),
         ({"url": "http://x", "score_pattern": "("}, "score_pattern: .*not a regular expression"),
     ],

@@ -70,7 +70,7 @@ def data(function: _Function) -> _Function:
 
 
 def environment(cls: _Class) -> _Class:
-    """Makes a class an environment: it has `tasks`, `reset` and `step` (docs/environments.md).
+    """Makes a class an environment: it has `tasks`, and `reset` and `step` or `run` (docs/environments.md).
 
     The keyword-only arguments of its `__init__` are the plugin's parameters. Raises TypeError for others.
     """

@@ -20,7 +20,7 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "buffers": {"order": 2},
     "tools": {"call": 1},
     "agents": {"run": 1},
-    "environments": {"tasks": 0, "reset": 1, "step": 1},
+    "environments": {"tasks": 0, "reset|run": 1, "step|run": 1},
     "hooks": {"on_removed|on_samples|on_model|on_batch|before_update": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
     "launchers": {"files": 1, "submit": 1, "state": 2, "cancel": 2, "output": 1},

@@ -261,6 +261,9 @@ class Environment(Plugin, Protocol):
     An instance runs one execution at a time, and serves another one after its end. Its methods may be async.
     It may have `close()`, which is called when an instance is no longer used. The random numbers of the
     module `random` are those of the execution, from its seed.
+
+    An environment that asks the policy itself has `run` in place of `reset` and `step`. One instance of it
+    serves all executions of its process.
     """
 
     def tasks(self) -> Sequence[Row | Mapping[str, Any]]:
@@ -277,6 +280,11 @@ class Environment(Plugin, Protocol):
 
         A PolicyError ends the execution with its reward, an InfrastructureError has it run again, and any
         other exception fails it (rlrun.plugins.failures).
+        """
+
+    async def run(self, task: AgentTask) -> Mapping[str, Any] | None:
+        """Carries out one execution as an agent does, by requests to `task.base_url`, and returns what an
+        agent returns. It must not block: executions run beside each other. A plain function gets a thread.
         """
 
 

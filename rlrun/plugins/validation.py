@@ -85,6 +85,7 @@ def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport
                 _check(report, explainer, _PluginTable(path, kind, name, section, table), engines)
     report.findings += _scored_groups(data)
     report.findings += _served_rewards(data)
+    report.findings += _environments_run_otherwise(data)
     return report
 
 
@@ -192,6 +193,29 @@ def _served_rewards(data: Mapping[str, Any]) -> Iterator[Finding]:
                     message = "an evaluation of eval.server starts no [[engines]]"
                     cure = "give the address of a running server, as `url`"
                     yield Finding((*path, key), message, cure, related=(("eval", "server"),))
+
+
+def _environments_run_otherwise(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields the environments whose methods are not those that the rollout calls."""
+    [*functions] = _tables(data, ("rollout", "function"))
+    (where, function) = functions[0] if functions else (("rollout", "function"), {})
+    agent = function.get("agent")
+    calls_run = isinstance(agent, dict) and agent.get("type") == "environment"
+    if not calls_run and function.get("type") != "environment":
+        return
+    for path, table in _tables(data, ("data", "environment")):
+        name = table.get("type")
+        try:
+            plugin = load("environments", name) if isinstance(name, str) else None
+        except PluginError:  # reported as such
+            continue
+        if plugin is not None and not hasattr(plugin, "run" if calls_run else "step"):
+            message = f'"{name}" asks the policy itself, and this rollout asks it for an environment'
+            cure = 'set rollout.function = { type = "agent", agent = { type = "environment" } }'
+            if calls_run:
+                message = f'"{name}" does not ask the policy itself: it has `reset` and `step`, and no `run`'
+                cure = 'set rollout.function = { type = "environment" }'
+            yield Finding((*path, "type"), message, cure, found=name, related=((*where, "type"),))
 
 
 def _inner_tables(outer: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:

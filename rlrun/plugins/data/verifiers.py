@@ -76,7 +76,7 @@ def load_taskset(name: str, config: dict[str, Any]) -> Any:
     except Exception as error:  # a boundary: a taskset's package may raise anything
         raise ValueError(f"verifiers' taskset {name!r}: {type(error).__name__}: {error}") from error
     if refusal := _refusal(name, taskset):
-        raise ValueError(f"verifiers' taskset {name!r} {refusal}; it needs an agent, not one answer")
+        raise ValueError(f"verifiers' taskset {name!r} {refusal}; use the environment `verifiers`")
     return taskset
 
 

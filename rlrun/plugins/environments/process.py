@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -20,12 +21,17 @@ from rlrun.plugins.environments import worker
 from rlrun.plugins.failures import Failure, InfrastructureError, PolicyError
 from rlrun.plugins.registry import PluginError, checked_params, find
 from rlrun.plugins.rollouts.agent.command_agent import running_programs
+from rlrun.plugins.rollouts.agent.program_limits import ProgramLimits
+from rlrun.plugins.rollouts.agent.program_watch import WatchedProgram
 from rlrun.plugins.types import Row
 from rlrun.specs.local_code import is_own_interpreter
 from rlrun.specs.sections.data import EnvironmentSpec
 
 START_TIMEOUT = 120.0
 """Seconds that a process may take to import and construct its environment, and to list its tasks."""
+_END_TIMEOUT = 10.0
+"""Seconds that a process may take to close its environments at the end of a job."""
+_MARK = "RLRUN_ENVIRONMENT"
 _TAIL = 2000
 """Number of bytes at the end of the error output that a message shows."""
 
@@ -41,6 +47,8 @@ class _Running:
     process: asyncio.subprocess.Process
     errors: IO[bytes]
     """Its error output."""
+    mark: bytes
+    """A variable that only its processes inherit, as `NAME=value`."""
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     reader: asyncio.Task[None] | None = None
     """Hands answers to their calls; None until the environment is constructed."""
@@ -77,8 +85,18 @@ class _Running:
                 message = f"{name}: {how}: {self.last_errors()}"
                 call.set_exception(InfrastructureError(message, Failure.PREEMPTED))
 
+    async def end(self, seconds: float) -> None:
+        """Lets the process close its environments, for at most this long."""
+        assert self.process.stdin is not None, "it is a pipe"
+        self.process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.process.wait()
+
     async def kill(self) -> None:
-        """Kills the process and all processes that it started."""
+        """Kills the process and all processes that it started, also those in sessions of their own."""
+        program = WatchedProgram(self.process.pid, ProgramLimits(), (), self.mark)
+        await asyncio.to_thread(program.end)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
@@ -113,12 +131,12 @@ class EnvironmentProcess:
         """The id of the process; None while it does not run."""
         return None if self._running is None else self._running.process.pid
 
-    async def call(self, method: str, seconds: float, **arguments: Any) -> Any:
+    async def call(self, method: str, seconds: float | None, **arguments: Any) -> Any:
         """Returns the result of a method of the worker; starts the process first if it does not run.
 
-        Raises EnvironmentFailure if the environment raises, or the call takes longer than `seconds`, after
-        which the process is killed; the environment's own InfrastructureError or PolicyError; and
-        InfrastructureError if the process cannot start or dies.
+        Raises EnvironmentFailure if the environment raises, or the call takes longer than `seconds` (None: no
+        limit), after which the process is killed; the environment's own InfrastructureError or PolicyError;
+        and InfrastructureError if the process cannot start or dies.
         """
         running = await self._started()
         self._number += 1
@@ -148,6 +166,12 @@ class EnvironmentProcess:
         if self._running is not None:
             await self._kill(self._running)
 
+    async def close(self) -> None:
+        """Ends the process, which closes its environments first if it does not hang."""
+        if self._running is not None:
+            await self._running.end(_END_TIMEOUT)
+            await self.stop()
+
     async def _kill(self, running: _Running) -> None:
         """Kills a process; a call that begins meanwhile starts the next one."""
         if self._running is running:
@@ -166,17 +190,18 @@ class EnvironmentProcess:
     async def _start(self) -> _Running:
         await self.stop()
         errors = tempfile.TemporaryFile()  # noqa: SIM115 open while the process runs
+        name = secrets.token_hex(8)
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            env=environment_variables(self.spec),
+            env=environment_variables(self.spec) | {_MARK: name},
             limit=worker.LINE_BYTES,
             start_new_session=True,
         )
         running_programs.add(process.pid)
-        self._running = running = _Running(process, errors)
+        self._running = running = _Running(process, errors, f"{_MARK}={name}".encode())
         running.send(self._setup)
         why = f"was not constructed within {START_TIMEOUT:g} s"
         try:

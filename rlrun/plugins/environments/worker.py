@@ -100,6 +100,8 @@ class _Environments:
         self._params = plugin.Params.model_validate(params)
         self._free = [plugin(self._params)]
         self._episodes: dict[str, _Episode] = {}
+        self._runs: dict[str, asyncio.Task[Any] | None] = {}
+        """Executions of an environment that has `run`."""
 
     async def tasks(self) -> list[Any]:
         """Returns the tasks as rows."""
@@ -123,8 +125,21 @@ class _Environments:
 
         return checked_turn(await self._call(episode, self._episodes[episode].environment.step, action))
 
+    async def run(self, episode: str, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the result of an environment that asks the policy itself. All executions share it."""
+        run = self._free[0].run
+        self._runs[episode] = asyncio.current_task()
+        try:
+            if inspect.iscoroutinefunction(run):
+                return dict(await run(_task(task)) or {})
+            return dict(await asyncio.to_thread(run, _task(task)) or {})
+        finally:
+            del self._runs[episode]
+
     async def end(self, episode: str, reuse: bool) -> None:
         """Ends an execution, after which its environment serves another one if `reuse` is set."""
+        if run := self._runs.get(episode):
+            run.cancel()
         ended = self._episodes.pop(episode, None)
         if ended is None:
             return

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from rlrun.plugins.engines import Address
-from rlrun.plugins.environments.declared import METADATA_KEY, declared
+from rlrun.plugins.environments.declared import METADATA_KEY
+from rlrun.plugins.environments.pool import EnvironmentPool
 from rlrun.plugins.environments.process import EnvironmentFailure, EnvironmentProcess
 from rlrun.plugins.failures import PolicyError
 from rlrun.plugins.generation import Trajectory
@@ -61,29 +62,19 @@ class Environment:
 
     def __init__(self, params: EnvironmentRolloutParams) -> None:
         self.params = params
-        self._processes: dict[str, list[EnvironmentProcess]] = {}
+        self._pool = EnvironmentPool()
         self._endpoint = Endpoint()
         """Passes requests of environments on to `engines`."""
 
     async def run(self, session: Session) -> list[Trajectory]:
         """Runs one execution. Returns the conversation of each player that acted, the last one last."""
-        process = self._process(session.prompt.row.metadata.get(METADATA_KEY))
-        process.load += 1
-        completed = False
-        try:
-            async with self._engines(session) as engines:
-                trajectories = await self._act(session, process, engines)
-            completed = True
-            return trajectories
-        finally:
-            process.load -= 1
-            process.tell("end", episode=session.id, reuse=completed)
+        key = session.prompt.row.metadata.get(METADATA_KEY)
+        async with self._pool.execution(key, session.id) as process, self._engines(session) as engines:
+            return await self._act(session, process, engines)
 
     async def close(self) -> None:
         """Ends the processes of all environments."""
-        for processes in self._processes.values():
-            for process in processes:
-                await process.stop()
+        await self._pool.close()
         await self._endpoint.close()
 
     @asynccontextmanager
@@ -105,14 +96,6 @@ class Environment:
             self._endpoint.close_key(key)
         if served.error is not None:
             raise served.error
-
-    def _process(self, key: object) -> EnvironmentProcess:
-        """Returns the environment's process with the fewest executions."""
-        spec = declared(key)
-        name = str(key)
-        if name not in self._processes:
-            self._processes[name] = [EnvironmentProcess(spec) for _ in range(spec.processes)]
-        return min(self._processes[name], key=lambda process: process.load)
 
     async def _act(
         self, session: Session, process: EnvironmentProcess, engines: Mapping[str, Address]

@@ -263,7 +263,7 @@ async def test_a_process_that_is_killed_while_the_next_one_starts_takes_nothing_
 async def test_no_process_is_left_behind(file: Path) -> None:
     row, rollout = row_of({"type": f"{file}:Echo"}), build("rollouts", "environment", {})
     await rollout.run(ScriptedSession(["stop"], row=row))
-    [[process]] = rollout._processes.values()
+    [[process]] = rollout._pool._processes.values()
     pid = process.pid
     os.kill(pid, signal.SIGCONT)
     await rollout.close()

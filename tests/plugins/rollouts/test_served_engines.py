@@ -35,7 +35,10 @@ class Asks:
         policy = AsyncOpenAI(base_url=task.base_url, api_key=task.api_key)
         said = await task.engine("user").chat(task.messages, max_tokens=9)
         answer = await policy.chat.completions.create(model="p", messages=[{"role": "user", "content": said}])
-        return {"said": said, "answered": answer.choices[0].message.content}
+        user = AsyncOpenAI(base_url=task.engines["user"].base_url, api_key=task.api_key)
+        chunks = await user.chat.completions.create(model="p", messages=task.messages, stream=True)
+        streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+        return {"said": said, "answered": answer.choices[0].message.content, "streamed": streamed}
 """
 
 
@@ -138,7 +141,9 @@ async def test_an_agent_asks_an_engine_beside_the_policy(agent: dict[str, Any]) 
     [trajectory] = await executed(session, {**agent, "engines": ["user"]})
     assert trajectory.info["said"] == "please" and trajectory.info["answered"] == "an answer"
     assert len(trajectory.turns) == 1, "only the policy's answers are trained"
-    [asked] = session.engine("user").asked
+    assert trajectory.info["streamed"] == "please"
+    asked, streamed = session.engine("user").asked
+    assert "stream" not in streamed, "engines answer in one piece"
     assert asked == {"messages": [{"role": "user", "content": "a task"}], "max_tokens": 9, "seed": 7} | {
         "model": "user"
     }

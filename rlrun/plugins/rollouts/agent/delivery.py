@@ -6,7 +6,7 @@ second one would be a twin, of which the agent has seen only one.
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,13 @@ async def _write_events(
     else:
         await response.prepare(request)
         await response.write(b"".join(map(_bytes, wire.events(answer, asked))))
+
+
+def stream_response(events: Iterable[Event]) -> "web.Response":
+    """Returns a response with events that are all known."""
+    from aiohttp import web
+
+    return web.Response(body=b"".join(map(_bytes, events)), headers=_STREAM)
 
 
 def _bytes(event: Event) -> bytes:

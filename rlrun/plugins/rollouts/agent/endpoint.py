@@ -19,7 +19,14 @@ from rlrun.plugins.engines import NO_ANSWER, Address, EngineRefusal
 from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.http_guard import Guard, bearer
 from rlrun.plugins.rollouts.agent.answer import Answer
-from rlrun.plugins.rollouts.agent.delivery import Exchange, Refused, deliver, error_response, json_response
+from rlrun.plugins.rollouts.agent.delivery import (
+    Exchange,
+    Refused,
+    deliver,
+    error_response,
+    json_response,
+    stream_response,
+)
 from rlrun.plugins.rollouts.agent.history import Key
 from rlrun.plugins.rollouts.agent.message_images import MessageImages, images_of
 from rlrun.plugins.rollouts.agent.messages import answer_message, for_template
@@ -28,6 +35,7 @@ from rlrun.plugins.rollouts.agent.record import Conversation, Record
 from rlrun.plugins.rollouts.agent.request import AgentRequest, RefusedRequest, Settings
 from rlrun.plugins.rollouts.agent.turn_deadline import TurnDeadline
 from rlrun.plugins.rollouts.agent.wires.anthropic_messages import AnthropicMessages
+from rlrun.plugins.rollouts.agent.wires.chat_completions import chunks_of
 from rlrun.plugins.rollouts.agent.wires.table import WIRES, read_request
 from rlrun.plugins.rollouts.agent.wires.wire import Wire
 from rlrun.plugins.rollouts.conversation import TurnByTurn
@@ -205,7 +213,7 @@ class Endpoint:
         try:
             served = self._asked_by(request)
             with served.in_progress():
-                return json_response(await _engines_answer(served, request))
+                return await _engines_answer(served, request)
         except Refused as refused:
             return error_response(WIRES[0], refused)
 
@@ -215,16 +223,21 @@ def relayed_engines(url: str, key: str, names: Sequence[str]) -> dict[str, Addre
     return {name: Address(f"{url.removesuffix('/v1')}{_ENGINES}/{name}", key, name) for name in names}
 
 
-async def _engines_answer(served: Served, request: "web.Request") -> dict[str, Any]:
-    """Returns the answer of an engine, which has no part in the execution's samples. Raises Refused."""
+async def _engines_answer(served: Served, request: "web.Request") -> "web.Response":
+    """Answers with the answer of an engine, which has no part in the execution's samples. Raises Refused.
+
+    Engines answer in one piece, which a stream then has at once.
+    """
     name = request.match_info["name"]
     if name not in served.engines:
         known = ", ".join(served.engines) or "none"
         raise Refused(404, f"rollout.function.engines of this job is {known}, not {name}", "not_found")
     try:
         body = parse_json(await request.read())
+        asked = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
         with served.turns.answering():
-            return await served.session.engine(name).complete(body)
+            answer = await served.session.engine(name).complete(asked)
+        return stream_response(chunks_of(answer)) if body.get("stream") else json_response(answer)
     except EngineRefusal as error:
         raise Refused(error.status, str(error), "invalid_request_error") from error
     except _WRONG as error:

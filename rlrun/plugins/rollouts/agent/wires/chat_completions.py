@@ -70,6 +70,23 @@ class ChatCompletions:
         return Event(self.error(message, code))
 
 
+def chunks_of(completion: Mapping[str, Any]) -> Iterator[Event]:
+    """Yields a chat completion as the chunks of a stream: the whole message, its end, and the usage."""
+    frame = {**completion, "object": "chat.completion.chunk"}
+    usage = frame.pop("usage", None)
+    for choice in completion["choices"]:
+        delta = {name: value for name, value in choice["message"].items() if value is not None}
+        if calls := delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        for part in (
+            {"delta": delta, "finish_reason": None},
+            {"delta": {}, "finish_reason": choice["finish_reason"]},
+        ):
+            yield Event({**frame, "choices": [{"index": choice.get("index", 0), **part}]})
+    yield Event({**frame, "choices": [], "usage": usage})
+    yield Event("[DONE]")
+
+
 def _with_system_role(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Templates know `system`, which newer clients call `developer`."""
     return {**message, "role": "system"} if message.get("role") == "developer" else message

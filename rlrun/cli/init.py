@@ -1,7 +1,10 @@
 """`rlrun init`: writes a commented spec to start from, which is starter.toml with the user's choices."""
 
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -30,10 +33,20 @@ Data = Annotated[
         "Hugging Face. --reward grades the answers."
     ),
 ]
+Environment = Annotated[
+    Path | None,
+    typer.Option(
+        help="Python file with an environment of yours, in which the policy acts over several turns. A file "
+        "that does not exist is written, with a small game to change. Needs --allow-local-plugins."
+    ),
+]
 Gpus = Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)]
 Nodes = Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)]
 Algorithm = Annotated[str, typer.Option(help="The algorithm that turns rewards into a loss.")]
 _STARTER = Path(__file__).parent / "starter.toml"
+_STARTER_ENVIRONMENT = Path(__file__).parent / "starter_environment.py"
+_ENVIRONMENT = re.compile(r"^@(?:rlrun\.)?environment\s*^class (\w+)", re.MULTILINE)
+"""Matches the environment of a file."""
 _PROMPT_TEMPLATE = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'
 _ANSWER_KEYS = (
     'answer_pattern = "<answer>(.*?)</answer>"\n'
@@ -49,6 +62,7 @@ def command(
     model: Model = None,
     task: Task = None,
     data: Data = None,
+    environment: Environment = None,
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
     reward: RowsReward = "math",
@@ -63,22 +77,39 @@ def command(
     """
     if path.exists():
         raise ValueError(f"{path} already exists; choose another name: rlrun init NAME.toml")
-    if task is not None and data is not None:
-        raise ValueError("--task and --data both name a source of prompts: give only one of them")
+    if sum(source is not None for source in (task, data, environment)) > 1:
+        raise ValueError("--task, --data and --environment name a source of prompts: give only one of them")
     if data is None and (prompt_key or label_key or reward != "math"):
         raise ValueError("--prompt-key, --label-key and --reward apply to the rows of --data: add --data")
     model = _value_or_answer(model, "model (HF id or folder)", _MODEL)
-    if task is None and data is None:
+    if task is None and data is None and environment is None:
         task, data = _ask_for_prompts()
     _check_learns_from_rewards(algorithm)
     if gpus is None:
         gpus = _whole_number(_value_or_answer(None, "GPUs per node (0: CPU)", "0"))
     run, keys = _run_name(path), (prompt_key, label_key)
-    choices = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
-    _write(path, spec_text(choices))
+    choices = StarterChoices(
+        run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward, environment
+    )
+    with _environment_file(environment):
+        _write(path, spec_text(choices))
     write_schema(path.with_name(SCHEMA_FILE))
     rest = f"{path} --allow-local-plugins" if allow_local_plugins else str(path)
     print_text(f"wrote {path}; next: rlrun validate {rest}, rlrun plan {rest}, rlrun launch {rest}")
+
+
+@contextmanager
+def _environment_file(path: Path | None) -> Iterator[None]:
+    """Writes the environment's file if it does not exist, and removes it again if the block fails."""
+    if path is None or path.exists():
+        yield
+        return
+    path.write_bytes(_STARTER_ENVIRONMENT.read_bytes())
+    try:
+        yield
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def _check_learns_from_rewards(algorithm: str) -> None:
@@ -155,6 +186,7 @@ class StarterChoices:
     label_key: str | None = None
     reward: str = "math"
     """The reward that grades answers to rows of `data`."""
+    environment: Path | None = None
 
 
 def spec_text(choices: StarterChoices) -> str:
@@ -163,6 +195,7 @@ def spec_text(choices: StarterChoices) -> str:
         choices.model,
         choices.task or "",
         str(choices.data or ""),
+        str(choices.environment or ""),
         choices.algorithm,
         choices.reward,
     ):
@@ -201,12 +234,32 @@ def _positions(choices: StarterChoices) -> int:
 
 def _task_parts(choices: StarterChoices) -> dict[str, str]:
     """Returns the sections that depend on the source of the prompts."""
+    if choices.environment is not None:
+        return _environment_parts(choices.environment, choices.folder)
     if choices.data is not None:
-        return sections_of_data(choices.data, choices.prompt_key, choices.label_key, choices.reward)
+        sections = sections_of_data(choices.data, choices.prompt_key, choices.label_key, choices.reward)
+        return {**sections, "rollout": ""}
     kind = 'type = "reasoning_gym"         # procedurally generated (rlrun plugins list)'
     rows = f'{kind}\ntask = "{choices.task}"\n{_PROMPT_TEMPLATE}'
     return {
         "data": f"[data]\n{rows}size = 10000\n",
+        "rollout": "",
         "reward": reward_section("reasoning_gym", "the task's own scorer") + _ANSWER_KEYS,
         "eval": evaluation_section(f"{rows}size = 200\n{_OTHER_SEED}\n"),
+    }
+
+
+def _environment_parts(path: Path, folder: Path) -> dict[str, str]:
+    """Returns the sections of a job in an environment. Raises ValueError for a file without one."""
+    text = path.read_text("utf-8")
+    if not (match := _ENVIRONMENT.search(text)):
+        raise ValueError(f"{path} has no class that is decorated with @rlrun.environment")
+    source = '[data]\ntype = "environment"           # its tasks are the rows\n'
+    kind = f'type = "{os.path.relpath(path, folder)}:{match[1]}"'
+    return {
+        "data": f"{source}\n[data.environment]\n{kind}\n",
+        "rollout": "max_turn_tokens = 32           # of one action\n"
+        'function = { type = "environment" }  # the policy acts until the environment ends\n',
+        "reward": reward_section("noted", "the sum of the environment's rewards"),
+        "eval": "",
     }

@@ -74,6 +74,7 @@ def _agent_rows(spec: Spec) -> list[tuple[object, ...]]:
     if (programs := program_limit(function, available_cores(), host_memory().total)) is not None:
         rows.append(("programs of the agent at once", programs.number, programs.reason))
         rows.append(("a program, at most", "\n".join(agent.limits.described()), "rollout.function.limits"))
+        rows.append(("a program runs in", agent.sandbox.described(), "rollout.function.sandbox"))
     return rows
 
 

@@ -95,7 +95,7 @@ class _Running:
 
     async def kill(self) -> None:
         """Kills the process and all processes that it started, also those in sessions of their own."""
-        program = WatchedProgram(self.process.pid, ProgramLimits(), (), self.mark)
+        program = WatchedProgram(self.process.pid, ProgramLimits(), (), mark=self.mark)
         await asyncio.to_thread(program.end)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

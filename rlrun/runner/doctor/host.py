@@ -7,10 +7,12 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 from rlrun.plugins.rewards.code.sandbox import Limits, MemoryHeldBy, Sandbox, SandboxError
+from rlrun.plugins.rollouts.agent.program_sandbox import Kind, problem_of_kind
 from rlrun.runner.doctor.check import Check
 from rlrun.runner.doctor.installation import (
     ask_torch,
@@ -54,6 +56,7 @@ def examine_host(folder: Path) -> Iterator[Check]:
     yield check_port(RAY_PORT, in_use=_in_use(RAY_PORT))
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield from check_sandbox(*_try_sandbox())
+    yield check_agent_sandboxes({kind: problem_of_kind(kind) for kind in get_args(Kind)})
 
 
 def check_compiler(path: str | None) -> Check:
@@ -132,6 +135,15 @@ def check_sandbox(problem: str, memory: MemoryHeldBy) -> Iterator[Check]:
         found = "each process of a program is limited, but not all of them together"
         cure = "use a kernel with CONFIG_PROC_CHILDREN, or memory cgroups"
         yield Check("sandbox memory", "note", found, cure)
+
+
+def check_agent_sandboxes(problems: Mapping[Kind, str]) -> Check:
+    """Reports which sandboxes this host has for the programs of agents. `problems` are empty for those."""
+    found = [kind for kind, problem in problems.items() if not problem]
+    if found:
+        return Check("agent sandboxes", "ok", ", ".join(found))
+    cure = f"for agents that run commands of the policy: {problems['bubblewrap']}"
+    return Check("agent sandboxes", "note", "none: programs of agents run as the job's user", cure)
 
 
 def _try_sandbox() -> tuple[str, MemoryHeldBy]:

@@ -7,6 +7,7 @@ import pytest
 
 from rlrun.runner.doctor.check import Check
 from rlrun.runner.doctor.host import (
+    check_agent_sandboxes,
     check_bfloat16,
     check_compiler,
     check_disk,
@@ -85,6 +86,13 @@ def test_what_the_sandbox_can_enforce(problem: str, memory: Any, verdicts: list[
     checks = list(check_sandbox(problem, memory))
     assert [check.verdict for check in checks] == verdicts
     assert cure in checks[-1].cure
+
+
+def test_the_sandboxes_of_agents_are_named_or_their_absence() -> None:
+    problems: dict[Any, str] = {"bubblewrap": "", "docker": "docker is not installed"}
+    assert check_agent_sandboxes(problems).found == "bubblewrap"
+    none = check_agent_sandboxes({"bubblewrap": "bwrap is not installed: install the package bubblewrap"})
+    assert none.verdict == "note" and "install the package bubblewrap" in none.cure
 
 
 def test_packages_against_the_tested_versions() -> None:

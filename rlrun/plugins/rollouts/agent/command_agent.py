@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import resource
+import secrets
 import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -16,10 +18,12 @@ from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.failures import Failure, InfrastructureError, PolicyError
 from rlrun.plugins.launch_variable import LAUNCH_VARIABLE
 from rlrun.plugins.rollouts.agent.program_limits import MIB, LimitExceeded, ProgramLimits
+from rlrun.plugins.rollouts.agent.program_sandbox import HOST, Contained, Program, ProgramSandbox, contained
 from rlrun.plugins.rollouts.agent.program_watch import ProgramWatch, WatchedProgram
 
 _TAIL = 64 * 1024
 """Number of bytes at the end of the output in which the last line is looked for first."""
+_CLEAN_UP_SECONDS = 30.0
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM")
 """Variables that are passed to every program, besides those that begin with LC_. They hold no secrets."""
 
@@ -49,6 +53,8 @@ async def run_command(
     limits: ProgramLimits,
     watch: ProgramWatch,
     passed: Sequence[str] = (),
+    *,
+    sandbox: ProgramSandbox = HOST,
 ) -> Mapping[str, Any]:
     """Returns the JSON object in the program's last line of output; an empty table if that is not an object.
 
@@ -65,9 +71,12 @@ async def run_command(
         given.write(json.dumps(task.as_json(), default=str).encode())
         given.seek(0)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        process = await _start(command, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder)
+        name = f"rlrun-{secrets.token_hex(8)}"
+        started = contained(sandbox, Program(command, folder, environment, limits, name))
+        streams = {"stdin": given, "stdout": out, "stderr": err}
+        process = await _start(started.command, **streams, env=started.environment, cwd=folder)
         running_programs.add(process.pid)
-        program = WatchedProgram(process.pid, limits, (out.fileno(), err.fileno()), _mark(task))
+        program = WatchedProgram(process.pid, limits, (out.fileno(), err.fileno()), folder, _mark(task))
         _limit_files(process.pid, limits)
         try:
             with watch.watching(program):
@@ -80,12 +89,26 @@ async def run_command(
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
                 running_programs.discard(process.pid)
+                if started.clean_up:
+                    await asyncio.to_thread(_clean_up, started)
         if program.problem:
             raise LimitExceeded(f"{command[0]} {program.problem}")
         info = _parse_reward_line(_last_line(out, limits.output * MIB))
         if process.returncode:
             raise error_of_status(command[0], process.returncode, _last_line(err, _TAIL), info)
         return info
+
+
+def _clean_up(started: Contained) -> None:
+    """Removes what outlives the process on the host; it is usually gone already."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            started.clean_up,
+            env=started.environment,
+            capture_output=True,
+            timeout=_CLEAN_UP_SECONDS,
+            check=False,
+        )
 
 
 def _mark(task: AgentTask) -> bytes:

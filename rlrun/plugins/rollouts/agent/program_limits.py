@@ -17,6 +17,8 @@ class ProgramLimits(Section):
     """Number of its processes."""
     file: int = Field(default=1024, ge=1)
     """MiB of a file that it writes."""
+    disk: int = Field(default=4096, ge=1)
+    """MiB of all files in the folder of its execution."""
     output: int = Field(default=64, ge=1)
     """MiB of its standard output and error output together."""
 
@@ -26,18 +28,21 @@ class ProgramLimits(Section):
             f"{self.memory:,} MiB of memory",
             f"{self.processes:,} processes",
             f"{self.file:,} MiB per file",
+            f"{self.disk:,} MiB in its folder",
             f"{self.output:,} MiB of output",
         )
 
-    def exceeded(self, *, processes: int, output: int, uses_more_memory: bool) -> str:
+    def exceeded(self, *, processes: int, output: int, disk: int, uses_more_memory: bool) -> str:
         """Returns what a program with these values has done too much of; empty if it is within its limits.
 
-        `output` is in bytes.
+        `output` and `disk` are in bytes.
         """
         if uses_more_memory:
             return f"used more than limits.memory = {self.memory} MiB"
         if processes > self.processes:
             return f"had {processes} processes, and limits.processes = {self.processes}"
+        if disk > self.disk * MIB:
+            return f"had more than limits.disk = {self.disk} MiB of files in its folder"
         if output > self.output * MIB:
             return f"printed more than limits.output = {self.output} MiB"
         return ""

@@ -19,6 +19,7 @@ from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served, relayed_engi
 from rlrun.plugins.rollouts.agent.history import RULES, History, Rule
 from rlrun.plugins.rollouts.agent.message_images import messages_for_agent
 from rlrun.plugins.rollouts.agent.program_limits import LimitExceeded, ProgramLimits
+from rlrun.plugins.rollouts.agent.program_sandbox import HOST, ProgramSandbox, problem_of
 from rlrun.plugins.rollouts.agent.program_watch import ProgramWatch
 from rlrun.plugins.rollouts.agent.record import Conversation, Record, Thinking
 from rlrun.plugins.rollouts.agent.request import Settings
@@ -55,6 +56,8 @@ class AgentParams(Section):
     limits: ProgramLimits = ProgramLimits()
     """What a program may take of the driver's host, as a table. A program that exceeds a limit is ended with
     all its processes, as an error of the policy."""
+    sandbox: ProgramSandbox = HOST
+    """What isolates a program from the host, as a table: `{ type = "bubblewrap" }`."""
     max_turns: int = Field(default=1000, ge=1)
     """Number of answers of the policy in an execution, in all its conversations together. Further requests
     are refused, and the execution is truncated."""
@@ -103,7 +106,7 @@ class AgentParams(Section):
             raise ValueError(
                 "needs either a table [rollout.function.agent] or a command, not both or neither"
             )
-        for name in ("environment", "limits"):
+        for name in ("environment", "limits", "sandbox"):
             if name in self.model_fields_set and getattr(self, name) and self.command is None:
                 raise ValueError(f"{name} is for a command; an agent's class runs in rlrun's own process")
         return self
@@ -125,8 +128,10 @@ class Agent:
 
     def __init__(self, params: AgentParams) -> None:
         """Raises PluginError if the agent cannot be constructed, and ValueError if this host has no address
-        where the policy is to be served.
+        where the policy is to be served, or cannot run programs in the sandbox.
         """
+        if problem := problem_of(params.sandbox):
+            raise ValueError(f'sandbox.type = "{params.sandbox.type}": {problem}')
         self.params = params
         self._endpoint = Endpoint(address_in(params.host))
         self._agent: AgentPlugin | None = None
@@ -232,7 +237,9 @@ class Agent:
             return dict(await self._agent.run(task) or {})
         params = self.params
         assert params.command is not None, "an agent or a command is set"
-        return await run_command(params.command, task, params.limits, self._watch, params.environment)
+        return await run_command(
+            params.command, task, params.limits, self._watch, params.environment, sandbox=params.sandbox
+        )
 
 
 def _turns_of(trajectories: Sequence[Trajectory]) -> list[AnsweredTurn]:

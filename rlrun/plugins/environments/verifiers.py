@@ -35,7 +35,7 @@ class VerifiersParams(Section):
     """verifiers' own settings of the environment, and what rlrun makes of its roles."""
 
     env: dict[str, Any]
-    """The table `[env]` of verifiers' own configuration: `taskset`, `id`, and a table for each role (`agent`
+    """The table `env` of verifiers' own configuration: `taskset`, `id`, and a table for each role (`agent`
     in most environments) with `harness`, `runtime`, `max_turns` and others. Roles without a runtime get
     `subprocess`; all but the harnesses `bash` and `null` need a container."""
     size: int | None = Field(default=None, ge=1)

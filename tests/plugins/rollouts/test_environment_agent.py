@@ -37,7 +37,7 @@ def ask(task):
 
 @rlrun.environment
 class Asks:
-    def __init__(self, *, folder: str = "."):
+    def __init__(self, *, folder: str = str(Path(__file__).parent)):
         self.folder, self.running, self.most = Path(folder), 0, 0
 
     def tasks(self):

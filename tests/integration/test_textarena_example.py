@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.paths import RECIPES
 from tests.integration.jobs import Jobs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "environments" / "textarena"
@@ -61,35 +62,38 @@ def make(name, **settings):
 
 
 @pytest.mark.parametrize("name", ["warm", "guess"])
-def test_the_specs_are_valid(name: str) -> None:
-    assert load_checked_spec([EXAMPLE / f"{name}.toml"]).spec.trainer.steps == 80
+def test_the_specs_are_valid(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "examples" / "environments" / "textarena"
+    shutil.copytree(EXAMPLE, folder)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "games.jsonl").write_text('{"messages": []}\n')
+    shutil.copytree(RECIPES / "quickstart" / "model", tmp_path / "runs" / "guess-warm" / "model")
+    assert load_checked_spec([folder / f"{name}.toml"]).spec.trainer.steps == 80
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["stand-in", "real"])
-def test_their_first_steps_run(library: str, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_their_first_steps_run(library: str, jobs: Jobs) -> None:
     if library == "real" and INTERPRETER is None:
         pytest.skip("RLRUN_TEXTARENA_PYTHON names no interpreter with TextArena")
+    interpreter, variables = INTERPRETER or "", dict(os.environ)
     if library == "stand-in":
-        (jobs.folder / "textarena.py").write_text(STAND_IN)
-        monkeypatch.setenv("PYTHONPATH", str(jobs.folder))
-    interpreter = (INTERPRETER if library == "real" else None) or sys.executable
+        interpreter, variables = sys.executable, os.environ | jobs.environment
+        (Path(jobs.environment["PYTHONPATH"].split(os.pathsep)[0]) / "textarena.py").write_text(STAND_IN)
+    shutil.rmtree(jobs.folder / "runs", ignore_errors=True)
     folder = jobs.folder / "examples" / "environments" / "textarena"
     shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
     script = folder / "play.py"
     script.write_text(script.read_text().replace("GAMES = 1500", "GAMES = 16"))
-    subprocess.run([interpreter, script], check=True)
-    games = [json.loads(line)["messages"] for line in (folder / "games.jsonl").read_text().splitlines()]
-    assert len(games) == 16 and all(game[-1]["role"] == "assistant" for game in games)
+    subprocess.run([interpreter, script], check=True, env=variables)
+    games = [json.loads(line) for line in (jobs.folder / "build" / "games.jsonl").read_text().splitlines()]
+    assert len(games) == 16 and all(game["messages"][-1]["role"] == "assistant" for game in games)
     few = {"trainer__steps": 2, "trainer__warmup_steps": 1}
-    spec = f"{folder.relative_to(jobs.folder)}"
-    warm = jobs.run("guess-warm", spec=f"{spec}/warm.toml", **few, trainer__global_batch_size=8)
+    warm = jobs.run("guess-warm", spec=str(folder / "warm.toml"), **few, trainer__global_batch_size=8)
     assert warm.code == 0, warm.output
     settings = {"rollout__batch_size": 2, "rollout__samples_per_prompt": 4}
     environment = {"data__environment__python": interpreter}
-    ended = jobs.run("guess-textarena", spec=f"{spec}/guess.toml", **few, **settings, **environment)
+    ended = jobs.run("guess", spec=str(folder / "guess.toml"), **few, **settings, **environment)
     assert ended.code == 0, ended.output
-    assert [line["step"] for line in ended.metrics if "rollout/reward/mean" in line] == [1, 2]
-    assert all(
-        0 <= line["rollout/reward/mean"] <= 1 for line in ended.metrics if "rollout/reward/mean" in line
-    )
+    rewards = [line["rollout/reward/mean"] for line in ended.metrics if "rollout/reward/mean" in line]
+    assert len(rewards) == 2 and all(0 <= reward <= 1 for reward in rewards)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import textarena
 
+GAMES_FILE = Path(__file__).parents[3] / "build" / "games.jsonl"
 GAMES = 1500
 HIGH, TURNS = 15, 3
 FIRST_SEED = 1_000_000
@@ -38,9 +39,10 @@ def play(seed: int, chance: random.Random) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Writes each game as one row of games.jsonl, beside this file."""
+    """Writes each game as one row."""
     chance = random.Random(0)
-    with Path(__file__).with_name("games.jsonl").open("w") as file:
+    GAMES_FILE.parent.mkdir(exist_ok=True)
+    with GAMES_FILE.open("w") as file:
         for number in range(GAMES):
             row = {"id": str(number), "messages": play(FIRST_SEED + number, chance)}
             file.write(f"{json.dumps(row)}\n")

@@ -1,5 +1,6 @@
 """The processes of the environments that a rollout or an agent runs."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -31,9 +32,7 @@ class EnvironmentPool:
 
     async def close(self) -> None:
         """Ends the processes of all environments."""
-        for processes in self._processes.values():
-            for process in processes:
-                await process.close()
+        await asyncio.gather(*(process.close() for some in self._processes.values() for process in some))
 
     def _least_loaded(self, key: object) -> EnvironmentProcess:
         spec = declared(key)

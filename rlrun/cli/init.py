@@ -44,7 +44,7 @@ Gpus = Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU
 Nodes = Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)]
 Algorithm = Annotated[str, typer.Option(help="The algorithm that turns rewards into a loss.")]
 _STARTER = Path(__file__).parent / "starter.toml"
-_STARTER_ENVIRONMENT = Path(__file__).parent / "starter_environment.py"
+_STARTER_ENVIRONMENT = Path(__file__).parent / "starter_environment.txt"
 _ENVIRONMENT = re.compile(r"^@(?:rlrun\.)?environment\s*^class (\w+)", re.MULTILINE)
 """Matches the environment of a file."""
 _PROMPT_TEMPLATE = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'

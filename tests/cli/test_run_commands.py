@@ -122,6 +122,12 @@ def test_status_tells_what_was_useful_of_the_time_since_the_first_launch(
     assert f"goodput: 90.0 % of 2 h 0 min; {lost}\n" in rlrun("status", "job", "--runs-dir", tmp_path).out
 
 
+def test_status_counts_what_is_there_of_an_elastic_job(rlrun: Command, tmp_path: Path) -> None:
+    write_run(tmp_path, "job", status="done", ranks=[1, 2], engines=[3, 4])
+    out = rlrun("status", "job", "--runs-dir", tmp_path).out
+    assert "trainer ranks: 1 of 2\nengines: 3 of 4\n" in out
+
+
 def test_status_of_a_starting_run_says_what_it_waits_for(rlrun: Command, tmp_path: Path) -> None:
     updated = datetime.now(UTC).isoformat()
     folder = write_run(

@@ -85,12 +85,15 @@ def test_greedy_tokens_are_the_same(
     assert counts(plain) == (0, 0)
 
 
-def test_drafts_of_layers_with_windows_that_transformers_computes(
+@pytest.mark.parametrize("family", ["gemma3_text", "glm_moe_dsa"])
+def test_drafts_of_layers_whose_queries_do_not_see_all_keys(
+    family: str,
     make_scheduler: MakeScheduler,
     guess_from: Callable[[list[SampleInProgress]], None],
     tmp_path: Path,
 ) -> None:
-    folder = make_tiny_model(tmp_path, "gemma3_text", scale=0.1, pad_token_id=None)
+    """Windows, by transformers' layers, and the keys that an indexer chooses."""
+    folder = make_tiny_model(tmp_path, family, scale=0.1, pad_token_id=None)
     samples = [new_sample(prompt, temperature=0, max_new_tokens=30) for prompt in PROMPTS]
     plain = run(make_scheduler(folder), copies(samples))
     guess_from(plain)

@@ -399,7 +399,7 @@ def test_every_command_about_runs_has_the_option() -> None:
     named = {name for name, each in commands.items() if any("--runs-dir" in key.opts for key in each.params)}
     assert named == {
         *("launch", "resume", "submit", "status", "logs", "stop", "runs", "view", "diff", "doctor"),
-        *("eval", "compare", "audit", "preferences"),
+        *("eval", "compare", "audit", "preferences", "conform"),
         *("sweep launch", "sweep status"),
     }
 

@@ -5,7 +5,6 @@ so that ranks that communicate most have neighbouring numbers.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
 from math import lcm
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.low_precision import LowPrecision
 from rlrun.specs.derived.conflicts.features import CONTEXT
 from rlrun.specs.derived.conflicts.reading import reason_against_model
+from rlrun.specs.derived.pipeline_stages import stage_without_choice
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 Tokens = TypeVar("Tokens", int, float)
@@ -64,25 +64,6 @@ def stages_of_rank(pipeline_rank: int, parallel: ParallelSpec) -> tuple[int, ...
     if parallel.pipeline_schedule in V_SCHEDULES:
         return pipeline_rank, parallel.stages - 1 - pipeline_rank
     return pipeline_rank, pipeline_rank + parallel.pipeline
-
-
-def stage_layers(layers: int, parallel: ParallelSpec) -> list[range]:
-    """Returns the layers of each stage: as many as `parallel.pipeline_layers` says, else equal numbers."""
-    sizes = parallel.pipeline_layers or _equal_sizes(layers, parallel.stages)
-    ends = list(accumulate(sizes))
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _equal_sizes(layers: int, stages: int) -> list[int]:
-    """Returns the number of layers of each stage, divided as evenly as possible.
-
-    If they do not divide evenly, the last stage, which has the head, is the first to get a layer fewer, then
-    the first stage, which has the embedding.
-    """
-    sizes = [layers // stages] * stages
-    for stage in [*range(1, stages - 1), 0, stages - 1][: layers % stages]:
-        sizes[stage] += 1
-    return sizes
 
 
 def schedulable_micro_batches(micro_batches: int, parallel: ParallelSpec) -> int:
@@ -204,20 +185,5 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
         raise ValueError(
             f"{section}.parallel.pipeline_layers has {layers} layers, and the model has {model.layers}"
         )
-    _check_shared_choices(model, parallel, section)
-
-
-def _check_shared_choices(model: Architecture, parallel: ParallelSpec, section: str) -> None:
-    """Raises ValueError if a stage begins with a layer that shares the choice of an indexer of another
-    stage.
-    """
-    if model.indexer is None or parallel.stages == 1:
-        return
-    for stage in stage_layers(model.layers, parallel)[1:]:
-        if (source := model.indexer.source(stage.start)) != stage.start:
-            firsts = ", ".join(str(layer) for layer in sorted(model.indexer.layers)[1:])
-            raise ValueError(
-                f"{section}.parallel: a pipeline stage begins with layer {stage.start}, which attends to the "
-                f"keys that the indexer of layer {source} chooses on another stage: set "
-                f"{section}.parallel.pipeline_layers so that stages begin with one of the layers {firsts}"
-            )
+    if (refusal := stage_without_choice(model, parallel)) is not None:
+        raise ValueError(f"{section}.parallel: {': '.join(refusal)}")

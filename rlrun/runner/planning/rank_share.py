@@ -22,7 +22,8 @@ from rlrun.models.hf_tensor import HfTensor
 from rlrun.models.low_precision import check_low_precision
 from rlrun.models.tensor_names import INDEXER, TOWER
 from rlrun.runner.planning.model_size import Stack, active_parameters, active_size, is_frozen, stacks_of
-from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
+from rlrun.runner.planning.rank_layout import stages_of_rank
+from rlrun.specs.derived.pipeline_stages import stage_layers
 from rlrun.specs.derived.policy_model import frozen_patterns
 from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec, PipelineSchedule, TrainerSpec
 

@@ -15,6 +15,7 @@ from rlrun.specs.derived.conflicts.reading import reason_against_model
 from rlrun.specs.derived.engine_groups import policy_groups
 from rlrun.specs.derived.engine_sections import POLICY
 from rlrun.specs.derived.lengths import longest_response, longest_sample
+from rlrun.specs.derived.pipeline_stages import stage_without_choice
 from rlrun.specs.derived.server_size import attention_parts_of
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -57,6 +58,7 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     yield from _attention_interval(spec, config)
     yield from _layers(spec, config)
     yield from _stage_layers(spec, config)
+    yield from _shared_choices(spec, config)
     yield from _experts(spec, config)
 
 
@@ -222,6 +224,21 @@ def _stage_layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     cure = "change them, or remove the key: the layers are then divided equally"
     path: KeyPath = ("trainer", "parallel", "pipeline_layers")
     yield Finding(path, message, cure, related=(MODEL,))
+
+
+def _shared_choices(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """Checks that layers which share the keys of an indexer are on its pipeline stage."""
+    parallel, layers = spec.trainer.parallel, config.get("num_hidden_layers")
+    if parallel.pipeline == 1 or (parallel.pipeline_layers and sum(parallel.pipeline_layers) != layers):
+        return  # another rule reports other numbers of layers
+    try:
+        refusal = stage_without_choice(architecture(config), parallel)
+    except ValueError:
+        return  # the model's own checks report a broken file
+    if refusal is not None:
+        path: KeyPath = ("trainer", "parallel", "pipeline")
+        related = (MODEL, ("trainer", "parallel", "pipeline_layers"))
+        yield Finding(path, refusal[0], refusal[1], found=parallel.pipeline, related=related)
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

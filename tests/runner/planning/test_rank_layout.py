@@ -8,7 +8,6 @@ from rlrun.runner.planning.rank_layout import (
     data_rank,
     is_data_rank_leader,
     schedulable_micro_batches,
-    stage_layers,
     stages_of_rank,
     token_multiple,
 )
@@ -40,21 +39,6 @@ def test_the_rank_of_the_last_stage_speaks(schedule, stages, speaking):
     parallel = ParallelSpec(pipeline=3, pipeline_schedule=schedule)
     assert [stages_of_rank(place, parallel) for place in range(3)] == stages
     assert [rank for rank in range(3) if is_data_rank_leader(rank, parallel)] == speaking
-
-
-@pytest.mark.parametrize(
-    ("layers", "stages", "sizes"),
-    [(4, 1, [4]), (8, 4, [2, 2, 2, 2]), (10, 4, [2, 3, 3, 2]), (11, 4, [3, 3, 3, 2]), (3, 2, [2, 1])],
-)
-def test_stages_have_as_many_layers_each(layers, stages, sizes):
-    ranges = stage_layers(layers, ParallelSpec(pipeline=stages))
-    assert [len(each) for each in ranges] == sizes
-    assert [layer for each in ranges for layer in each] == list(range(layers))
-
-
-def test_stages_have_the_layers_that_the_spec_gives_them():
-    parallel = ParallelSpec(pipeline=2, pipeline_schedule="ZBVZeroBubble", pipeline_layers=(3, 2, 2, 1))
-    assert stage_layers(8, parallel) == [range(3), range(3, 5), range(5, 7), range(7, 8)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rlrun.models.adapters import LoraShape
 from rlrun.models.architecture import Architecture
 from rlrun.models.vision import VisionTower, build_tower, fill_tower_buffers
 from rlrun.runner.host.cpp_build import find_compiler
-from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
+from rlrun.runner.planning.rank_layout import check_layout, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
 from rlrun.runner.trainer.compat.device import ON_CPU, has_triton
 from rlrun.runner.trainer.compat.experts import exchange_through_buffers
@@ -45,6 +45,7 @@ from rlrun.runner.trainer.model.mtp_block import MtpBlock
 from rlrun.runner.trainer.model.quantised_matrix import hold_as_bytes, quantise_matrices
 from rlrun.runner.trainer.model.target import round_as_target
 from rlrun.runner.trainer.model.value_head import value_head_config
+from rlrun.specs.derived.pipeline_stages import stage_layers
 from rlrun.specs.sections.trainer import ParallelSpec
 
 

@@ -24,7 +24,9 @@ from rlrun.runner.records.lock import launched_spec, read_lock
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.paths import display_path
 from rlrun.specs.problems.findings import SpecText
+from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.reading.reference import as_toml
+from rlrun.specs.sections.evaluation import server_address, server_key
 
 _OF_TRAINING = ("debug", "sweep", "name", "runs_dir", "checkpoint")
 """Sections of a run's spec that its evaluation does not take over."""
@@ -117,11 +119,20 @@ def is_server(target: str) -> bool:
 def find_served(url: str, name: str | None, key_variable: str | None) -> EvaluatedModel:
     """Returns the model at an address; without a name, the only one that the server lists.
 
-    Raises ValueError if the variable of the key is not set, or if the server does not list one model.
+    Raises ValueError if the address or the key cannot be used, or if the server does not list one model.
     """
     key = None
-    if key_variable is not None and not (key := os.environ.get(key_variable)):
-        raise ValueError(f"--api-key-env: the environment variable {key_variable} is not set")
+    if key_variable is not None:
+        if not (value := os.environ.get(key_variable)):
+            raise ValueError(f"--api-key-env: the environment variable {key_variable} is not set")
+        try:
+            key = server_key(value)
+        except ValueError as error:
+            raise ValueError(f"--api-key-env {key_variable}: {error}") from None
+    try:
+        server_address(url)
+    except ValueError as error:
+        raise ValueError(f"{mask_secrets(url)} {error}") from None
     if name is None:
         names = _listed_models(url, key)
         if len(names) != 1:

@@ -20,7 +20,8 @@ from rlrun.specs.sections.section import Section
 MAX_PAUSE = 30.0
 MAX_ASKED_PAUSE = 120.0
 """Longest pause in seconds that a service may ask for; after it a request is sent anyway."""
-MAX_QUOTE_LENGTH = 200
+MAX_FAILURE_LENGTH = 300
+"""Longest text of a failure, which is cut after secrets are masked: a part of one would not be found."""
 MAX_NUMBER = 1e300
 """Rewards must be below this, which also excludes NaN and whole numbers that no float can hold."""
 MAX_BYTES = 16 << 20
@@ -96,7 +97,7 @@ class HttpClient:
                     return read(await self._once(url, body, headers))
                 except (self._aiohttp.ClientError, OSError, ValueError) as error:
                     failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                    failures.append(self._hidden(failure, url, headers))
+                    failures.append(self._hidden(failure, url, headers)[:MAX_FAILURE_LENGTH])
                     asked = error.pause if isinstance(error, _StatusError) else 0.0
                     self._tell(f"{display_url(url)}, attempt {len(failures)}: {failures[-1]}")
         except asyncio.CancelledError as end:
@@ -128,7 +129,7 @@ class HttpClient:
         async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
             raw = await read_body(response)
             if response.status != 200:
-                text = f"HTTP {response.status}: {raw.decode(errors='replace')[:MAX_QUOTE_LENGTH]}"
+                text = f"HTTP {response.status}: {raw.decode(errors='replace')}"
                 raise _StatusError(text, retry_after(response.headers))
             return parse_json(raw)
 
@@ -186,4 +187,4 @@ def number_or_table(answer: Any) -> float | Mapping[str, float | str]:
         return float(answer)
     if isinstance(answer, dict) and any(isinstance(value, int | float) for value in answer.values()):
         return answer
-    raise ValueError(f"not a reward: {str(answer)[:MAX_QUOTE_LENGTH]}")
+    raise ValueError(f"not a reward: {answer}")

@@ -240,7 +240,7 @@ def _read_answer(answer: Any, read: Callable[[str], float]) -> tuple[str, float]
     try:
         text = str(answer["choices"][0]["message"]["content"])
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"not a chat completion: {str(answer)[:200]}") from error
+        raise ValueError(f"not a chat completion: {answer}") from error
     return text, read(text)
 
 

@@ -49,7 +49,7 @@ class RemoteGroup:
 
         def read(answer: Any) -> list[Rewarded]:
             if not isinstance(answer, list) or len(answer) != len(samples):
-                raise ValueError(f"not a list of {len(samples)} rewards: {str(answer)[:200]}")
+                raise ValueError(f"not a list of {len(samples)} rewards: {answer}")
             return [number_or_table(reward) for reward in answer]
 
         body = {"samples": [body_of(sample) for sample in samples]}

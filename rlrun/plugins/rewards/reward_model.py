@@ -169,7 +169,7 @@ def _only_number(answer: Any) -> float:
     only = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     numbers = only.get("embedding") if isinstance(only, Mapping) else None
     if not isinstance(numbers, list) or len(numbers) != 1 or not isinstance(numbers[0], int | float):
-        raise ValueError(f"not one score of a reward model: {str(answer)[:200]}")
+        raise ValueError(f"not one score of a reward model: {answer}")
     return float(numbers[0])
 
 

@@ -20,13 +20,34 @@ from rlrun.runner.contracts.chat_answers import ChatAnswer
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.host.background import cancel_all
 from rlrun.specs.reading.literal_secrets import mask_secrets
-from rlrun.specs.sections.evaluation import EvalServerSpec
+from rlrun.specs.sections.evaluation import EvalServerSpec, server_key
 
 _PASSING = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which the same request may succeed."""
-_FINAL = frozenset({401, 402, 403, 404, 405})
+_FINAL = frozenset({301, 302, 303, 307, 308, 401, 402, 403, 404, 405})
 """Statuses that every other request would get too: a wrong key, address or model, or no money left."""
+_COMPLETE = frozenset(
+    {
+        None,
+        "",
+        "stop",
+        "eos",
+        "eos_token",
+        "end_turn",
+        "stop_sequence",
+        "tool_calls",
+        "tool_use",
+        "function_call",
+    }
+)
+"""The finish reasons of a whole answer: OpenAI's, and those of TGI, Together and Anthropic."""
+_CUT = frozenset({"length", "max_tokens", "model_length"})
+"""The finish reasons of an answer that reached its length limit."""
+_INTERRUPTED = frozenset({"abort", "aborted", "cancelled", "error", "insufficient_system_resource"})
+"""The finish reasons of an answer that the server gave up: vLLM, SGLang, OpenRouter, DeepSeek."""
 _QUOTED_CHARS = 300
+_MAX_TOKENS = 2**40
+"""Servers that count more tokens in an answer are not believed."""
 _SEED_RANGE = 2**31
 """Seeds are below this: not every server takes 64 bits."""
 
@@ -40,7 +61,9 @@ class ServerRefuses(EngineError):
 
 
 class AnswerWithheld(EngineError):
-    """The server's content filter withheld an answer, which therefore says nothing about the model."""
+    """The server withheld an answer or a part of it, for instance with a content filter, so that the answer
+    says nothing about the model.
+    """
 
 
 class _PassingError(Exception):
@@ -62,9 +85,11 @@ class ChatServer:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`api_key`: the key itself, which `section` only refers to."""
+        """`api_key`: the key itself, which `section` only refers to. Raises ValueError if no header can hold
+        it.
+        """
         self._section = section
-        self._key = api_key
+        self._key = None if api_key is None else server_key(api_key)
         self._url = f"{section.url.rstrip('/')}/chat/completions"
         self._sleep, self._clock = sleep, clock
         self._session: aiohttp.ClientSession | None = None
@@ -124,7 +149,7 @@ class ChatServer:
                 began = began or self._clock()
                 pause = min(2.0 ** (len(failures) - 1), MAX_PAUSE) + random.random()
                 if error.pause is not None:
-                    pause = error.pause + random.random()
+                    pause = max(pause, error.pause + random.random())
                     self._held_until = max(self._held_until, self._clock() + error.pause)
                 if self._clock() + pause - began > self._section.retry_seconds:
                     raise InfrastructureError(
@@ -151,19 +176,26 @@ class ChatServer:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _PassingError(f"{type(error).__name__}: {error}") from None
         if status != 200:
-            return await self._refused(body, status, raw.decode(errors="replace"), retry_after(headers))
+            text = raw.decode(errors="replace")
+            if (location := headers.get("Location")) is not None:
+                text = f"it redirects to {location}"
+            return await self._refused(body, sent, status, text, retry_after(headers))
         try:
             return _choices(parse_json(raw))
+        except _Unreadable as error:
+            quote = self._hidden(str(error))[:_QUOTED_CHARS]
+            raise _PassingError(f"a damaged answer: not a chat completion: {quote}") from None
         except ValueError as error:
             raise _PassingError(f"a damaged answer: {error}") from None
 
     async def _refused(
-        self, body: Mapping[str, Any], status: int, text: str, pause: float | None
+        self, body: Mapping[str, Any], sent: Mapping[str, Any], status: int, text: str, pause: float | None
     ) -> list[ChatAnswer]:
-        quote = self._hidden(text[:_QUOTED_CHARS])
+        """Asks again with the server's name of the length limit, or raises what a status means."""
+        quote = self._hidden(text)[:_QUOTED_CHARS]  # a cut key would not be found
         if status in _PASSING or status >= 500:
             raise _PassingError(f"HTTP {status}: {quote}", pause)
-        if self._length_key == "max_tokens" and "max_completion_tokens" in text:
+        if "max_tokens" in sent and "max_completion_tokens" in text:
             self._length_key = "max_completion_tokens"  # what OpenAI's reasoning models call it
             return await self._once(body)
         message = f"{display_url(self._url)} answered with HTTP {status}: {quote}"
@@ -188,8 +220,13 @@ class ChatServer:
         return mask_secrets(text if not self._key else text.replace(self._key, "***"))
 
 
+class _Unreadable(ValueError):
+    """JSON that is not a chat completion; the message is its text."""
+
+
 def _choices(answer: Any) -> list[ChatAnswer]:
-    """Returns the choices of a completion. Raises ValueError for anything else.
+    """Returns the choices of a completion. Raises ValueError for anything else, and for an answer that the
+    server did not finish.
 
     Servers count the generated tokens of all choices together, so only a single choice has a number.
     """
@@ -199,7 +236,7 @@ def _choices(answer: Any) -> list[ChatAnswer]:
         count = usage.get("completion_tokens") if len(choices) == 1 else None
         answers = [_answer(choice, count) for choice in choices]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"not a chat completion: {str(answer)[:_QUOTED_CHARS]}") from error
+        raise _Unreadable(str(answer)) from error
     if not answers:
         raise ValueError("it has no choices")
     return answers
@@ -207,16 +244,34 @@ def _choices(answer: Any) -> list[ChatAnswer]:
 
 def _answer(choice: Mapping[str, Any], count: Any) -> ChatAnswer:
     message, reason = choice["message"], choice.get("finish_reason")
-    if reason == "content_filter":
-        raise AnswerWithheld("the server's content filter withheld the answer")
-    text = message.get("content")
-    if isinstance(text, list):
-        text = "".join(str(part.get("text", "")) for part in text)
-    return ChatAnswer(
-        text="" if text is None else str(text),
-        is_cut=reason == "length",
-        message=message,
-        calls=tuple(message.get("tool_calls") or ()),
-        reasoning=message.get("reasoning_content") or message.get("reasoning"),
-        num_tokens=count if isinstance(count, int) and not isinstance(count, bool) else None,
+    if reason in _INTERRUPTED:
+        raise ValueError(f"the server did not finish it (finish_reason {reason!r})")
+    if reason not in _COMPLETE and reason not in _CUT:
+        cause = "the server's content filter" if reason == "content_filter" else "the server"
+        raise AnswerWithheld(f"{cause} withheld the answer (finish_reason {str(reason)[:_QUOTED_CHARS]!r})")
+    calls, reasoning = (
+        message.get("tool_calls") or (),
+        message.get("reasoning_content") or message.get("reasoning"),
     )
+    if not all(isinstance(call, Mapping) for call in calls):
+        raise TypeError("a tool call is not an object")
+    is_count = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _MAX_TOKENS
+    return ChatAnswer(
+        text=_text(message.get("content")),
+        is_cut=reason in _CUT,
+        message=message,
+        calls=tuple(calls),
+        reasoning=reasoning if isinstance(reasoning, str) else None,
+        num_tokens=count if is_count else None,
+    )
+
+
+def _text(content: Any) -> str:
+    """Returns the text of a message's content. Raises TypeError for anything but a text, parts, or none."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content)
+    if not isinstance(content, str):
+        raise TypeError("the content is neither a text nor a list of parts")
+    return content

@@ -1,8 +1,10 @@
 """`[eval]`: held-out datasets."""
 
+import re
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.rollout import RolloutFunctionSpec
@@ -55,13 +57,44 @@ class EvalDatasetSpec(EvalSampling, DataSpec):
     """Reward from which a sample counts as passed, for pass@k."""
 
 
+def server_address(url: str) -> str:
+    """Returns the address of a server. Raises ValueError if no path can be appended to it, or if it holds
+    credentials, which would be written wherever the address is.
+    """
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        has_host = False
+    if not has_host:
+        raise ValueError("is not an address with a host: write one such as http://127.0.0.1:8000/v1")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "holds credentials, which would be written to the run: remove them, and name the variable of a "
+            "key (api_key, or --api-key-env)"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError("has a query behind its path, where /chat/completions is appended: remove it")
+    return url
+
+
+def server_key(key: str) -> str:
+    """Returns the key of a server. Raises ValueError, without the key, if no header can hold it."""
+    if not re.fullmatch(r"[!-~]([ -~]*[!-~])?", key):
+        raise ValueError(
+            "the server's key is empty, or has a line break, a space at an end, or letters that are not "
+            "ASCII: export it again"
+        )
+    return key
+
+
 class EvalServerSpec(Section):
     """A running server with OpenAI's `/chat/completions` (vLLM, SGLang, llama.cpp, a provider). Its model is
     evaluated in place of `[model]`, without engines of the job. Prompts go there as messages, so that the
     server's own chat template is used. Samples have no token ids and no log-probs, and
     `max_prompt_tokens` has no effect."""
 
-    url: str = Field(pattern=r"^https?://[^\s]+$")
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$"), AfterValidator(server_address)]
     """Address before `/chat/completions`, such as `https://api.example.com/v1`."""
     model: str = Field(min_length=1)
     """Name of the model on the server."""

@@ -224,6 +224,17 @@ def test_a_failure_shows_no_secret(service: Service, capsys: pytest.CaptureFixtu
     assert not any(secret in told for secret in ("hunter2", "hunter3", "sesame-1"))
 
 
+@pytest.mark.parametrize("length", range(150, 320, 13))
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_secret_is_masked_before_a_failure_is_cut(service: Service, status: int, length: int) -> None:
+    service.script = [(status, json.dumps("x" * length + "sesame-open"))]
+    params = {"url": service.url, "attempts": 1, "headers": {"X-Key": "sesame-open"}}
+    reward = build("rewards", "remote", params)
+    with pytest.raises(RuntimeError) as error:
+        ask(lambda: reward.score(sample()), reward)
+    assert "sesam" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "name",
     ["<|im_end|>", "<|im_<|im_end|>end|>", "<｜User｜>", "</s>", "[/INST]", "<end_of_turn>", "[|user|]"],

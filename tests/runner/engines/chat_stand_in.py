@@ -10,7 +10,7 @@ Answer = tuple[int, str, Mapping[str, str]]
 """A status, a body and headers."""
 
 
-def choices(*texts: str, reason: str = "stop", tokens: int | None = None, **message: Any) -> Answer:
+def choices(*texts: Any, reason: Any = "stop", tokens: Any = None, **message: Any) -> Answer:
     """Returns a completion with these texts."""
     messages = [{"role": "assistant", "content": text, **message} for text in texts]
     found = [{"finish_reason": reason, "message": one} for one in messages]

@@ -1,12 +1,13 @@
 """The client of a chat-completions server, against a real server with faults; no pause is waited for."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from rlrun.cli.evaluated_model import find_served
 from rlrun.plugins.failures import InfrastructureError
 from rlrun.plugins.rewards.http_client import retry_after
 from rlrun.runner.contracts.chat_answers import ChatAnswer
@@ -90,16 +91,18 @@ def test_several_answers_come_from_as_few_requests_as_the_server_allows(
         (200, "{", {}),
         (200, '{"choices": []}', {}),
         (200, '{"error": 1}', {}),
-        (302, "", {"Location": "http://127.0.0.1:1/"}),
+        (200, "<html>busy</html>", {}),
+        choices("4", reason="abort"),
+        choices("4", reason="error"),
+        choices({"a": 1}),
+        choices("4", tool_calls={"function": {}}),
+        choices("4", tool_calls=["add"]),
     ],
-    ids=["429", "500", "503", "408", "cut off", "no choices", "no completion", "redirect"],
-)
+    ids=["429", "500", "503", "408", "cut off", "no choices", "no completion", "HTML", "aborted", "error",
+         "an object as text", "an object of calls", "a text as call"],
+)  # fmt: skip
 def test_a_failure_that_passes_is_followed_by_another_request(passing: Answer) -> None:
     clock = Clock()
-    if passing[0] == 302:  # a redirect would send the key elsewhere
-        with ChatStandIn([passing]) as stand_in, pytest.raises(RequestRefused, match="HTTP 302"):
-            ask(stand_in, clock=clock)
-        return
     with ChatStandIn([passing, passing, choices("4")]) as stand_in:
         [answer] = ask(stand_in, clock=clock)
     assert answer.text == "4"
@@ -161,15 +164,22 @@ def test_a_pause_may_be_asked_for_as_a_date() -> None:
         (fault(404, "no such model"), ServerRefuses, "no such model. Correct eval.server, and continue"),
         (fault(402, "no money"), ServerRefuses, "no money"),
         (fault(400, "the prompt is too long"), RequestRefused, "HTTP 400: the prompt is too long"),
+        (fault(400, "x" * 290 + KEY), RequestRefused, r"x{290}\*\*\*"),
+        (
+            (307, "", {"Location": "http://127.0.0.1:1/"}),
+            ServerRefuses,
+            "it redirects to http://127.0.0.1:1/",
+        ),
         (choices("", reason="content_filter"), AnswerWithheld, "content filter"),
+        (choices("", reason="SAFETY"), AnswerWithheld, "'SAFETY'"),
     ],
-    ids=["key", "model", "money", "request", "filter"],
+    ids=["key", "model", "money", "request", "key at the end of the quote", "redirect", "filter", "other"],
 )
 def test_a_refusal_is_not_repeated(answer: Answer, error: type[Exception], message: str) -> None:
     with ChatStandIn([answer]) as stand_in, pytest.raises(error, match=message) as raised:
         ask(stand_in)
     assert len(stand_in.bodies) == 1
-    assert KEY not in str(raised.value)
+    assert KEY[:8] not in str(raised.value)
 
 
 def test_a_model_may_have_another_name_for_the_length() -> None:
@@ -181,3 +191,76 @@ def test_a_model_may_have_another_name_for_the_length() -> None:
         {"max_tokens"},
         {"max_completion_tokens"},
     ]
+
+
+def test_requests_on_their_way_learn_the_other_name_of_the_length() -> None:
+    def answer(body: Mapping[str, Any]) -> Answer:
+        return fault(400, "Use 'max_completion_tokens'.") if "max_tokens" in body else choices("4")
+
+    async def run() -> list[list[ChatAnswer]]:
+        server = ChatServer(EvalServerSpec(url=stand_in.url, model="org/toy"))
+        try:
+            return await asyncio.gather(*(server.answers(BODY, [seed]) for seed in range(4)))
+        finally:
+            await server.close()
+
+    with ChatStandIn(answer) as stand_in:
+        assert [one.text for [one] in asyncio.run(run())] == ["4"] * 4
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_pauses_grow_where_a_server_asks_for_none(value: str) -> None:
+    clock = Clock()
+    with ChatStandIn([*[fault(429, Retry_After=value)] * 3, choices("4")]) as stand_in:
+        ask(stand_in, clock=clock)
+    assert [int(pause) for pause in clock.pauses] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("count", "known"), [(3, 3), (0, 0), (-1, None), (2**70, None), (True, None), ("3", None), (2.5, None)]
+)
+def test_a_number_of_tokens_is_a_number(count: Any, known: int | None) -> None:
+    with ChatStandIn([choices("4", tokens=count)]) as stand_in:
+        assert ask(stand_in)[0].num_tokens == known
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_cut"), [("length", True), ("max_tokens", True), ("eos", False), (None, False)]
+)
+def test_servers_name_the_end_of_an_answer(reason: Any, is_cut: bool) -> None:
+    with ChatStandIn([choices("4", reason=reason)]) as stand_in:
+        assert ask(stand_in)[0].is_cut == is_cut
+
+
+@pytest.mark.parametrize("key", ["", "secret\n", " secret", "s\x00cret", "sécret"])
+def test_a_key_that_no_header_holds_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ValueError, match="the server's key is empty, or has a line break") as error:
+        ChatServer(EvalServerSpec(url="http://127.0.0.1:1/v1", model="org/toy"), key)
+    assert "cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://user:word@host/v1", "holds credentials"),
+        ("http://user@host/v1", "holds credentials"),
+        ("http://host/v1?version=2", "has a query behind its path"),
+        ("http://host/v1#top", "has a query behind its path"),
+        ("http:///v1", "is not an address with a host"),
+        ("http://[::1/v1", "is not an address with a host"),
+        ("http://host:99999/v1", "is not an address with a host"),
+    ],
+)
+def test_an_address_is_one_that_a_path_is_appended_to(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EvalServerSpec(url=url, model="org/toy")
+    with pytest.raises(ValueError, match=message) as error:
+        find_served(url, None, None)
+    assert "word" not in str(error.value)
+
+
+def test_the_key_of_a_variable_is_checked_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", "secret\n")
+    with pytest.raises(ValueError, match="--api-key-env TOY_KEY: the server's key is empty, or has") as error:
+        find_served("http://127.0.0.1:1/v1", None, "TOY_KEY")
+    assert "secret" not in str(error.value)

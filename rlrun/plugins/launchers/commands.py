@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rlrun.plugins.submission import SchedulerError, Submission
 
@@ -31,6 +31,16 @@ def preparation(job: Submission) -> Iterator[str]:
     """Yields the lines of a script that come before rlrun: variables, then the set-up commands."""
     yield from (f"export {name}={shlex.quote(value)}" for name, value in job.environment.items())
     yield from job.setup
+
+
+def check_mounted(job: Submission, mounts: Collection[str], hosts: str) -> None:
+    """Raises ValueError if `hosts`, which have only mounted paths, would lack a folder of the job."""
+    for folder in (job.folder, job.working_folder):
+        if not any(folder.is_relative_to(path) for path in mounts):
+            raise ValueError(
+                f"{folder} is below no path of submit.mounts ({', '.join(mounts)}), so that the {hosts} "
+                "would not have it"
+            )
 
 
 def secret_values(job: Submission) -> dict[str, str]:

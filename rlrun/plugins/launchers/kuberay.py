@@ -26,7 +26,7 @@ import yaml
 from pydantic import Field, field_validator
 
 from rlrun.models.json_files import parse_json
-from rlrun.plugins.launchers.commands import attempt_words, call_tool, rlrun_command
+from rlrun.plugins.launchers.commands import attempt_words, call_tool, check_mounted, rlrun_command
 from rlrun.plugins.submission import Phase, SchedulerError, Submission, SubmittedState
 from rlrun.specs.sections.section import Section
 
@@ -99,12 +99,7 @@ class KubeRay:
 
     def files(self, job: Submission) -> dict[str, str]:
         """Returns the RayJob, and the script that Ray runs on its head."""
-        for folder in (job.folder, job.working_folder):
-            if not any(folder.is_relative_to(path) for path in self.params.mounts):
-                raise ValueError(
-                    f"{folder} is below no path of submit.mounts ({', '.join(self.params.mounts)}), so that "
-                    "the pods would not have it"
-                )
+        check_mounted(job, self.params.mounts, "pods")
         if job.secrets and self.params.secret is None:
             raise ValueError(
                 f"submit.secret has no value: name the Kubernetes secret with {', '.join(job.secrets)}"

@@ -25,6 +25,7 @@ from rlrun.models.json_files import parse_json
 from rlrun.plugins.launchers.commands import (
     attempt_words,
     call_tool,
+    check_mounted,
     preparation,
     rlrun_command,
     secret_values,
@@ -84,12 +85,7 @@ class SkyPilot:
 
     def files(self, job: Submission) -> dict[str, str]:
         """Returns the task, and the scripts of its nodes."""
-        for folder in (job.folder, job.working_folder):
-            if not any(folder.is_relative_to(path) for path in self.params.mounts):
-                raise ValueError(
-                    f"{folder} is below no path of submit.mounts ({', '.join(self.params.mounts)}), so that "
-                    "the nodes would not have it"
-                )
+        check_mounted(job, self.params.mounts, "nodes")
         if job.gpus and self.params.accelerator is None:
             raise ValueError("submit.accelerator has no value: name the nodes' GPUs as SkyPilot does (H100)")
         job = replace(job, python=job.python or "python3")

@@ -1,7 +1,9 @@
 """Programs of agents in sandboxes: bubblewrap for real if it is installed, others by their command lines."""
 
+import csv
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,9 @@ def test_a_container_has_the_limits_and_is_removed_by_name(kind: str) -> None:
         "--ulimit fsize=8388608 --ulimit core=0",
         "--cap-drop ALL --security-opt no-new-privileges",
         f"--user {os.getuid()}:{os.getgid()}",
-        "--volume /data:/data:ro --volume /cache:/cache --volume /tmp/one:/tmp/one",
+        "--mount type=bind,source=/data,destination=/data,ro",
+        "--mount type=bind,source=/cache,destination=/cache",
+        "--mount type=bind,source=/tmp/one,destination=/tmp/one",
         "--workdir /tmp/one --env HOME=/tmp/one --env OPENAI_API_KEY --env OPENAI_BASE_URL",
     ):
         assert f" {options} " in text
@@ -60,10 +64,18 @@ def test_apptainer_gets_the_variables_without_those_of_the_host() -> None:
     wrapped = 'ulimit -c 0; ulimit -f 16384; exec "$@"'
     assert list(program.command) == [
         *("sh", "-c", wrapped, "sh", "apptainer", "exec", "--containall", "--home", "/tmp/one"),
-        *("--pwd", "/tmp/one", "--bind", "/data:/data:ro", "agents:1", "agent", "--fast"),
+        *("--pwd", "/tmp/one", "--mount", "type=bind,source=/data,destination=/data,ro"),
+        *("agents:1", "agent", "--fast"),
     ]
     assert program.environment["APPTAINERENV_OPENAI_API_KEY"] == "secret"
     assert "APPTAINERENV_PATH" not in program.environment
+
+
+@pytest.mark.parametrize("kind", ["docker", "podman", "apptainer"])
+def test_names_of_mounts_may_have_every_character(kind: str) -> None:
+    command = started(kind, writable=('/a b:c,d"e',)).command
+    row = command[command.index("--mount") + 1]
+    assert next(csv.reader([row])) == ["type=bind", 'source=/a b:c,d"e', 'destination=/a b:c,d"e']
 
 
 @pytest.mark.parametrize(
@@ -73,6 +85,9 @@ def test_apptainer_gets_the_variables_without_those_of_the_host() -> None:
         ({"type": "bubblewrap", "image": "a"}, 'type = "bubblewrap" has no image'),
         ({"read_only": ["/data"]}, "without a sandbox a program sees all files"),
         ({"type": "bubblewrap", "writable": ["data"]}, "data is not an absolute path"),
+        ({"type": "bubblewrap", "writable": ["/tmp", "//"]}, "writable has all files of the host"),
+        ({"type": "docker", "image": "--privileged"}, "image"),
+        ({"type": "docker", "image": ""}, "image"),
     ],
 )
 def test_keys_that_do_not_go_together_are_named(keys: dict[str, Any], message: str) -> None:
@@ -84,6 +99,34 @@ def test_a_sandbox_that_the_host_lacks_is_named_with_its_cure(monkeypatch: pytes
     monkeypatch.setattr(program_sandbox.shutil, "which", lambda name: None)
     with pytest.raises(Exception, match="bwrap is not installed: install the package bubblewrap"):
         build("rollouts", "agent", {"command": ["agent"], "sandbox": {"type": "bubblewrap"}})
+
+
+@pytest.mark.parametrize("key", ["read_only", "writable"])
+def test_a_mount_that_does_not_exist_is_named_before_a_program_starts(tmp_path: Path, key: str) -> None:
+    sandbox = {"type": "bubblewrap", key: [str(tmp_path / "gone")]}
+    with pytest.raises(Exception, match=f"there is no {tmp_path}/gone on this host"):
+        build("rollouts", "agent", {"command": ["agent"], "sandbox": sandbox})
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_program_of_root_in_bubblewrap_changes_nothing_of_the_host(tmp_path: Path) -> None:
+    script = f"""
+for folder in / /dev /usr {tmp_path}/shown; do touch $folder/new && echo wrote $folder; done
+mount -o remount,rw,bind {tmp_path}/shown && touch {tmp_path}/shown/new && echo mounted
+grep -v 0000000000000000 /proc/self/status | grep Cap
+for folder in /tmp /dev/shm; do df --output=size --block-size=1M $folder | tail -n 1; done
+mktemp > /dev/null && echo made
+"""
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "own").mkdir()
+    sandbox = ProgramSandbox(type="bubblewrap", read_only=(str(tmp_path / "shown"),))
+    environment = VARIABLES | {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    program = Program(["sh", "-c", script], str(tmp_path / "own"), environment, LIMITS, "rlrun-1")
+    begun = contained(sandbox, program)
+    ended = subprocess.run(
+        begun.command, env=dict(begun.environment), capture_output=True, text=True, check=False
+    )
+    assert ended.stdout.split() == ["8", "8", "made"]
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

@@ -5,6 +5,8 @@ command, folder, variables, limits ──▶ contained ──▶ command line an
 Every sandbox keeps the folder of the execution at its path, where the program starts and may write.
 """
 
+import csv
+import io
 import ipaddress
 import json
 import os
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rlrun.plugins.rollouts.agent.program_limits import MIB, ProgramLimits
 from rlrun.specs.sections.section import Section
@@ -36,6 +38,8 @@ _SYSTEM = (
     ),
 )
 """What a program sees of the host besides /usr."""
+_IN_MEMORY = ("/tmp", "/dev/shm")
+"""Folders of bubblewrap whose files are in memory."""
 _OF_HOST = frozenset(("PATH", "HOME", "SHELL", "TMPDIR", "USER", "LOGNAME", "TERM"))
 """Variables that mean nothing in a container."""
 _CLIENT = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_RUNTIME_DIR")
@@ -50,7 +54,7 @@ class ProgramSandbox(Section):
     """`none`: a program runs as the job's user, with this user's files. `bubblewrap`: in namespaces of its
     own, with a few read-only folders of the host. `docker`, `podman`, `apptainer`: in a container of `image`;
     `gvisor` in one of docker with the runtime `runsc`."""
-    image: str | None = None
+    image: str | None = Field(default=None, pattern=r"^[^-\s]")
     """The image of a container; the host must have it, or be able to pull it."""
     read_only: tuple[str, ...] = ()
     """Further files and folders of the host that the program may read, under the same path."""
@@ -68,6 +72,8 @@ class ProgramSandbox(Section):
             )
         if relative := [path for path in (*self.read_only, *self.writable) if not Path(path).is_absolute()]:
             raise ValueError(f"{relative[0]} is not an absolute path")
+        if any(not os.path.normpath(path).strip("/") for path in self.writable):
+            raise ValueError("writable has all files of the host, as without a sandbox: name what it needs")
         return self
 
     def described(self) -> str:
@@ -119,17 +125,20 @@ def contained(sandbox: ProgramSandbox, program: Program) -> Contained:
 
 
 def _in_bubblewrap(sandbox: ProgramSandbox, program: Program) -> Contained:
-    read_only = [sys.prefix, sys.base_prefix, *sandbox.read_only]
+    read_only, limit = [sys.prefix, sys.base_prefix, *sandbox.read_only], program.limits.file * MIB
     arguments = [
         *("bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session"),
+        *("--cap-drop", "ALL"),  # root keeps them otherwise, and could make read-only mounts writable
         *("--proc", "/proc", "--dev", "/dev", "--ro-bind", "/usr", "/usr"),
         *(part for path in _SYSTEM for part in ("--ro-bind-try", path, path)),
-        *("--size", str(program.limits.file * MIB), "--tmpfs", "/tmp"),
+        *(part for path in _IN_MEMORY for part in ("--size", str(limit), "--tmpfs", path)),
         *(part for path in read_only for part in ("--ro-bind", path, path)),
         *(part for path in (*sandbox.writable, program.folder) for part in ("--bind", path, path)),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),  # else they are files in memory without a limit
         *("--chdir", program.folder, "--", *program.command),
     ]
-    return Contained(_limited(arguments, program.limits), {**program.environment, "HOME": program.folder})
+    inside = {**program.environment, "HOME": program.folder, "TMPDIR": "/tmp"}
+    return Contained(_limited(arguments, program.limits), inside)
 
 
 def _in_container(sandbox: ProgramSandbox, program: Program) -> Contained:
@@ -144,8 +153,8 @@ def _in_container(sandbox: ProgramSandbox, program: Program) -> Contained:
         *("--ulimit", f"fsize={limits.file * MIB}", "--ulimit", "core=0"),
         *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         *("--user", f"{os.getuid()}:{os.getgid()}"),
-        *(part for path in sandbox.read_only for part in ("--volume", f"{path}:{path}:ro")),
-        *(part for path in (*sandbox.writable, program.folder) for part in ("--volume", f"{path}:{path}")),
+        *_mounts(sandbox.read_only, "ro"),
+        *_mounts((*sandbox.writable, program.folder)),
         *("--workdir", program.folder, "--env", f"HOME={program.folder}"),
         *(part for name in passed for part in ("--env", name)),  # keys are not in the command line
         *(str(sandbox.image), *program.command),
@@ -157,14 +166,27 @@ def _in_container(sandbox: ProgramSandbox, program: Program) -> Contained:
 def _in_apptainer(sandbox: ProgramSandbox, program: Program) -> Contained:
     arguments = [
         *("apptainer", "exec", "--containall", "--home", program.folder, "--pwd", program.folder),
-        *(part for path in sandbox.read_only for part in ("--bind", f"{path}:{path}:ro")),
-        *(part for path in sandbox.writable for part in ("--bind", f"{path}:{path}")),
+        *_mounts(sandbox.read_only, "ro"),
+        *_mounts(sandbox.writable),
         *(str(sandbox.image), *program.command),
     ]
     inside = {
         f"APPTAINERENV_{name}": program.environment[name] for name in program.environment.keys() - _OF_HOST
     }
     return Contained(_limited(arguments, program.limits), {**program.environment, **inside})
+
+
+def _mounts(paths: Sequence[str], *options: str) -> list[str]:
+    """Returns the arguments that show paths of the host in a container: rows of CSV, so that names may have
+    colons and commas. Engines refuse paths that do not exist; with `--volume` docker would make folders.
+    """
+    arguments = []
+    for path in paths:
+        row = io.StringIO()
+        fields = ("type=bind", f"source={path}", f"destination={path}", *options)
+        csv.writer(row, lineterminator="").writerow(fields)
+        arguments += ["--mount", row.getvalue()]
+    return arguments
 
 
 def _limited(command: Sequence[str], limits: ProgramLimits) -> list[str]:
@@ -174,6 +196,9 @@ def _limited(command: Sequence[str], limits: ProgramLimits) -> list[str]:
 
 def problem_of(sandbox: ProgramSandbox) -> str:
     """Returns why this host cannot run programs in this sandbox, with the cure; empty if it can."""
+    shown = (*sandbox.read_only, *sandbox.writable)
+    if missing := [path for path in shown if not Path(path).exists()]:
+        return f"there is no {missing[0]} on this host: create it, or remove it from read_only and writable"
     return "" if sandbox.type == "none" else problem_of_kind(sandbox.type)
 
 

@@ -21,9 +21,11 @@ _WHOLE = {
     "original_max_position_embeddings",
     *("num_attention_heads", "num_key_value_heads", "head_dim", "n_group", "topk_group"),
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "n_shared_experts"),
-    *("first_k_dense_replace", "decoder_sparse_step", "full_attention_interval", "image_token_id"),
+    *("first_k_dense_replace", "decoder_sparse_step", "full_attention_interval", "rotary_dim"),
+    *("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("index_n_heads", "index_head_dim", "index_topk", "index_topk_freq", "index_skip_topk_offset"),
     *("linear_conv_kernel_dim", "num_heads", "out_hidden_size", "in_channels", "patch_size"),
     *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
 }

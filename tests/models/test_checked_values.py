@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rlrun.models.config_json import architecture
+from tests.data.published_models import PUBLISHED
 
 CONFIG = {
     "model_type": "qwen3",
@@ -37,6 +38,25 @@ CONFIG = {
 def test_a_number_that_no_model_has_is_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         architecture(CONFIG | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"index_topk": "2048"}, "index_topk is '2048' in config.json: it must be a whole number"),
+        ({"index_topk": 0}, "index_topk = 0 in config.json must be at least 1"),
+        ({"index_topk": -1}, "index_topk is -1"),
+        ({"index_n_heads": 0}, "index_n_heads = 0 in config.json must be at least 1"),
+        ({"index_n_heads": []}, r"index_n_heads is \[\]"),
+        ({"index_head_dim": 10**12}, "index_head_dim is 10+ in"),
+        ({"index_topk_freq": 1.5}, "index_topk_freq is 1.5"),
+        ({"index_skip_topk_offset": True}, "index_skip_topk_offset is True"),
+        ({"num_hidden_layers": 0}, "indexer_types in config.json must be a list of 0 values"),
+    ],
+)
+def test_a_number_that_no_indexer_has_is_named(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        architecture(PUBLISHED["GLM-5.2"][0] | changes)
 
 
 def test_a_section_of_positions_is_bounded() -> None:

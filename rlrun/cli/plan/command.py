@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlrun.cli.arguments import AsJson, Overrides, Profiles, Quiet, Specs, Verbose, finite, load
+from rlrun.cli.arguments import (
+    AllowLocalPlugins,
+    AsJson,
+    Overrides,
+    Profiles,
+    Quiet,
+    Specs,
+    Verbose,
+    finite,
+    load,
+)
 from rlrun.runner.host.printed_text import print_text
 
 if TYPE_CHECKING:
@@ -93,6 +103,7 @@ def command(
     price: Price = None,
     node_failures: NodeFailureHours = None,
     restart: RestartSeconds = 300.0,
+    allow_local_plugins: AllowLocalPlugins = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -44,6 +44,9 @@ def _with_indexer(config: Config, layers: Sequence[int], *, interleaved: bool) -
         interleaved=interleaved,
         layers=frozenset(layers),
     )
+    for key in ("index_n_heads", "index_topk"):
+        if config[key] < 1:
+            raise ValueError(f"{key} = {config[key]} in config.json must be at least 1")
     if indexer.head_dim < model.latent.rotated_dim:
         raise ValueError(
             f"index_head_dim = {indexer.head_dim} in config.json must be at least "
@@ -60,7 +63,7 @@ def _indexer_types(config: Config) -> Sequence[str]:
     if kinds is None:
         frequency, offset = max(config["index_topk_freq"], 1), config["index_skip_topk_offset"]
         kinds = ["shared" if max(layer - offset + 1, 0) % frequency else "full" for layer in range(layers)]
-    if len(kinds) != layers or not set(_KINDS.values()).issuperset(kinds) or kinds[0] != "full":
+    if len(kinds) != layers or not set(_KINDS.values()).issuperset(kinds) or "full" not in kinds[:1]:
         raise ValueError(
             f"indexer_types in config.json must be a list of {layers} values, one per layer, each full or "
             "shared, of which the first is full"

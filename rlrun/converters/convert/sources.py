@@ -77,7 +77,13 @@ def checked_contents(
 
 def optimizer_contents(source: Checkpoint, config: Mapping[str, Any]) -> dict[str, Content]:
     """Returns the optimizer's tensors, named by kind and weight: `exp_avg.model.norm.weight`."""
-    names = DcpFolder(source.folder).tensors
+    folder = DcpFolder(source.folder)
+    if is_megatron(folder):
+        raise ValueError(
+            f"{source.folder} is a checkpoint of Megatron, of which only the weights are read: "
+            "remove --optimizer"
+        )
+    names = folder.tensors
     weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
     kinds = {kind for kind, _, weight in (name.partition(".") for name in names) if weight in weights}
     kinds -= {_OWN.removesuffix(".")}

@@ -13,6 +13,8 @@ The embedding and the head have rows behind the vocabulary, which are left out. 
 import re
 from collections.abc import Iterator
 
+import torch
+
 from rlrun.converters.families.expected_tensors import Lenience, check_shapes, hf_shapes
 from rlrun.converters.families.mapping import Mapped
 from rlrun.converters.folders.dcp_folder import DcpFolder
@@ -34,6 +36,7 @@ _MODEL_NAMES = {
 _PREFIXES = ("embedding.", "decoder.", "output_layer.")
 """The names of the policy's parameters begin with these: not those of its optimizer, and of layers that
 predict further tokens (`mtp.`)."""
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _LAYER_NAMES = {
     "attention_norm.weight": ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
     "attention.wo.weight": ("self_attention.linear_proj.weight",),
@@ -85,12 +88,14 @@ def from_megatron(model: Architecture, folder: DcpFolder, lenience: Lenience) ->
     tensors, unless `lenience` accepts them.
     """
     _check_layers(model, folder)
-    names, used = _Names(folder), set()
+    names, used = _Names(model, folder, lenience), set()
     contents: dict[str, Content] = {}
     for tensor in text_tensors(model):
         if (found := names.find(model, tensor)) is not None:
             stored_name, contents[tensor.name] = found[0], plain(found[1])
             used.add(stored_name)
+            if (dtype := found[1].dtype) not in _DTYPES:
+                raise ValueError(f"{stored_name} in {folder.folder} is {dtype}, and its scales are not known")
     unused = [name for name in folder.tensors if name.startswith(_PREFIXES) and name not in used]
     unknown = sorted(name for name in unused if not name.endswith("_extra_state"))
     if unknown and not lenience.unknown:
@@ -124,21 +129,31 @@ def _check_layers(model: Architecture, folder: DcpFolder) -> None:
 class _Names:
     """Finds tensors by torchtitan's names."""
 
-    def __init__(self, folder: DcpFolder) -> None:
+    def __init__(self, model: Architecture, folder: DcpFolder, lenience: Lenience) -> None:
+        self._model = model
         self._folder = folder
+        self._lenience = lenience
         self._found: dict[tuple[str, int | None], StoredTensor] = {}
         """Tensors, and layers of stacked tensors, by name and layer: those of experts have many parts."""
 
     def find(self, model: Architecture, tensor: HfTensor) -> tuple[str, StoredTensor] | None:
-        """Returns Megatron's name and the tensor; None if the checkpoint does not have it."""
+        """Returns Megatron's name and the tensor; None if the checkpoint does not have it.
+
+        Raises ValueError for a tensor that is not a whole number of the model's parts.
+        """
         in_layer = re.fullmatch(r"layers\.(\d+)\.(.+)", tensor.parameter)
         if in_layer is None:
             found = self._stored(_MODEL_NAMES[tensor.parameter])
-            return found and (found[0], found[1].part(0, min(tensor.shape[0], found[1].shape[0])))
+            if found is None or not found[1].shape:
+                return found
+            return found[0], found[1].part(0, min(tensor.shape[0], found[1].shape[0]))
         layer, parameter = int(in_layer[1]), in_layer[2]
         for name in _layer_names(model, parameter):
             if (found := self._in_layer(layer, name, tensor.expert)) is not None:
-                return found[0], _own_part(model, parameter, found[1])
+                try:
+                    return found[0], _own_part(model, parameter, found[1])
+                except ValueError as error:
+                    raise ValueError(f"{found[0]} in {self._folder.folder}: {error}") from None
         return None
 
     def _in_layer(self, layer: int, name: str, expert: int | None) -> tuple[str, StoredTensor] | None:
@@ -149,9 +164,28 @@ class _Names:
                 if (found := self._stored(path + own_name, stacked)) is not None:
                     return found
             found = self._stored(path + name, stacked)
-            if found is not None and (expert is None or expert < found[1].shape[0]):
-                return found if expert is None else (found[0], found[1].index(expert))
+            if found is not None and expert is not None:
+                assert self._model.experts is not None
+                found = self._member(found, expert, self._model.experts.count, "experts")
+            if found is not None:
+                return found
         return None
+
+    def _member(
+        self, stack: tuple[str, StoredTensor], number: int, count: int, kind: str
+    ) -> tuple[str, StoredTensor] | None:
+        """Returns one layer or expert of a stack; None if it has fewer. Raises ValueError if it has more
+        than the model.
+        """
+        name, tensor = stack
+        if not tensor.shape or number >= tensor.shape[0]:
+            return None
+        if tensor.shape[0] > count and not self._lenience.unknown:
+            raise ValueError(
+                f"{name} in {self._folder.folder} has {tensor.shape[0]} {kind}, and its config.json "
+                f"describes {count}"
+            )
+        return name, tensor.index(number)
 
     def _stored(self, name: str, layer: int | None = None) -> tuple[str, StoredTensor] | None:
         """Returns a tensor, or one layer of a stacked tensor; None if the checkpoint does not have it."""
@@ -161,10 +195,11 @@ class _Names:
             if layer is None:
                 self._found[name, None] = self._folder.read(name)
             else:
-                found = self._stored(name)
-                if found is None or not found[1].shape or layer >= found[1].shape[0]:
+                whole = self._stored(name)
+                found = whole and self._member(whole, layer, self._model.layers, "layers")
+                if found is None:
                     return None
-                self._found[name, layer] = found[1].index(layer)
+                self._found[name, layer] = found[1]
         return name, self._found[name, layer]
 
 
@@ -183,20 +218,32 @@ def _layer_names(model: Architecture, parameter: str) -> Iterator[str]:
 
 
 def _own_part(model: Architecture, parameter: str, stored: StoredTensor) -> StoredTensor:
-    """Returns the rows of one parameter in a tensor that holds several."""
+    """Returns the rows of one parameter in a tensor that holds several. Raises ValueError if it does not."""
+    if not stored.shape:
+        return stored
     matrix = parameter.split(".")[-2 if parameter.endswith((".weight", ".bias")) else -1][:2]
     if parameter.startswith("attention.qkv_linear."):
         return _of_groups(model, parameter.split(".")[-2], stored)
     if any(parameter.startswith(start) for start in _GATED) and matrix in ("w1", "w3"):
-        half = stored.shape[0] // 2
+        half, odd = divmod(stored.shape[0], 2)
+        if odd:
+            raise ValueError(f"its {stored.shape[0]} rows are not a gate and as many rows of up")
         return stored.part(0, half) if matrix == "w1" else stored.part(half, 2 * half)
     return stored
 
 
 def _of_groups(model: Architecture, matrix: str, stored: StoredTensor) -> StoredTensor:
-    """Returns the rows of q, k or v, which each group of heads has between those of the others."""
+    """Returns the rows of q, k or v, which each group of heads has between those of the others.
+
+    Raises ValueError for another number of rows than that of the model's groups.
+    """
     queries, size = model.heads // model.kv_heads, model.head_dim
     first, count = {"wq": (0, queries), "wk": (queries, 1), "wv": (queries + 1, 1)}[matrix]
     rows = (queries + 2) * size
+    if stored.shape[0] != model.kv_heads * rows:
+        raise ValueError(
+            f"it has {stored.shape[0]} rows, and config.json describes {model.kv_heads} groups of "
+            f"{queries} q, k and v of {size} rows each"
+        )
     starts = range(first * size, stored.shape[0], rows)
-    return join(stored.part(start, min(start + count * size, stored.shape[0])) for start in starts)
+    return join(stored.part(start, start + count * size) for start in starts)

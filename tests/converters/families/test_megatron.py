@@ -148,6 +148,70 @@ def test_what_is_missing_unknown_or_of_another_layer_is_named(tmp_path):
         convert(tmp_path / "other", "hf", tmp_path / "out", model=recurrent)
 
 
+QKV, GATED = "decoder.layers.0.self_attention.linear_qkv.weight", "decoder.layers.0.mlp.linear_fc1.weight"
+ROWS = "config.json describes 2 groups of 2 q, k and v of 16 rows each"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({QKV: torch.zeros(8, 64)}, rf"linear_qkv.* it has 8 rows, and {ROWS}", id="short"),
+        pytest.param({QKV: torch.zeros(192, 64)}, rf"it has 192 rows, and {ROWS}", id="a group too many"),
+        pytest.param({QKV: torch.zeros(131, 64)}, rf"it has 131 rows, and {ROWS}", id="not divisible"),
+        pytest.param({QKV: torch.zeros(())}, r"has shape \(\), but its config", id="qkv without rows"),
+        pytest.param({GATED: torch.zeros(193, 64)}, "its 193 rows are not a gate and as many", id="odd"),
+        pytest.param({GATED: torch.zeros(())}, r"has shape \(\), but its config", id="gate without rows"),
+        pytest.param({GATED: torch.zeros(192, 64).to(torch.float8_e4m3fn)}, "scales are not known", id="fp8"),
+        pytest.param(
+            {"embedding.word_embeddings.weight": torch.zeros(())}, r"has shape \(\), but its", id="embedding"
+        ),
+    ],
+)
+def test_a_tensor_that_does_not_hold_whole_parts_is_named(tmp_path, change, message):
+    source = make_tiny_model(tmp_path / "hf", "qwen3")
+    tensors = megatron_tensors(read_hf(source), AutoConfig.from_pretrained(source), fused_norms=False)
+    save(tensors | change, tmp_path / "written")
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "written", "hf", tmp_path / "out", model=source)
+
+
+@pytest.mark.parametrize(
+    ("family", "pattern", "name", "message"),
+    [
+        (
+            "qwen3",
+            r"decoder\.layers\.(?P<number>\d+)\.(.+)",
+            "decoder.layers.{1}",
+            "4 layers, .* describes 2",
+        ),
+        (
+            "qwen3_moe",
+            r"(.+\.mlp\.experts\.experts\.)(?P<number>\d+)\.(.+)",
+            "{0}{2}",
+            "8 experts, and its config.json describes 4",
+        ),
+    ],
+)
+def test_a_stack_of_a_larger_model_is_not_cut(tmp_path, family, pattern, name, message):
+    source = make_tiny_model(tmp_path / "hf", family)
+    tensors = megatron_tensors(read_hf(source), AutoConfig.from_pretrained(source), fused_norms=False)
+    written = stacked(tensors, pattern, name)
+    larger = {key: torch.cat([tensor] * (1 if key in tensors else 2)) for key, tensor in written.items()}
+    save(larger, tmp_path / "written")
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "written", "hf", tmp_path / "out", model=source)
+
+
+def test_the_state_of_megatron_s_optimizer_is_not_read(tmp_path):
+    source = make_tiny_model(tmp_path / "hf", "qwen3")
+    save(
+        megatron_tensors(read_hf(source), AutoConfig.from_pretrained(source), fused_norms=False),
+        tmp_path / "written",
+    )
+    with pytest.raises(ValueError, match="of which only the weights are read: remove --optimizer"):
+        convert(tmp_path / "written", "hf", tmp_path / "out", model=source, optimizer=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None,

@@ -48,7 +48,8 @@ def layouts(spec: Spec) -> Iterator[Spec]:
         smaller = spec.trainer.with_sections(parallel=parallel.with_sections(fsdp=fsdp))
         lost = parallel.world_size - smaller.parallel.world_size
         candidate = spec.with_sections(trainer=smaller, cluster=_smaller_cluster(spec, lost))
-        if is_allowed(candidate, needs_of(spec)):
+        alone = smaller.with_sections(parallel=smaller.parallel.with_sections(min_fsdp=None))
+        if is_allowed(candidate.with_sections(trainer=alone), needs_of(spec)):
             yield candidate
 
 

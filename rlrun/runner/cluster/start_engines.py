@@ -119,10 +119,9 @@ class EngineHandle:
 
     async def restart(self) -> EngineClient:
         """Kills the engine's processes on every node, if it has any, and starts it again in new ones."""
-        if self.processes:
-            self.processes = await self._cluster.replace(self.processes)
-        else:
-            self.processes = await self._cluster.launch(self.requests)
+        ended, self.processes = self.processes, []  # also where no new ones can be started
+        begin = self._cluster.replace(ended) if ended else self._cluster.launch(self.requests)
+        self.processes = await begin
         return await self.start()
 
     def leave(self) -> None:

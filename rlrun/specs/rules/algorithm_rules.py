@@ -77,6 +77,25 @@ def batch_equation(spec: Spec, needs: Needs) -> Iterator[Finding]:
         yield Finding(BATCH_KEYS[0], message, cure, related=related, code=Code.BATCH)
 
 
+def elastic_batch(spec: Spec, needs: Needs) -> Iterator[Finding]:
+    """Elastic ranks can become fewer: G samples split evenly over a smaller layout, too."""
+    parallel, least = spec.trainer.parallel, spec.trainer.parallel.min_fsdp
+    if least is None or least >= parallel.fsdp:
+        return
+    try:
+        size = batch_numbers(spec, needs.rollout).global_batch_size
+    except ValueError:
+        return  # said by `batch_equation`
+    fits = [fsdp for fsdp in range(1, parallel.fsdp) if size % (fsdp * parallel.replicate) == 0]
+    if fits and fits[-1] < least:
+        message = (
+            f"G = {size} samples do not split evenly over fewer than fsdp = {parallel.fsdp} and at least "
+            f"{least} ranks, so that a launch would need all"
+        )
+        path = ("trainer", "parallel", "min_fsdp")
+        yield Finding(path, message, f"set it to {fits[-1]} or less", found=least, code=Code.BATCH)
+
+
 def layout(spec: Spec, needs: Needs) -> Iterator[Finding]:
     """The processes of the job fit on the cluster's GPUs and leave none idle."""
     try:
@@ -275,6 +294,7 @@ def mask_size(spec: Spec, needs: Needs) -> Iterator[Finding]:
 
 ALGORITHM_RULES: tuple[Rule, ...] = (
     batch_equation,
+    elastic_batch,
     layout,
     groups,
     pairs_of_steps,

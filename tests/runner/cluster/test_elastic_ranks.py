@@ -28,6 +28,7 @@ EIGHT = {"nodes": 2, "gpus_per_node": 4}
         pytest.param(
             {"fsdp": 8, "min_fsdp": 2}, EIGHT, [(8, (4, 4)), (4, (4,)), (2, (2,))], id="divisors of 16 only"
         ),
+        pytest.param({"fsdp": 8, "min_fsdp": 3}, EIGHT, [(8, (4, 4)), (4, (4,))], id="the last one above"),
         pytest.param({"fsdp": 8, "min_fsdp": 8}, EIGHT, [(8, (4, 4))], id="no fewer"),
         pytest.param(
             {"fsdp": 4, "min_fsdp": 1, "tensor": 2},

@@ -82,3 +82,19 @@ def test_memory_is_counted_for_as_many_candidates_as_top_k_leaves(
     overrides: tuple[str, ...], count: int
 ) -> None:
     assert candidates_of(resolved(load_checked_spec([BASE], overrides).spec)) == count
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "least", "allowed"), [(4, 3, 2), (4, 4, None), (4, 2, None), (8, 5, 4), (1, 1, None)]
+)
+def test_elastic_ranks_can_become_fewer(fsdp: int, least: int, allowed: int | None) -> None:
+    keys = (f"trainer.parallel.fsdp={fsdp}", f"trainer.parallel.min_fsdp={least}")
+    overrides = (*keys, "rollout.batch_size=4", "rollout.samples_per_prompt=4")
+    if allowed is None:
+        load_checked_spec([BASE], overrides)
+        return
+    with pytest.raises(SpecError) as raised:
+        load_checked_spec([BASE], overrides)
+    [problem] = raised.value.problems
+    assert "trainer.parallel.min_fsdp: G = 16 samples do not split evenly over fewer than" in str(problem)
+    assert f"set it to {allowed} or less" in str(problem)

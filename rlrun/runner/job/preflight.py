@@ -202,11 +202,13 @@ def _trackers(spec: Spec) -> Iterator[Finding]:
 def _servers(spec: Spec) -> Iterator[Finding]:
     """Yields a finding for each kind of SGLang server that this host cannot start.
 
-    An interpreter that the spec names is not asked. Servers of several hosts may be installed elsewhere.
+    An interpreter that the spec names is not asked. Servers of several hosts may be installed elsewhere, and
+    an adapter of the policy's servers has none of its own.
     """
     for path, section in engine_sections(spec):
         python = section.python or sys.executable
-        if section.type != "sglang" or spec.cluster.nodes > 1 or not is_own_interpreter(python):
+        elsewhere = spec.cluster.nodes > 1 or shares_policy(section)
+        if section.type != "sglang" or elsewhere or not is_own_interpreter(python):
             continue
         if (reason := why_not_importable(python)) is not None:
             cure = "pip install 'rlrun[run,sglang]', or set engine.python to an interpreter that has SGLang"

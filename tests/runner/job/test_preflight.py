@@ -342,6 +342,17 @@ def test_servers_that_this_host_cannot_start_are_told(
         assert [problem.key for problem in found] == expected
 
 
+def test_an_adapter_of_the_policy_s_servers_needs_no_server_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "why_not_importable", lambda python: "sglang is not installed")
+    spec = {"model": {"path": "/m"}, "data": {}, "engine": {"type": "sglang", "python": "/other/python"}}
+    judge = {"name": "judge", "type": "sglang", "adapter": "/adapter"}
+    spec |= {"trainer": {"steps": 1, "lora": {"rank": 4}}, "engines": [judge]}
+    assert list(preflight._servers(Spec.model_validate(spec))) == []
+    judge["path"] = "/m"  # a server of its own
+    [found] = preflight._servers(Spec.model_validate(spec))
+    assert found.path == ("engines", 0, "type")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))

@@ -5,7 +5,6 @@ rows of the hub, or of a copy ─▶ the form ─▶ prompt, label, metadata for
 """
 
 import base64
-import binascii
 import hashlib
 import io
 import json
@@ -16,9 +15,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.data.hf import HfParams, load_table
@@ -78,8 +77,14 @@ class BenchmarkParams(Section):
     reads. None: the set is read from the Hugging Face hub."""
     revision: str | None = None
     """Branch, tag or commit on the hub. None: the commit that rlrun pins (docs/benchmarks.md)."""
-    rows: str = Field(default="[:]", pattern=r"^\[-?\d*:-?\d*\]$")
+    rows: str = Field(default="[:]", pattern=r"^\[(-?\d+)?:(-?\d+)?\]$")
     """Slice of the set: `[:100]` takes its first 100 rows."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.path is not None and self.revision is not None:
+            raise ValueError("revision is of the hub, and path is a copy of the set: give one of the two")
+        return self
 
 
 class BenchmarkSet:
@@ -119,9 +124,10 @@ class BenchmarkSet:
         columns = self._benchmark.columns
         try:
             _check_columns(self._name, self._benchmark, values)
+            _check_filled(self._benchmark, values)
             read = {name: values[column] for name, column in columns.items()}
             prompt, label, metadata = _FORMS[self._benchmark.form](read, self._benchmark)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ValueError(f"{self._name}, row {index}: {error}") from error
         return Row(str(index), prompt, label, metadata)
 
@@ -134,13 +140,22 @@ def _records(params: BenchmarkParams, benchmark: Benchmark) -> Sequence[Mapping[
     """Returns the rows of the slice, by column."""
     start, end = (int(part) if part else None for part in params.rows[1:-1].split(":"))
     if params.path is not None and Path(params.path).is_file():
-        lines = Path(params.path).read_text(encoding="utf-8").splitlines()
-        records = [parse_json(line) for line in lines if line.strip()]
+        # not splitlines(), which also ends a line at U+2028 and others, inside of JSON's strings
+        lines = Path(params.path).read_text(encoding="utf-8-sig").split("\n")
+        records = [_record(line, number, params.path) for number, line in enumerate(lines, 1) if line.strip()]
         if not all(isinstance(record, dict) for record in records):
             raise ValueError(f"{params.path} does not have a JSON object in each line")
         return records[start:end]
     table = _table(params, benchmark)
     return table.select(range(len(table))[start:end])  # type: ignore[no-any-return]
+
+
+def _record(line: str, number: int, path: str) -> Any:
+    """Returns the value of a line. Raises ValueError, naming the line, if it is not JSON."""
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: {error}") from None
 
 
 def _table(params: BenchmarkParams, benchmark: Benchmark) -> Any:
@@ -166,12 +181,22 @@ def _check_columns(name: str, benchmark: Benchmark, values: Mapping[str, Any]) -
         )
 
 
+def _check_filled(benchmark: Benchmark, values: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the column, for a record in which one is null or blank."""
+    for key, column in benchmark.columns.items():
+        value = values[column]
+        if key not in _MAY_BE_EMPTY and (value is None or (isinstance(value, str) and not value.strip())):
+            raise ValueError(f"the column {column!r} is empty")
+
+
+_MAY_BE_EMPTY = ("starter", "metadata")
+"""Columns of programs: those that read stdin have no starter code, and no function's name."""
 _Made = tuple[str, Any, dict[str, Any]]
 """A prompt, its label, and metadata for the reward."""
 
 
 def _math(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
-    answer = str(values["answer"])
+    answer = _word(values["answer"], "answer")
     if benchmark.answer_pattern is not None:
         found = last_match(answer, benchmark.answer_pattern)
         if found is None:
@@ -181,9 +206,9 @@ def _math(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
 
 
 def _choices(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
-    options = list(map(str, values["options"]))
+    options = list(map(str, _list(values["options"], "options")))
     right = str(values["answer"]).strip()
-    if right not in string.ascii_uppercase[: len(options)]:
+    if right not in list(string.ascii_uppercase[: len(options)]):
         raise ValueError(f"the answer {right!r} is not the letter of one of {len(options)} options")
     return _choice(str(values["question"]), options, right)
 
@@ -206,19 +231,27 @@ def _choice(question: str, options: Sequence[str], right: str) -> _Made:
 
 def _instructions(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
     """A table of a column has a key for every argument of the set; those of an instruction are not None."""
-    kwargs = [{key: value for key, value in table.items() if value is not None} for table in values["kwargs"]]
-    metadata = {"instruction_id_list": list(values["instructions"]), "kwargs": kwargs}
+    kwargs = [
+        {key: value for key, value in table.items() if value is not None}
+        for table in _list(values["kwargs"], "kwargs")
+    ]
+    names = list(_list(values["instructions"], "instructions"))
+    if len(names) != len(kwargs) or not names:
+        raise ValueError(f"{len(names)} instructions have {len(kwargs)} tables of arguments")
+    metadata = {"instruction_id_list": names, "kwargs": kwargs}
     return str(values["prompt"]), None, metadata
 
 
 def _function(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
-    name = str(values["entry_point"])
+    name = _word(values["entry_point"], "entry_point")
     tests = [f"{values['test']}\ncheck({name})"]
     return _FUNCTION.format(prompt=values["prompt"]), None, {"tests": tests, "entry_point": name}
 
 
 def _program(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
     tests = [*parse_json(values["public"]), *_private_tests(values["private"])]
+    if not tests:
+        raise ValueError("it has no tests, which every answer would pass or fail")
     name = parse_json(values["metadata"] or "{}").get("func_name")
     starter = values["starter"]
     form = _WITH_STARTER.format(starter=starter) if starter else _WITH_STDIN
@@ -235,6 +268,20 @@ def _program(values: Mapping[str, Any], benchmark: Benchmark) -> _Made:
     return prompt, None, {"tests": table}
 
 
+def _word(value: Any, name: str) -> str:
+    """Returns a text or a number as text. Raises TypeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError(f"{name} is {type(value).__name__}, not a text or a number")
+    return str(value)
+
+
+def _list(value: Any, name: str) -> Sequence[Any]:
+    """Returns a list. Raises TypeError for anything else, such as its text."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} is {type(value).__name__}, not a list")
+    return value
+
+
 class _TextUnpickler(pickle.Unpickler):
     """Reads a pickled text, and nothing that names a class or a function."""
 
@@ -245,14 +292,16 @@ class _TextUnpickler(pickle.Unpickler):
 def _private_tests(text: str) -> list[dict[str, Any]]:
     """Returns the private tests of LiveCodeBench: JSON, or JSON that is pickled, compressed and in base64."""
     with suppress(ValueError):
-        return list(parse_json(text))
+        return list(_list(parse_json(text), "private tests"))
     unpacking = zlib.decompressobj()
     try:
         packed = unpacking.decompress(base64.b64decode(text), _MAX_TESTS)
         content = _TextUnpickler(io.BytesIO(packed)).load()
-    except (zlib.error, binascii.Error, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"the private tests cannot be read: {error}") from None
-    return list(parse_json(content))
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(f"the private tests cannot be read: {str(error) or type(error).__name__}") from None
+    if not isinstance(content, str):
+        raise ValueError(f"the private tests cannot be read: they are {type(content).__name__}, not text")
+    return list(_list(parse_json(content), "private tests"))
 
 
 _FORMS: Mapping[Form, Callable[[Mapping[str, Any], Benchmark], _Made]] = {

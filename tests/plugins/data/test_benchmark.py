@@ -86,6 +86,66 @@ def test_other_columns_are_named(tmp_path: Path, name: str, change: Mapping[str,
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gsm8k", {"question": None}, "the column 'question' is empty"),
+        ("math-500", {"answer": " "}, "the column 'answer' is empty"),
+        ("math-500", {"answer": ["x"]}, "answer is list, not a text or a number"),
+        ("mmlu-pro", {"answer": "AB"}, "the answer 'AB' is not the letter of one of 6 options"),
+        ("mmlu-pro", {"options": "abcdef"}, "options is str, not a list"),
+        ("gpqa-diamond", {"Incorrect Answer 1": None}, "the column 'Incorrect Answer 1' is empty"),
+        ("ifeval", {"kwargs": [None, {}]}, "'NoneType' object has no attribute 'items'"),
+        ("ifeval", {"kwargs": "[{}, {}]"}, "kwargs is str, not a list"),
+        ("ifeval", {"kwargs": [{}]}, "2 instructions have 1 tables of arguments"),
+        ("humaneval-plus", {"entry_point": ["f"]}, "entry_point is list"),
+        ("livecodebench-v6", {"metadata": "[1]"}, "'list' object has no attribute 'get'"),
+        ("livecodebench-v6", {"private_test_cases": '{"input": 1}'}, "private tests is dict, not a list"),
+        ("livecodebench-v6", {"private_test_cases": "[]", "public_test_cases": "[]"}, "it has no tests"),
+    ],
+)
+def test_a_wrong_value_is_an_error_of_its_row(
+    tmp_path: Path, name: str, change: Mapping[str, Any], message: str
+) -> None:
+    record = json.loads((FILES / f"{name}.jsonl").read_text().splitlines()[0]) | change
+    (tmp_path / "set.jsonl").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="row 0") as error:
+        rows(name, path=str(tmp_path / "set.jsonl"))
+    assert message in str(error.value)
+
+
+def test_a_line_ends_only_at_a_line_feed(tmp_path: Path) -> None:
+    record = {"question": "one\u2028two\x85three", "answer": "#### 12"}
+    (tmp_path / "set.jsonl").write_text("\ufeff" + json.dumps(record, ensure_ascii=False) + "\r\n", "utf-8")
+    [row] = rows("gsm8k", path=str(tmp_path / "set.jsonl"))
+    assert str(row.prompt).startswith(record["question"])
+    (tmp_path / "set.jsonl").write_text("\n{]")
+    with pytest.raises(ValueError, match=r"set\.jsonl, line 2: "):
+        rows("gsm8k", path=str(tmp_path / "set.jsonl"))
+
+
+def test_a_copy_has_no_revision_and_a_slice_has_numbers() -> None:
+    with pytest.raises(ValueError, match="revision is of the hub, and path is a copy"):
+        rows("gsm8k", revision="main")
+    with pytest.raises(ValueError, match=r'rows: "\[-:\]" does not fit the pattern'):
+        rows("gsm8k", rows="[-:]")
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"", b"\x80\x04.", b"K\x05.", b"\x80\x04h\x05.", b"\x80\x04]K\x01b.", b"G\x00.",
+        b"\x80\x04\x8e" + (2**60).to_bytes(8, "little") + b".",
+    ],
+)  # fmt: skip
+def test_damaged_private_tests_are_an_error_of_their_row(tmp_path: Path, packed: bytes) -> None:
+    record = json.loads((FILES / "livecodebench-v6.jsonl").read_text().splitlines()[0])
+    text = base64.b64encode(zlib.compress(packed)).decode()
+    (tmp_path / "set.jsonl").write_text(json.dumps(record | {"private_test_cases": text}))
+    with pytest.raises(ValueError, match=r"row 0: the private tests cannot be read: ."):
+        rows("livecodebench-v6", path=str(tmp_path / "set.jsonl"))
+
+
 def test_private_tests_run_no_code(tmp_path: Path) -> None:
     record = json.loads((FILES / "livecodebench-v6.jsonl").read_text().splitlines()[0])
     packed = base64.b64encode(zlib.compress(pickle.dumps(Path("/")))).decode()

@@ -49,7 +49,8 @@ Criteria:
 Think briefly about each criterion, then end with one line for each: "Criterion N: yes" if the answer meets
 it, else "Criterion N: no"."""
 _PLACE = re.compile(r"\{(prompt|response|label|rubric)\}")
-_MET = re.compile(r"(?i)\bcriterion\W{0,4}(\d+)\W{0,8}(yes|no)\b")
+_MET = re.compile(r"(?i)\bcriterion\W{0,4}(\d+)\W{0,8}(yes|no)\b(?!\s*(?:/|\||or\b)\s*(?:yes|no)\b)")
+"""A verdict; "yes/no" and "yes or no" are none."""
 
 
 class Criterion(Section):
@@ -57,7 +58,7 @@ class Criterion(Section):
 
     text: str = Field(min_length=1)
     """What the answer has to do, such as "Names the year."."""
-    weight: float = 1.0
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     """What meeting it adds to the score; negative for a mistake that the answer must not make."""
 
 
@@ -197,7 +198,10 @@ class LlmJudge:
 
 
 def rubric_of(params: LlmJudgeParams, row: Row) -> Sequence[Criterion]:
-    """Returns the criteria of a row: its own, or those of the spec. Raises ValueError for wrong ones."""
+    """Returns the criteria of a row: its own, or those of the spec.
+
+    Raises ValueError for wrong ones, and for a template that does not show them.
+    """
     own = row.metadata.get("rubric")
     if own is None:
         return params.rubric
@@ -212,6 +216,10 @@ def rubric_of(params: LlmJudgeParams, row: Row) -> Sequence[Criterion]:
         ) from None
     if not any(criterion.weight > 0 for criterion in rubric):
         raise ValueError("metadata.rubric has no criterion with a positive weight")
+    if params.template is not None and "{rubric}" not in params.template:
+        raise ValueError(
+            "template has no {rubric}, so the judge would not see the criteria of metadata.rubric: add it"
+        )
     return rubric
 
 

@@ -21,23 +21,38 @@ class VerdictCache:
     def __init__(self, path: str) -> None:
         """Creates the file. Raises ValueError if it cannot be, or holds something else."""
         self._path = Path(path)
+        self._has_failed = False
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._open()) as file, file:
                 file.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, answer TEXT)")
+                file.execute("SELECT key, answer FROM verdicts LIMIT 1")
         except (OSError, sqlite3.Error) as error:
             raise ValueError(f"cache: {path} cannot be used ({error}): name another file") from error
 
     def find(self, asked: Mapping[str, Any]) -> str | None:
-        """Returns the answer to the same question; None if it was not asked."""
-        with closing(self._open()) as file:
-            row = file.execute("SELECT answer FROM verdicts WHERE key = ?", (_key(asked),)).fetchone()
+        """Returns the answer to the same question; None if it was not asked, or cannot be read."""
+        try:
+            with closing(self._open()) as file:
+                row = file.execute("SELECT answer FROM verdicts WHERE key = ?", (_key(asked),)).fetchone()
+        except sqlite3.Error as error:
+            self._report("read", error)
+            return None
         return None if row is None else str(row[0])
 
     def keep(self, asked: Mapping[str, Any], answer: str) -> None:
-        """Stores an answer."""
-        with closing(self._open()) as file, file:
-            file.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (_key(asked), answer))
+        """Stores an answer, if that is possible: a verdict counts also where it cannot be kept."""
+        try:
+            with closing(self._open()) as file, file:
+                file.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (_key(asked), answer))
+        except (sqlite3.Error, UnicodeError) as error:  # half of a surrogate pair has no bytes
+            self._report("written", error)
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Prints the first failure to the reward's log."""
+        if not self._has_failed:
+            print(f"cache: {self._path} cannot be {what} ({error}), so the judge is asked again", flush=True)
+        self._has_failed = True
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=_WAIT_SECONDS)

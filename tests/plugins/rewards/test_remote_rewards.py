@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import math
 import re
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -294,6 +297,7 @@ RUBRIC = [{"text": "Names the year."}, {"text": "Is short.", "weight": 3}, {"tex
     [
         ("Criterion 1: yes\nCriterion 2: yes\nCriterion 3: no", 1.0),
         ("Criterion 1: no\nCriterion 2: no\nCriterion 3: no\nso **Criterion 1**: yes", 0.25),
+        ("Criterion 1: no\nCriterion 2: yes\nCriterion 3: yes\nCriterion 1: yes/no, 2 or 3: yes or no", 0.25),
         ("criterion 1 - no, criterion 2 - yes, criterion 3 - yes", 0.25),
         ("Criterion 1: yes\nCriterion 2: no\nCriterion 3: yes", 0.0),
     ],
@@ -358,6 +362,47 @@ def test_a_cache_that_is_something_else_is_refused(tmp_path: Path) -> None:
         build("rewards", "llm_judge", {"url": "http://x", "cache": str(tmp_path / "rows.jsonl")})
 
 
+def replaced_table(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("DROP TABLE verdicts")
+        file.execute("CREATE TABLE verdicts (other TEXT)")
+
+
+@pytest.mark.parametrize(
+    ("damage", "answer"),
+    [
+        (lambda path: path.write_bytes(b"rubbish" * 1000), "Score: 5"),
+        (Path.unlink, "Score: 5"),
+        (replaced_table, "Score: 5"),
+        (lambda path: None, "\ud800 Score: 5"),
+    ],
+    ids=["damaged", "removed", "replaced", "no bytes"],
+)
+def test_a_verdict_counts_where_the_cache_fails(
+    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, answer: str
+) -> None:
+    service.script = [(200, chat(answer))]
+    judge = build("rewards", "llm_judge", {"url": service.url, "cache": str(tmp_path / "verdicts")})
+    damage(tmp_path / "verdicts")
+    assert [ask(lambda: judge.score(sample("x")), judge) for _ in range(2)] == [0.5, 0.5]
+    assert capsys.readouterr().out.count("so the judge is asked again") == 1
+    assert len(service.asked) == 2
+
+
+def test_a_cache_with_another_table_is_refused(tmp_path: Path) -> None:
+    build("rewards", "llm_judge", {"url": "http://x", "cache": str(tmp_path / "verdicts")})
+    replaced_table(tmp_path / "verdicts")
+    with pytest.raises(PluginError, match=r"cannot be used .no such column"):
+        build("rewards", "llm_judge", {"url": "http://x", "cache": str(tmp_path / "verdicts")})
+
+
+def test_a_template_shows_the_rubric_of_a_row() -> None:
+    judge = build("rewards", "llm_judge", {"url": "http://x", "template": "{response}"})
+    judge.check_row(judge.params, sample("x").prompt.row)
+    with pytest.raises(ValueError, match=r"template has no \{rubric\}, .* of metadata\.rubric"):
+        judge.check_row(judge.params, with_rubric(["Is short."]).prompt.row)
+
+
 @pytest.mark.parametrize("name", ["remote", "remote_group", "llm_judge"])
 def test_parameters_keep_the_contract(name: str) -> None:
     check_parameters("rewards", name, {"url": "http://127.0.0.1:1"})
@@ -370,6 +415,8 @@ def test_parameters_keep_the_contract(name: str) -> None:
         ({"url": "http://x", "template": "{prompt}"}, "template has no {response}"),
         ({"url": "http://x", "votes": 3}, "votes at temperature 0 are all the same"),
         ({"url": "http://x", "rubric": [{"text": "Rude.", "weight": -1}]}, "no criterion with a positive"),
+        ({"url": "http://x", "rubric": [{"text": "Short.", "weight": 1e308}]}, "rubric.0.weight: "),
+        ({"url": "http://x", "rubric": [{"text": "Short.", "weight": math.nan}]}, "must be a finite number"),
         ({"url": "http://x", "rubric": RUBRIC, "template": "{response}"}, "template has no {rubric}"),
         ({"url": "http://x", "low": 3, "high": 3}, r"low \(3\) is not below high \(3\)"),
         ({"url": "http://x", "score_pattern": "("}, "score_pattern: .*not a regular expression"),

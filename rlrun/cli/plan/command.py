@@ -218,6 +218,7 @@ def _show(planned: _JobPlan, price: float | None, failures: "NodeFailures | None
     from rlrun.cli.output import table_console
     from rlrun.cli.plan.picture import groups_table, numbers_table, placement_table, placement_title
     from rlrun.cli.plan.sizing import sizing_report
+    from rlrun.runner.cluster.elastic_ranks import layouts_in_words
 
     spec, plan, job = planned.spec, planned.plan, planned.job
     console = table_console()
@@ -226,6 +227,8 @@ def _show(planned: _JobPlan, price: float | None, failures: "NodeFailures | None
     console.print(placement_table(spec, plan))
     if spec.engine.groups and plan.engines:
         console.print(groups_table(spec, plan))
+    if spec.trainer.parallel.min_fsdp is not None:
+        console.print(Text(layouts_in_words(planned.loaded.spec)), soft_wrap=True)
     for line in planned.loaded.choices(planned.sharing):
         console.print(Text(line), soft_wrap=True)
     if job is None:

@@ -103,9 +103,7 @@ def placement_title(spec: Spec, plan: Plan) -> str:
     kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
     elsewhere = "engines elsewhere" if plan.rollout else "no engines"
     elastic = f"; at least {plan.min_engines} of {len(plan.engines)} engines" if plan.min_engines else ""
-    least = spec.trainer.parallel.min_fsdp
-    ranks = f"; fsdp down to {least}, as there are devices" if least else ""
-    return f"{kind if plan.engines else elsewhere}{elastic}; {_mesh(spec)}{ranks}"
+    return f"{kind if plan.engines else elsewhere}{elastic}; {_mesh(spec)}"
 
 
 def placement_table(spec: Spec, plan: Plan) -> Table:

@@ -53,6 +53,14 @@ def layouts(spec: Spec) -> Iterator[Spec]:
             yield candidate
 
 
+def layouts_in_words(spec: Spec) -> str:
+    """Returns the layouts that a launch of elastic ranks chooses from, for the plan."""
+    whole, *smaller = (candidate.trainer.parallel.fsdp for candidate in layouts(spec))
+    if not smaller:
+        return f"a launch needs fsdp = {whole}: every smaller one breaks a rule of the spec"
+    return f"fsdp = {whole}, or {', '.join(map(str, smaller))} where there are devices for no more"
+
+
 def fits(placement: Placement, hosts: Sequence[Mapping[str, float]]) -> bool:
     """Returns whether the bundles that a job needs fit into hosts with these free resources, by Ray's names.
 

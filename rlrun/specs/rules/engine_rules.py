@@ -71,6 +71,8 @@ def groups_of_policy(spec: Spec) -> Iterator[Finding]:
 def elastic_engines(spec: Spec) -> Iterator[Finding]:
     """A job cannot need more engines than it may have."""
     least, count = spec.engine.min_count, spec.engine.count
+    if spec.engine.groups:
+        return  # refused with min_count by the table of combinations
     if least is not None and count is None:
         message = "is the smallest number of engines, and engine.count, the largest, is missing"
         yield Finding((*POLICY, "min_count"), message, f"add `count = {least + 1}`, or another number")

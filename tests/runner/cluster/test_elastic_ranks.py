@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.cluster.elastic_ranks import fits, layouts
+from rlrun.runner.cluster.elastic_ranks import fits, layouts, layouts_in_words
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.sections.job import Spec
@@ -51,6 +51,18 @@ def test_layouts_have_fewer_ranks_with_the_same_batch(
     spec = spec_of(parallel, cluster, engine={"type": "native", **count})
     found = [(each.trainer.parallel.fsdp, each.cluster.gpus_of_nodes) for each in layouts(spec)]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("least", "words"),
+    [
+        (2, "fsdp = 8, or 4, 2 where there are devices for no more"),
+        (5, "a launch needs fsdp = 8: every smaller one breaks a rule of the spec"),
+    ],
+)
+def test_the_plan_names_the_layouts(least: int, words: str) -> None:
+    spec = spec_of({"fsdp": 8, "min_fsdp": least}, EIGHT, engine={"type": "native"})
+    assert layouts_in_words(spec) == words
 
 
 @pytest.mark.parametrize(

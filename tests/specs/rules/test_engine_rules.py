@@ -185,3 +185,12 @@ def test_an_interpreter_of_another_environment_is_not_the_own_one(tmp_path: Path
     link.symlink_to(sys.executable)
     assert not is_own_interpreter(str(link))
     assert is_own_interpreter(sys.executable)
+
+
+def test_elastic_groups_are_refused_once(tmp_path: Path) -> None:
+    """A cure of the number of engines would lead to another mistake."""
+    groups = "min_count = 1\ngroups = [{ count = 1 }, { count = 1 }]\n"
+    with pytest.raises(SpecError) as caught:
+        load_spec([spec_file(tmp_path, python(), "", groups)])
+    messages = [problem.message for problem in caught.value.problems if "min_count" in problem.key]
+    assert messages and all("engine.count" not in message for message in messages)

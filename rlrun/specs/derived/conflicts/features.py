@@ -446,6 +446,7 @@ COUNT_ON_SHARED_GPUS = Feature(
     "engine.count",
     lambda job: job.gives("engine.count") and shares_gpus(job.spec),
 )
+OWN_LAYOUTS = tuple(given(f"{role}.parallel") for role in ("critic", "teacher"))
 NO_ENGINE_RESTARTS = equal("fault_tolerance.engine_restarts", 0)
 MEMORY_OF_A_JOINED_HOST = Feature(
     "weights in the memory of one host of cluster.address",

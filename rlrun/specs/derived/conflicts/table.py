@@ -553,6 +553,15 @@ _ELASTIC_RANKS = (
         "the engines have to become fewer with the ranks whose GPUs they share",
         "remove engine.count: as many engines as fit are started",
     ),
+    *(
+        refused(
+            f.ELASTIC_RANKS,
+            own,
+            "it uses all trainer ranks, and does not become smaller with them",
+            f"remove {own.key}: its layout then follows the trainer's",
+        )
+        for own in f.OWN_LAYOUTS
+    ),
 )
 _PARALLELISM = (
     *(

@@ -89,8 +89,9 @@ def read_vision_tower(config: Mapping[str, Any]) -> VisionTower | None:
 
 def _multimodal(text: Architecture, config: Mapping[str, Any], where: str, prefix: str) -> Architecture:
     """Returns the architecture of a checkpoint whose text model is given."""
-    if isinstance(tower := config.get("vision_config"), Mapping):
-        check_numbers(tower, where)
+    for part in (config, config.get("vision_config")):
+        if isinstance(part, Mapping):
+            check_numbers(part, where)
     family, vision, rope = family_of(config), read_vision_tower(config), text.rope
     if family.tower is not None and family.tower.loaded_by_default and not rope.axes:
         raise ValueError(f"{where} has no mrope_section in rope_parameters, which {family.model_type} needs")

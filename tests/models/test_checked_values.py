@@ -59,6 +59,13 @@ def test_a_number_that_no_indexer_has_is_named(changes: dict[str, Any], reason: 
         architecture(PUBLISHED["GLM-5.2"][0] | changes)
 
 
+@pytest.mark.parametrize("value", [[], "151655", -1, 1.5])
+@pytest.mark.parametrize("key", ["image_token_id", "video_token_id", "vision_start_token_id"])
+def test_a_token_of_images_that_no_model_has_is_named(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{key} is .* in config.json: it must be a whole number"):
+        architecture(PUBLISHED["Qwen3-VL-8B"][0] | {key: value})
+
+
 def test_a_section_of_positions_is_bounded() -> None:
     """Every pair of dimensions of a section is listed."""
     text = CONFIG | {"model_type": "qwen3_vl_text", "rope_parameters": {"mrope_section": [10**9, 1, 1]}}

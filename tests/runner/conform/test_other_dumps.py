@@ -1,5 +1,6 @@
 """The hooks for verl and OpenRLHF, on objects with the fields of theirs, and rlrun's own stored samples."""
 
+import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zstandard
 
 from rlrun.runner.conform.comparison import Report, conform
 from rlrun.runner.conform.dump import read_dump
 from rlrun.runner.conform.stored_samples import dump_of_step
 from rlrun.runner.contracts.errors import DumpError
+from rlrun.runner.records.packed_lines import read_records
+from rlrun.runner.records.saved_rollouts import rollout_path
 from tests.runner.conform.other_trainer import END, GROUPS, PAD, SAMPLES, Trainer, batch_of
 from tests.runner.conform.stored_run import stored
 
@@ -120,3 +124,34 @@ def test_a_difference_of_stored_samples_is_named(tmp_path: Path) -> None:
 def test_a_run_that_stores_a_part_of_its_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match=r"run it with debug\.save_rollouts = true"):
         dump_of_step(stored(tmp_path, NO_KL, save_rollouts=False), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"advantages": "AAAA"}, "cannot be read|fields of different lengths"),
+        ({"advantages": 5}, "cannot be read"),
+        ({"response_tokens": ""}, "sample 0-0 has fields of different lengths"),
+        ({"index": None}, "sample 0-0 has no index"),
+        ({"index": "x"}, "does not hold samples of rlrun"),
+        ({"index": 10**30}, "does not hold samples of rlrun"),
+        ({"reward": [1, 2]}, "does not hold samples of rlrun"),
+        ({"reward": float("nan")}, "the reward of sample 0-0 is not finite"),
+        (None, "has no samples"),
+    ],
+)
+def test_damaged_samples_are_named(tmp_path: Path, change: dict[str, Any] | None, message: str) -> None:
+    run = stored(tmp_path, NO_KL)
+    path = rollout_path(run.rollouts, 3)
+    records = [] if change is None else [record | change for record in read_records(path)]
+    path.write_bytes(zstandard.compress("".join(f"{json.dumps(each)}\n" for each in records).encode()))
+    with pytest.raises(DumpError, match=message):
+        dump_of_step(run, 3)
+
+
+@pytest.mark.parametrize("spec", [{"debug": {"save_rollouts": True}}, {"debug": []}, {}])
+def test_a_lock_without_the_settings_is_named(tmp_path: Path, spec: dict[str, Any]) -> None:
+    run = stored(tmp_path, NO_KL)
+    run.lock.write_text(json.dumps({"spec": spec, "model": {"sha256": "0"}}))
+    with pytest.raises(DumpError, match=r"spec\.lock\.json is not the lock of a launch"):
+        dump_of_step(run, 3)

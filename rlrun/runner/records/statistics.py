@@ -61,7 +61,8 @@ def clustered_mean(groups: Groups) -> Estimate | None:
 
     The interval is Student's t with one degree of freedom less than there are prompts. Where all values are 0
     or 1 it is Wilson's, for as many independent values as have the same standard error: near 0 and 1 the t
-    interval would leave the range, or have no width.
+    interval would leave the range, or have no width. Of other values between 0 and 1, such as estimates of
+    pass@k, the interval ends there.
     """
     groups = [group for group in groups if len(group)]
     if not groups:
@@ -79,6 +80,8 @@ def clustered_mean(groups: Groups) -> Estimate | None:
         low, high = _wilson(mean, error, quantile, prompts, samples)
     else:
         low, high = mean - quantile * error, mean + quantile * error
+        if values.min() >= 0.0 and values.max() <= 1.0:
+            low, high = max(low, 0.0), min(high, 1.0)
     return Estimate(mean, low, high, prompts, samples)
 
 

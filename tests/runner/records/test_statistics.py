@@ -117,6 +117,13 @@ def test_intervals_without_spread(groups: list[list[float]], low: float, high: f
     assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=0.005)
 
 
+def test_an_interval_of_rates_stays_between_0_and_1() -> None:
+    found = clustered_mean([[1.0], [0.75], [1.0], [0.0]])
+    assert found is not None and found.high == 1.0 and 0.0 <= found.low < found.mean
+    beyond = clustered_mean([[1.0], [0.75], [1.5], [0.0]])
+    assert beyond is not None and beyond.high > 1.5, "rewards above 1 are no rates"
+
+
 def test_what_has_no_interval() -> None:
     assert clustered_mean([[], []]) is None
     estimate = clustered_mean([[], [1.0, 0.0]])

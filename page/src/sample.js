@@ -332,8 +332,7 @@ function expected(record) {
 function noTokens(record) {
   return record.tokens === 0 && record.response
     ? "The server that answered returned text, without token ids or log-probs."
-    : "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, " +
-        "and all with debug.save_rollouts = true.";
+    : "No tokens were saved for this sample: runs keep 16,384 of each file, or all with debug.save_rollouts.";
 }
 
 function gapReason(record) {

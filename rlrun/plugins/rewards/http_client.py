@@ -96,7 +96,7 @@ class HttpClient:
                 try:
                     return read(await self._once(url, body, headers))
                 except (self._aiohttp.ClientError, OSError, ValueError) as error:
-                    failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                    failure = _described(error)
                     failures.append(self._hidden(failure, url, headers)[:MAX_FAILURE_LENGTH])
                     asked = error.pause if isinstance(error, _StatusError) else 0.0
                     self._tell(f"{display_url(url)}, attempt {len(failures)}: {failures[-1]}")
@@ -176,9 +176,19 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return min(max(seconds, 0.0), MAX_ASKED_PAUSE) if math.isfinite(seconds) else None
 
 
+def _described(error: Exception) -> str:
+    if isinstance(error, _StatusError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def _no_answer(url: str, failures: Sequence[str]) -> str:
-    attempts = f"{len(failures)} attempt{'' if len(failures) == 1 else 's'}"
-    return f"{url} gave no answer in {attempts}; the last: {failures[-1]}"
+    return f"{url} gave no answer in {attempts(len(failures))}; the last: {failures[-1]}"
+
+
+def attempts(count: int) -> str:
+    """Returns a number of attempts in words."""
+    return f"{count} attempt{'' if count == 1 else 's'}"
 
 
 def number_or_table(answer: Any) -> float | Mapping[str, float | str]:

@@ -15,7 +15,7 @@ import aiohttp
 
 from rlrun.models.json_files import parse_json
 from rlrun.plugins.failures import InfrastructureError
-from rlrun.plugins.rewards.http_client import MAX_PAUSE, display_url, read_body, retry_after
+from rlrun.plugins.rewards.http_client import MAX_PAUSE, attempts, display_url, read_body, retry_after
 from rlrun.runner.contracts.chat_answers import ChatAnswer
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.host.background import cancel_all
@@ -153,7 +153,7 @@ class ChatServer:
                     self._held_until = max(self._held_until, self._clock() + error.pause)
                 if self._clock() + pause - began > self._section.retry_seconds:
                     raise InfrastructureError(
-                        f"{display_url(self._url)} gave no answer in {len(failures)} attempts "
+                        f"{display_url(self._url)} gave no answer in {attempts(len(failures))} "
                         f"(eval.server.retry_seconds = {self._section.retry_seconds:g}); "
                         f"the last: {failures[-1]}"
                     ) from None

@@ -94,7 +94,7 @@ def test_tasks_for_agents_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: tuple[str, str], message: str
 ) -> None:
     taskset(tmp_path, monkeypatch, name, change)
-    with pytest.raises(PluginError, match=f"{name}.*{message}.*needs an agent"):
+    with pytest.raises(PluginError, match=f"{name}.*{message}.*use the environment"):
         build("data", "verifiers", {"taskset": name})
 
 

@@ -1,4 +1,4 @@
-// Built by `make page` from page/src. SHA-256 of both: d8311cb7745469e60118d9500f5409569cd01180c33c355f93f2e2597cdab8cf
+// Built by `make page` from page/src. SHA-256 of both: 24de69ddd61f5403325f47f58adf4c66462c4958d26b7cdfa23c3606f547f03e
 "use strict";
 (() => {
   // src/address.js
@@ -1596,7 +1596,7 @@
   function noTokens(record) {
     return record.tokens === 0 && record.response
       ? "The server that answered returned text, without token ids or log-probs."
-      : "No tokens were saved for this sample: runs keep those of the first 16,384 tokens of each file, and all with debug.save_rollouts = true.";
+      : "No tokens were saved for this sample: runs keep 16,384 of each file, or all with debug.save_rollouts.";
   }
   function gapReason(record) {
     return record.token_values.trainer_log_probs

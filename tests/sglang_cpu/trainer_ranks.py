@@ -12,9 +12,9 @@ from typing import Any
 from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.host.failures import Failure
+from rlrun.runner.host.network import free_port
 from rlrun.runner.trainer.checkpoints.exports import make_writer
 from rlrun.specs.sections.job import Spec
-from tests.runner.trainer.trainer_cases import free_port
 from tests.waiting import PATIENCE
 
 
@@ -54,7 +54,7 @@ class PipedRank:
 def trainer_ranks(spec: Spec, model: Path, folder: Path) -> Iterator[list[PipedRank]]:
     """Ranks of the spec's layout, which have met and loaded the model; `use` gives them another spec."""
     context = multiprocessing.get_context("spawn")
-    size, port = spec.trainer.parallel.world_size, free_port()
+    size, port = spec.trainer.parallel.world_size, free_port("127.0.0.1")
     pipes = [context.Pipe() for _ in range(size)]
     setups = [
         TrainerSetup(

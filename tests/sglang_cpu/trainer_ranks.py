@@ -4,7 +4,7 @@ import asyncio
 import multiprocessing
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,12 @@ def trainer_ranks(spec: Spec, model: Path, folder: Path) -> Iterator[list[PipedR
     finally:
         for ours, _ in pipes:
             ours.send(None)
-        for process in processes:
-            process.join(PATIENCE)
+        for (ours, _), process in zip(pipes, processes, strict=True):
+            # Not its end: torch_shm_manager, which it starts, holds what join() waits for as long as somebody
+            # here has a tensor of it.
+            with suppress(EOFError):  # it died
+                if ours.poll(PATIENCE):
+                    ours.recv()
             process.kill()
 
 
@@ -99,6 +103,7 @@ def _serve(setup: TrainerSetup, pipe: Connection) -> None:
         method, args = call
         pipe.send(_use(actor, *args) if method == "use" else getattr(actor, method)(*args))
     actor.close()
+    pipe.send("closed")
 
 
 def _use(actor: TrainerActor, spec_json: str) -> None:

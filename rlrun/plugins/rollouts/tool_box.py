@@ -3,13 +3,14 @@ limit.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.images import Image, PlacedImage, ToolResult
 from rlrun.plugins.protocols import Tool
 from rlrun.plugins.registry import build
@@ -17,6 +18,8 @@ from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall
 from rlrun.plugins.session import Chat, Session
 from rlrun.plugins.types import Message
 from rlrun.specs.sections.rollout import ToolSpec
+
+SessionT = TypeVar("SessionT", bound=Session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,20 @@ class ToolBox:
         own._begun = list(begun.values())
         own._tools = {**self._tools, **begun}
         return own
+
+    async def during(
+        self, session: SessionT, talk: Callable[[SessionT, "ToolBox"], Awaitable[Trajectory]]
+    ) -> Trajectory:
+        """Returns what `talk` makes with the tools of one execution, which then end; `info` also has what
+        they noted.
+        """
+        box = self.begin(session)
+        try:
+            trajectory = await talk(session, box)
+            trajectory.info |= box.info()
+            return trajectory
+        finally:
+            await box.end()
 
     def info(self) -> dict[str, Any]:
         """Returns the values that the tools of an execution noted."""

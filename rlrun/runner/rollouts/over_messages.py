@@ -97,13 +97,7 @@ class ToolConversation:
 
     async def run(self, session: PolicySession) -> Trajectory:
         """Returns one conversation; `info` has its turns, calls and failed calls, and what tools noted."""
-        box = self._box.begin(session)
-        try:
-            trajectory = await self._talk(session, box)
-            trajectory.info |= box.info()
-            return trajectory
-        finally:
-            await box.end()
+        return await self._box.during(session, self._talk)
 
     async def close(self) -> None:
         """Ends the tools."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from rlrun.cli.arguments import (
 from rlrun.runner.contracts.exit_codes import ExitCode
 from rlrun.runner.host.printed_text import print_text
 from rlrun.specs.problems.findings import SpecError
+
+if TYPE_CHECKING:
+    from rlrun.cli.evaluated_model import EvaluatedModel
 
 Target = Annotated[
     str,
@@ -105,9 +108,6 @@ def command(
         Rows,
         Sets,
         convert_checkpoint,
-        find_model,
-        find_served,
-        is_server,
         remove_converted,
         sources_of,
     )
@@ -120,16 +120,7 @@ def command(
     _check_rows(spec, data, benchmark, describes_rows=describes_rows, samples=samples)
     has_rows = spec is not None or data is not None or bool(benchmark)
     runs = runs_dir or Path("runs")
-    if is_server(target):
-        model = find_served(target, served_model, api_key_env)
-        if not has_rows:
-            raise ValueError(
-                f"{target} is a server: say what to evaluate on, with --spec, --data or --benchmark"
-            )
-    elif served_model is not None or api_key_env is not None:
-        raise ValueError("--served-model and --api-key-env describe a server: give its address as TARGET")
-    else:
-        model = find_model(target, runs, has_rows=has_rows)
+    model = _model(target, runs, served_model, api_key_env, has_rows=has_rows)
     rows: Rows | Sets | None = None
     if data is not None:
         rows = Rows(data, reward, samples, prompt_key, label_key)
@@ -152,6 +143,26 @@ def command(
     if code == ExitCode.DONE and model.checkpoint:
         remove_converted(converted)
     end_process(code)
+
+
+def _model(
+    target: str, runs: Path, served_model: str | None, api_key_env: str | None, *, has_rows: bool
+) -> "EvaluatedModel":
+    """Returns the model at an address, of a run, or in a folder. Raises ValueError where the options do not
+    fit it.
+    """
+    from rlrun.cli.evaluated_model import find_model, find_served, is_server
+
+    if is_server(target):
+        model = find_served(target, served_model, api_key_env)
+        if not has_rows:
+            raise ValueError(
+                f"{target} is a server: say what to evaluate on, with --spec, --data or --benchmark"
+            )
+        return model
+    if served_model is not None or api_key_env is not None:
+        raise ValueError("--served-model and --api-key-env describe a server: give its address as TARGET")
+    return find_model(target, runs, has_rows=has_rows)
 
 
 def _check_rows(
